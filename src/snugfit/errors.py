@@ -1,0 +1,76 @@
+"""Errors and warnings for the person who typed: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SnugfitError(ValueError):
+    """Base of every error that is meant for a person; never an internal invariant.
+
+    `exit_code` is what the command line ends with when this error reaches it.
+    """
+
+    exit_code = 2
+
+
+class InputError(SnugfitError):
+    """Something that was given cannot be used."""
+
+
+class RecipeError(InputError):
+    """A recipe or a workload has mistakes, or the two contradict each other; lists all of them."""
+
+    def __init__(self, problems: Iterable[str], *, subject: str = "recipe") -> None:
+        """Collects the problems into one message.
+
+        Args:
+            problems: One sentence for each mistake; at least one.
+            subject: What has the mistakes, for the headline.
+        """
+        self.problems = tuple(problems)
+        if len(self.problems) == 1:
+            message = f"{subject}: {self.problems[0]}"
+        else:
+            lines = "\n".join(f"  - {problem}" for problem in self.problems)
+            message = f"{subject}: {len(self.problems)} problems\n{lines}"
+        super().__init__(message)
+
+
+class DoesNotFitError(SnugfitError):
+    """The work does not fit the memory that was given."""
+
+    exit_code = 3
+
+
+class TrainingError(SnugfitError):
+    """Training stopped: names the cause, what is saved, and how to go on."""
+
+    exit_code = 4
+
+
+class CannotSimulateError(SnugfitError):
+    """The model or step cannot run on fake tensors: names operator, module, line and what to do."""
+
+    exit_code = 5
+
+
+class SnugfitWarning(UserWarning):
+    """Something given has no effect or deserves a second look; training goes on."""
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Returns the tail of a message about an unknown name: the nearest match, then what is allowed.
+
+    Args:
+        given: The unknown name, as typed.
+        allowed: The names that exist.
+
+    Returns:
+        One or two sentences; empty when nothing is allowed.
+    """
+    names = list(allowed)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Allowed: {', '.join(names)}." if names else ""

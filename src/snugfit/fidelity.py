@@ -1,0 +1,137 @@
+"""Fidelity of a recipe against a workload: is the update still the one of plain training?
+
+`exact` is the same update up to floating-point reordering, `rounding` the same algorithm with fewer bits somewhere,
+`different` another algorithm or another batch. The verdict always names the fields that lower it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+from snugfit.errors import RecipeError
+from snugfit.recipe import Recipe
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+
+Level = Literal["exact", "rounding", "different"]
+LEVELS: tuple[Level, ...] = ("exact", "rounding", "different")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fidelity:
+    """How close a recipe stays to plain training, and which fields take it away from there."""
+
+    level: Level
+    """The worst of all fields."""
+
+    reasons: dict[str, tuple[Level, str]]
+    """Field -> its level and a sentence; only fields that are not exact."""
+
+    def __str__(self) -> str:
+        if not self.reasons:
+            return "exact"
+        return f"{self.level} ({', '.join(name for name, (level, _) in self.reasons.items() if level == self.level)})"
+
+
+def fidelity(recipe: Recipe, workload: Workload, reference: Workload | None = None) -> Fidelity:
+    """Returns how close training a workload by a recipe stays to training it plainly.
+
+    Args:
+        recipe: How the step is held in memory.
+        workload: What is learned.
+        reference: The workload of the plain run to compare with, where it is another one (a ladder's first rung);
+            None: the same workload.
+
+    Returns:
+        The level and, for each field that is not exact, its level and the reason.
+
+    Raises:
+        RecipeError: The recipe contradicts the workload.
+    """
+    problems = list(contradictions(recipe, workload))
+    if problems:
+        raise RecipeError(problems, subject="recipe against workload")
+    reasons: dict[str, tuple[Level, str]] = {}
+    for name, level, reason in _lowered(recipe, workload, reference or workload):
+        if name not in reasons or LEVELS.index(level) > LEVELS.index(reasons[name][0]):
+            reasons[name] = (level, reason)
+    worst = max((LEVELS.index(level) for level, _ in reasons.values()), default=0)
+    return Fidelity(level=LEVELS[worst], reasons=reasons)
+
+
+def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
+    """Yields a sentence for each way in which a recipe cannot train a workload.
+
+    Args:
+        recipe: How the step is held in memory.
+        workload: What is learned.
+
+    Yields:
+        What contradicts what, and what to do.
+    """
+    size, batch = recipe.microbatch_size, workload.batch_size
+    if size is not None and batch is not None and size > batch:
+        yield f"microbatch_size {size} is larger than the batch of {batch}; give at most {batch}."
+    if recipe.step_in_backward:
+        if splits(recipe, workload):
+            yield (
+                f"step_in_backward contradicts accumulation: microbatches of {size} in a batch of {batch or 'unknown size'} "
+                "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
+                "as small as the microbatch (another batch: different)."
+            )
+        if workload.clip_norm is not None:
+            yield (
+                "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
+                "Leave one of them out."
+            )
+    optimizer = recipe.optimizer or workload.optimizer
+    if optimizer == CUSTOM_OPTIMIZER:
+        for name in ("step_in_backward", "offload_optimizer", "stochastic_rounding"):
+            if getattr(recipe, name):
+                yield f"{name} builds an optimizer for each parameter and needs one by name, not the function given."
+        if recipe.optimizer_impl is not None:
+            yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function given."
+    if recipe.offload_optimizer and optimizer == "adafactor" and recipe.optimizer is None:
+        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
+    if recipe.optimizer_impl == "fused" and optimizer == "adafactor" and recipe.optimizer is None:
+        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+
+
+def splits(recipe: Recipe, workload: Workload) -> bool:
+    """Returns whether the recipe cuts the workload's batch into several microbatches (yes where its size is unknown).
+
+    Args:
+        recipe: How the step is held in memory.
+        workload: What is learned.
+
+    Returns:
+        Whether gradients of several passes add up.
+    """
+    size = recipe.microbatch_size
+    return size is not None and (workload.batch_size is None or size < workload.batch_size)
+
+
+def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterator[tuple[str, Level, str]]:
+    if recipe.precision != "fp32":
+        yield "precision", "rounding", f"{recipe.precision} computes with fewer bits than fp32."
+    if splits(recipe, workload):
+        if workload.batch_norm:
+            yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
+        if workload.dropout:
+            yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
+        if recipe.true_precision and recipe.accumulate_dtype == "as-is":
+            yield "microbatch_size", "rounding", "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them."
+    if recipe.stochastic_rounding:
+        yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
+    if recipe.compile not in ("none", "eager", "aot_eager"):
+        yield "compile", "rounding", f"{recipe.compile} fuses operators and rounds in other places."
+    replaced = recipe.optimizer is not None and recipe.optimizer != workload.optimizer
+    if replaced or workload.optimizer != reference.optimizer:
+        chosen = recipe.optimizer or workload.optimizer
+        yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
+    if workload.batch_size != reference.batch_size:
+        yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
+    for name in ("lr", "lr_schedule", "warmup_steps", "clip_norm", "weight_decay", "momentum", "betas", "no_decay", "freeze"):
+        if getattr(workload, name) != getattr(reference, name):
+            yield name, "different", f"{name} is {getattr(workload, name)}, not {getattr(reference, name)}."

@@ -1,0 +1,188 @@
+"""What the frozen settings classes share: help from field docstrings, text to values, all mistakes at once.
+
+`Recipe` and `Workload` are plain dataclasses; everything about a field (type, choices, default, docstring) is read from
+the class itself, so the command line, YAML files and error messages cannot drift apart. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from snugfit.errors import RecipeError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One field of a settings class, as people meet it."""
+
+    name: str
+    doc: str
+    default: Any
+    choices: tuple[str, ...]
+    """Allowed words; empty when the field is not a choice of words."""
+    kinds: tuple[type, ...]
+    """Allowed Python types, `str` included for a choice; without None."""
+    optional: bool
+    """Whether None is allowed."""
+
+    @property
+    def option(self) -> str:
+        """The option's name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+@functools.cache
+def field_infos(cls: type) -> dict[str, FieldInfo]:
+    """Returns the fields of a settings class by name, with the docstring that stands under each.
+
+    Args:
+        cls: A dataclass whose source is at hand.
+
+    Returns:
+        Field name -> description, in the order of the class.
+    """
+    hints = typing.get_type_hints(cls)
+    docs = _field_docs(cls)
+    infos = {}
+    for field in dataclasses.fields(cls):
+        choices, kinds, optional = _allowed(hints[field.name])
+        infos[field.name] = FieldInfo(field.name, docs.get(field.name, ""), field.default, choices, kinds, optional)
+    return infos
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    body = ast.parse(inspect.getsource(cls).lstrip()).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for item, after in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        ):
+            docs[item.target.id] = " ".join(after.value.value.split())
+    return docs
+
+
+def _allowed(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    choices: tuple[str, ...] = ()
+    kinds: list[type] = []
+    for part in parts:
+        if typing.get_origin(part) is Literal:
+            choices += typing.get_args(part)
+            kinds.append(str)
+        elif part is not types.NoneType:
+            kinds.append(typing.get_origin(part) or part)
+    return choices, tuple(kinds), types.NoneType in parts
+
+
+def value_problem(info: FieldInfo, value: Any) -> str | None:
+    """Returns what is wrong with the type or the word given for a field, or None.
+
+    Args:
+        info: The field.
+        value: The value given.
+
+    Returns:
+        One sentence, or None when the value is of an allowed type (its range is the class's own business).
+    """
+    if value is None:
+        return None if info.optional else f"{info.name} must not be empty (None)."
+    if isinstance(value, bool) and bool not in info.kinds:
+        pass
+    elif isinstance(value, info.kinds) or (float in info.kinds and isinstance(value, int)):
+        if info.choices and isinstance(value, str) and str in info.kinds and value not in info.choices:
+            return f"{info.name} is {value!r}, which is unknown; {did_you_mean(value, info.choices)}"
+        return None
+    allowed = " or ".join(kind.__name__ for kind in info.kinds)
+    return f"{info.name} is {value!r} ({type(value).__name__}); it takes {allowed}."
+
+
+def from_mapping(cls: type[T], given: Mapping[str, Any], *, subject: str) -> T:
+    """Builds a settings object from plain data, with every unknown name and every bad value in one error.
+
+    Args:
+        cls: The settings class.
+        given: Field name -> value; names with dashes are taken as with underscores.
+        subject: What is being read, for the headline of the error.
+
+    Returns:
+        An object of `cls`.
+
+    Raises:
+        RecipeError: Listing all mistakes.
+    """
+    infos = field_infos(cls)
+    problems, known = [], {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name in infos:
+            known[name] = tuple(value) if isinstance(value, list) else value
+        else:
+            problems.append(f"{key!r} is no field; {did_you_mean(name, infos)}")
+    try:
+        made = cls(**known)
+    except RecipeError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise RecipeError(problems, subject=subject)
+    return made
+
+
+def from_text(info: FieldInfo, text: str) -> Any:
+    """Returns the value that a text from a command line means for a field; unreadable text comes back as it is.
+
+    Args:
+        info: The field.
+        text: What was typed.
+
+    Returns:
+        None, bool, int, float, tuple or str; the class's own checks judge it afterwards.
+    """
+    if info.optional and text.lower() == "none" and "none" not in info.choices:
+        return None
+    if bool in info.kinds and text.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return text.lower() in ("true", "yes", "on")
+    for kind in (int, float):
+        if kind in info.kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    if tuple in info.kinds and str not in info.kinds:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            return tuple(float(part) for part in parts)
+        except ValueError:
+            return tuple(parts)
+    return text
+
+
+def to_mapping(settings: Any, *, defaults: bool = True) -> dict[str, Any]:
+    """Returns a settings object as plain data for YAML and JSON.
+
+    Args:
+        settings: A settings object.
+        defaults: Whether fields at their default are kept.
+
+    Returns:
+        Field name -> plain value; tuples become lists.
+    """
+    plain = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if defaults or value != field.default:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain

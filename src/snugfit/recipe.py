@@ -1,0 +1,273 @@
+"""The recipe: how a training step is held in memory. Every knob, frozen, checked, to and from YAML.
+
+A recipe never says what is learned (that is the `Workload`), so two recipes can always be compared on one workload.
+Field docstrings are the help texts of the command line. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from snugfit.errors import InputError, RecipeError
+from snugfit.fields import field_infos, from_mapping, to_mapping, value_problem
+
+Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
+COUNTED_CHECKPOINTS = ("every", "blocks")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a training step is held in memory; the default is plain PyTorch.
+
+    Raises:
+        RecipeError: Listing every field that is wrong and every pair that contradicts itself.
+    """
+
+    precision: Precision = "fp32"
+    """Number format: fp32 casts nothing (float64 stays float64); tf32 lets matmuls of fp32 round to 10 bits on CUDA;
+    16-mixed and bf16-mixed compute under autocast (16-mixed scales the loss); 16-true and bf16-true hold weights,
+    gradients and state in 16 bits."""
+
+    microbatch_size: int | None = None
+    """Samples in one forward and backward pass; gradients add up to those of the whole batch. None: the whole batch."""
+
+    accumulate_dtype: Literal["as-is", "fp32"] = "as-is"
+    """Where gradients of microbatches add up: in the dtype of the weights, or in fp32 (for 16-bit weights)."""
+
+    checkpoint: str | tuple[str, ...] = "none"
+    """Activation checkpointing: none, all (every block), selective (keep matmuls and attention, recompute the rest),
+    every:N (every N-th block), blocks:K (exactly the first K blocks), or names of modules, separated by commas."""
+
+    offload_activations: str | tuple[str, ...] = "none"
+    """Saved activations that wait for backward in host memory: none, all, checkpoints (only the inputs of checkpointed
+    blocks), or names of modules, separated by commas."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | None = None
+    """Replaces the workload's optimizer by a leaner one (another algorithm, so labelled different). None: keep it."""
+
+    optimizer_impl: Literal["foreach", "fused", "for-loop"] | None = None
+    """Kernels of the optimizer's update: one for all tensors (fused), one an operation (foreach), one a tensor and
+    operation (for-loop). None: fused where torch has it for this optimizer, else torch's default."""
+
+    offload_optimizer: bool = False
+    """Optimizer state lives in host memory and the update runs there (adam, adamw, sgd)."""
+
+    step_in_backward: bool = False
+    """Each parameter is updated as soon as its gradient is complete, and the gradient freed at once."""
+
+    stochastic_rounding: bool = False
+    """Updates of bf16 weights are rounded up or down at random, so that small ones are not lost (bf16-true only)."""
+
+    init: Literal["host", "device", "meta"] = "host"
+    """Where the model is built: on the host and then moved; on the device in the final dtype; or without memory (meta),
+    the weights then being read from a file straight into place."""
+
+    inplace: bool = False
+    """Activation functions overwrite their input where autograd allows it."""
+
+    workers: int = 0
+    """Processes that load data beside training; 0 loads in the training process."""
+
+    pin_memory: bool = False
+    """Batches come in page-locked host memory, so that copies to a CUDA device overlap with compute."""
+
+    prefetch: int = 2
+    """Batches each worker keeps ready."""
+
+    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    """Attention kernels: auto leaves the model's choice; eager holds the full score matrix; sdpa takes torch's fused
+    kernels; flash allows only the flash kernel and stops where it cannot run."""
+
+    compile: str = "none"
+    """torch.compile backend, such as inductor or aot_eager; none runs eagerly."""
+
+    compile_memory_budget: float | None = None
+    """Share of activation memory the compiler may keep, 0 to 1; the rest is recomputed. None: keep what it likes."""
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "offload_activations"):
+            object.__setattr__(self, name, _names(getattr(self, name), name))
+        problems = [
+            problem for name, info in field_infos(Recipe).items() if (problem := value_problem(info, getattr(self, name)))
+        ]
+        if not problems:
+            problems = list(_range_problems(self)) + list(_contradictions(self))
+        if problems:
+            raise RecipeError(problems)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Recipe:
+        """Builds a recipe from plain data.
+
+        Args:
+            given: Field name -> value; missing fields take their default.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            RecipeError: Listing every mistake.
+        """
+        return from_mapping(cls, given, subject="recipe")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Recipe:
+        """Reads a recipe from a YAML file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            InputError: The file is missing, unreadable or no mapping.
+            RecipeError: Listing every mistake in its fields.
+        """
+        import yaml
+
+        try:
+            given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"recipe file {str(path)!r} cannot be read: {error.strerror}. Give an existing file.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"recipe file {str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+        if given is None:
+            given = {}
+        if not isinstance(given, dict):
+            raise InputError(f"recipe file {str(path)!r} must hold `field: value` lines, for example `checkpoint: all`.")
+        return from_mapping(cls, given, subject=f"recipe {str(path)!r}")
+
+    def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Returns the recipe as plain data.
+
+        Args:
+            defaults: Whether fields at their default are kept.
+
+        Returns:
+            Field name -> plain value.
+        """
+        return to_mapping(self, defaults=defaults)
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """Returns the recipe as YAML, and writes it where a path is given.
+
+        Args:
+            path: File to write, or None.
+
+        Returns:
+            The YAML text, all fields in the order of the class.
+        """
+        import yaml
+
+        text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def replace(self, **changes: Any) -> Recipe:
+        """Returns a copy with some fields changed.
+
+        Args:
+            **changes: Field name -> new value.
+
+        Returns:
+            The new recipe, checked.
+        """
+        return Recipe.from_mapping({**{name: getattr(self, name) for name in field_infos(Recipe)}, **changes})
+
+    @property
+    def true_precision(self) -> Literal["16", "bf16"] | None:
+        """The 16-bit format weights are held in, or None when their dtype is left alone."""
+        return {"16-true": "16", "bf16-true": "bf16"}.get(self.precision)  # type: ignore[return-value]
+
+    @property
+    def checkpoint_count(self) -> tuple[str, int] | None:
+        """`("every", N)` or `("blocks", K)` when checkpoint counts blocks, else None."""
+        if isinstance(self.checkpoint, str) and ":" in self.checkpoint:
+            kind, _, number = self.checkpoint.partition(":")
+            return kind, int(number)
+        return None
+
+
+def _names(value: Any, field: str) -> Any:
+    """Names separated by commas become a tuple; keywords and anything odd stay for the checks."""
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    keywords = ("none", "all", "selective") if field == "checkpoint" else ("none", "all", "checkpoints")
+    if not value or value in keywords or (field == "checkpoint" and ":" in value):
+        return value
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _range_problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.microbatch_size is not None and recipe.microbatch_size < 1:
+        yield f"microbatch_size is {recipe.microbatch_size}; it must be at least 1."
+    if recipe.workers < 0:
+        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) or more."
+    if recipe.prefetch < 1:
+        yield f"prefetch is {recipe.prefetch}; it must be at least 1."
+    if recipe.compile_memory_budget is not None and not 0 <= recipe.compile_memory_budget <= 1:
+        yield f"compile_memory_budget is {recipe.compile_memory_budget}; it is a share from 0 to 1."
+    for name in ("checkpoint", "offload_activations"):
+        value = getattr(recipe, name)
+        if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):
+            yield f"{name} is {value!r}; give a word such as none or all, or names of modules separated by commas."
+    if isinstance(recipe.checkpoint, str) and ":" in recipe.checkpoint:
+        kind, _, number = recipe.checkpoint.partition(":")
+        if kind not in COUNTED_CHECKPOINTS or not number.isdecimal() or int(number) < 1:
+            yield f"checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1."
+    if recipe.compile in ("torchscript", "jit", "ts"):
+        yield (
+            "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "
+            "Use compile='inductor'."
+        )
+
+
+def _contradictions(recipe: Recipe) -> Iterator[str]:
+    """Pairs of fields that no workload can make sense of; those that depend on the workload are in `fidelity.py`."""
+    if recipe.step_in_backward:
+        if recipe.precision == "16-mixed":
+            yield (
+                "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
+                "there. Use bf16-mixed, or leave step_in_backward out."
+            )
+        if recipe.accumulate_dtype == "fp32":
+            yield (
+                "step_in_backward contradicts accumulate_dtype='fp32': gradients are used at once and never add up. "
+                "Leave one of them out."
+            )
+    if recipe.stochastic_rounding and recipe.precision != "bf16-true":
+        yield f"stochastic_rounding needs precision='bf16-true'; precision is {recipe.precision!r}."
+    if recipe.stochastic_rounding and recipe.offload_optimizer:
+        yield (
+            "stochastic_rounding contradicts offload_optimizer: the update on the host uses torch's kernels, which round "
+            "to nearest. Leave one of them out."
+        )
+    if recipe.offload_optimizer and recipe.optimizer == "adafactor":
+        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
+    if recipe.offload_activations == "checkpoints" and recipe.checkpoint in ("none", "selective"):
+        yield (
+            f"offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
+            f"{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or offload_activations='all'."
+        )
+    if recipe.checkpoint == "selective" and recipe.offload_activations != "none":
+        yield (
+            "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
+            "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'."
+        )
+    if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
+        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+    if recipe.compile_memory_budget is not None and recipe.compile == "none":
+        yield "compile_memory_budget needs compile; set compile='inductor' or leave the budget out."
+    if recipe.compile != "none" and recipe.checkpoint == "selective":
+        yield "checkpoint='selective' contradicts compile: use compile_memory_budget, which lets the compiler choose."
+    if recipe.compile != "none" and recipe.offload_activations != "none":
+        yield (
+            "offload_activations contradicts compile: saved-tensor hooks that copy do not trace. Use compile_memory_budget "
+            "or checkpoint with compile."
+        )

@@ -1,0 +1,88 @@
+"""Bytes are ints inside snugfit; text with units is read and printed only here.
+
+GiB, MiB and KiB are powers of 1024; GB, MB and KB are powers of 1000. The two are never mixed up.
+"""
+
+from __future__ import annotations
+
+import re
+
+from snugfit.errors import InputError
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_FACTORS = {
+    "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 2**40,
+}  # fmt: skip
+_TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+def parse_bytes(text: str | int, *, what: str = "size") -> int:
+    """Returns the number of bytes that a text such as `8GiB` or `500 MB` names.
+
+    Args:
+        text: A number with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB; any case), or an int of bytes.
+        what: Name of the quantity, for the message.
+
+    Returns:
+        Bytes, rounded down, more than 0.
+
+    Raises:
+        InputError: For a missing or unknown unit, a negative number or zero.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    else:
+        match = _TEXT.fullmatch(str(text))
+        if match is None or match[2].upper() not in _FACTORS:
+            raise InputError(
+                f"{what} {text!r} is not understood. Give a number with a unit: B, KB, MB, GB, TB (powers of 1000) "
+                "or KiB, MiB, GiB, TiB (powers of 1024), for example 8GiB."
+            )
+        size = int(float(match[1]) * _FACTORS[match[2].upper()])
+    if size <= 0:
+        raise InputError(f"{what} {text!r} must be more than 0 bytes.")
+    return size
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Returns bytes as people read them, in powers of 1024 with three significant digits, such as `1.25 MiB`.
+
+    Args:
+        size_bytes: Any int; a negative one keeps its sign.
+
+    Returns:
+        Text with a unit.
+    """
+    size = float(abs(size_bytes))
+    sign = "-" if size_bytes < 0 else ""
+    if size < KIB:
+        return f"{sign}{int(size)} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 999.5 or unit == "TiB":
+            break
+    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{sign}{size:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a duration as people read it, such as `350 ms`, `12.9 s` or `3 min 05 s`.
+
+    Args:
+        seconds: Duration, 0 or more.
+
+    Returns:
+        Text with a unit.
+    """
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

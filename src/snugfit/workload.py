@@ -1,0 +1,151 @@
+"""The workload: what is learned and how, whatever memory it is held in.
+
+Together with a `Recipe` it makes a training run. Field docstrings are the help texts of the command line. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from snugfit.errors import RecipeError, did_you_mean
+from snugfit.fields import field_infos, from_mapping, to_mapping, value_problem
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor")
+CUSTOM_OPTIMIZER = "custom"
+"""The workload's optimizer is a function of the caller's, known to Python only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is learned: optimizer, schedule and batch, and the traits of the model that decide what is exact.
+
+    Raises:
+        RecipeError: Listing every field that is wrong.
+    """
+
+    optimizer: str = "adamw"
+    """Optimizer, with the meaning and defaults of torch.optim: adam, adamw, sgd or adafactor."""
+
+    lr: float | None = None
+    """Learning rate; None: the default of torch.optim for this optimizer."""
+
+    weight_decay: float | None = None
+    """Weight decay; None: the default of torch.optim for this optimizer."""
+
+    betas: tuple[float, ...] | None = None
+    """Adam's two decay rates; None: torch.optim's default."""
+
+    momentum: float = 0.0
+    """Momentum of SGD."""
+
+    no_decay: bool = False
+    """No weight decay for biases and norms (parameters of fewer than two dimensions)."""
+
+    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Learning rate over the run, after the warm-up; cosine and linear end at 0 and need the number of steps."""
+
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from near 0."""
+
+    clip_norm: float | None = None
+    """Largest global 2-norm of the gradients; larger ones are scaled down. None: no clipping."""
+
+    batch_size: int | None = None
+    """Samples of one update, whatever the microbatch. None where the caller brings its own batches."""
+
+    epochs: int = 1
+    """Passes over the training data."""
+
+    max_steps: int | None = None
+    """Updates after which training ends, whatever the epochs; None: no limit."""
+
+    seed: int = 0
+    """Seed of initial weights, data order and dropout."""
+
+    weights: str | None = None
+    """Pretrained weights: a name the model's library knows (DEFAULT is its best), or a safetensors file."""
+
+    freeze: tuple[str, ...] = ()
+    """Parameters left as they are: name patterns such as `features.*`, separated by commas."""
+
+    eval_every: int | None = None
+    """Updates between evaluations on the validation data; None: once an epoch."""
+
+    save_every: int | None = None
+    """Updates between checkpoints; None: once an epoch."""
+
+    batch_norm: bool = False
+    """Trait of the model: it normalises with statistics of the batch, so microbatches change the result."""
+
+    dropout: bool = False
+    """Trait of the model: it draws random masks, so microbatches draw other masks than the whole batch."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.freeze, str):
+            object.__setattr__(self, "freeze", tuple(part.strip() for part in self.freeze.split(",") if part.strip()))
+        infos = field_infos(Workload)
+        problems = [problem for name, info in infos.items() if (problem := value_problem(info, getattr(self, name)))]
+        if not problems:
+            problems = list(_range_problems(self))
+        if problems:
+            raise RecipeError(problems, subject="training settings")
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Workload:
+        """Builds a workload from plain data.
+
+        Args:
+            given: Field name -> value; missing fields take their default.
+
+        Returns:
+            The workload.
+
+        Raises:
+            RecipeError: Listing every mistake.
+        """
+        return from_mapping(cls, given, subject="training settings")
+
+    def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Returns the workload as plain data.
+
+        Args:
+            defaults: Whether fields at their default are kept.
+
+        Returns:
+            Field name -> plain value.
+        """
+        return to_mapping(self, defaults=defaults)
+
+    def replace(self, **changes: Any) -> Workload:
+        """Returns a copy with some fields changed.
+
+        Args:
+            **changes: Field name -> new value.
+
+        Returns:
+            The new workload, checked.
+        """
+        return Workload.from_mapping({**{name: getattr(self, name) for name in field_infos(Workload)}, **changes})
+
+
+def _range_problems(workload: Workload) -> Iterator[str]:
+    if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
+        yield f"optimizer is {workload.optimizer!r}, which is unknown; {did_you_mean(workload.optimizer, OPTIMIZERS)}"
+    for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
+        value = getattr(workload, name)
+        if value is not None and value < 1:
+            yield f"{name} is {value}; it must be at least 1."
+    for name in ("lr", "weight_decay", "momentum", "warmup_steps", "seed"):
+        value = getattr(workload, name)
+        if value is not None and not 0 <= value < float("inf"):
+            yield f"{name} is {value}; it must be a number of at least 0."
+    if workload.clip_norm is not None and not 0 < workload.clip_norm < float("inf"):
+        yield f"clip_norm is {workload.clip_norm}; it must be more than 0."
+    if workload.betas is not None and (
+        len(workload.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in workload.betas)
+    ):
+        yield f"betas is {workload.betas}; give two numbers from 0 to below 1, such as 0.9,0.999."
+    if not all(isinstance(pattern, str) for pattern in workload.freeze):
+        yield f"freeze is {workload.freeze}; give name patterns such as features.*"
