@@ -1,7 +1,7 @@
 """What a recording is: every storage of a run with its birth and death, and every operator, in order.
 
 A trace is made once by the recorder and replayed often: without a limit, at each card's size, by the clock and the
-anatomy. So it is compact (parallel columns, tuples of ints, one interned row for each storage), immutable, and made of ints and
+anatomy. So it is compact (parallel columns, tuples of ints, one row for each storage), immutable, and made of ints and
 strings only; it pickles, and `to_plain` makes it JSON. It knows nothing of any allocator: sizes are the bytes that were
 asked for, and how they are rounded and placed is the replay's business.
 
