@@ -1,0 +1,214 @@
+"""Where the model is built, and how its weights get in: host, device or meta.
+
+What it saves. Plain PyTorch builds every weight on the host in fp32 and then copies it to the device in the final
+dtype, so the host holds the whole model, and a file with pretrained weights is held beside it.
+
+- `host`: that plain way. The model is built on the host and moved with `.to(device, dtype)`.
+- `device`: the constructor runs on the device with the final 16-bit dtype as the default dtype, so no fp32 copy exists
+  on either side: half of the weights' bytes at start-up under `16-true` and `bf16-true`.
+- `meta`: parameters get no memory when they are built. The device tensors are then allocated in the final dtype, one at
+  a time, and each is read from a safetensors file straight into its place, so the host never holds the model.
+
+What it costs. Nothing in a training step. `device` draws the initial weights with the device's generator and in 16
+bits, so a seed gives other weights than on the host, and buffers that a constructor computes are computed in 16 bits.
+`meta` needs a file: a model without memory has no values to start from.
+
+When it is wrong. `meta` is refused when no file is given, when the constructor looks at the value of a parameter, and
+when a buffer is made from parameters, because such a buffer cannot be remade. All other buffers are sound, also those
+that no file holds: only parameters go to meta, at the moment a module registers them, and buffers are built for real on
+the host. A head that the file does not fit (another number of classes) is drawn afresh by its own `reset_parameters`.
+
+Tied parameters stay tied under all three. Values are those of the file, rounded to the final dtype, under all three.
+
+Source: `torch.nn.Module.to_empty` and "Skipping module parameter initialization" (torch documentation); the hook is
+`torch.nn.modules.module.register_module_parameter_registration_hook`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import torch
+
+from snugfit.errors import InputError
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Sets torch's default dtype for a while.
+
+    Args:
+        dtype: A floating-point dtype, or None to leave the default alone.
+
+    Yields:
+        Nothing; the earlier default comes back afterwards, also after an error.
+    """
+    before = torch.get_default_dtype()
+    if dtype is not None:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Gives parameters no memory while a model is built; buffers are built for real.
+
+    A parameter exists for the moment between its creation and its registration, so the host holds one at a time. One
+    that is registered twice (tied weights) stays one.
+
+    Yields:
+        Nothing.
+    """
+    seen: dict[int, tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = {}
+
+    def to_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        if parameter.is_meta:
+            return None
+        known = seen.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return known[1]
+        made = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        seen[id(parameter)] = (weakref.ref(parameter), made)
+        return made
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(cast(Callable[..., None], to_meta))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build(
+    make: Callable[[], torch.nn.Module], *, init: str, device: torch.device, dtype: torch.dtype | None
+) -> torch.nn.Module:
+    """Builds a model in the way that `init` names.
+
+    Args:
+        make: Builds the model.
+        init: host, device or meta.
+        device: Where the model is to live.
+        dtype: Dtype of its floating-point parameters and buffers; None leaves them alone.
+
+    Returns:
+        The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
+        `device` in place, under `meta` with parameters that have no memory (`materialise` gives it).
+
+    Raises:
+        InputError: Under `meta`, for a model that cannot be built without the values of its parameters.
+    """
+    if init == "host":
+        return make()
+    if init == "device":
+        with device, default_dtype(dtype):
+            return make()
+    with parameters_on_meta():
+        model = make()
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if lost:
+        raise InputError(
+            f"init='meta' cannot build this model: {_some(lost)} is computed from parameters, which have no values "
+            "yet. "
+            "Use init='device' or init='host'."
+        )
+    return model
+
+
+def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Moves a model to its device and dtype; what is there already stays.
+
+    Args:
+        model: A model with memory.
+        device: Where it is to live.
+        dtype: Dtype of floating-point parameters and buffers; None leaves them alone.
+
+    Returns:
+        The model itself. Complex and integer tensors keep their dtype.
+    """
+    return model.to(device=device, dtype=dtype) if dtype is not None else model.to(device=device)
+
+
+@torch.no_grad()
+def materialise(
+    model: torch.nn.Module,
+    read: Callable[[str], torch.Tensor | None],
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> list[str]:
+    """Gives a model from `meta` its memory, and reads its weights into place one tensor at a time.
+
+    Args:
+        model: A model whose parameters are on meta.
+        read: State-dict name -> the stored tensor, or None where nothing (fitting) is stored.
+        device: Where the model is to live.
+        dtype: Dtype of floating-point tensors; None keeps the constructor's.
+
+    Returns:
+        Names of parameters that nothing was read for; their module's `reset_parameters` has drawn them afresh.
+
+    Raises:
+        InputError: A parameter has no stored value and its module cannot draw it.
+    """
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    unread: dict[torch.nn.Parameter, str] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            full_name = f"{prefix}.{name}" if prefix else name
+            if parameter not in made:
+                target = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+                memory = torch.empty_strided(parameter.shape, parameter.stride(), dtype=target, device=device)
+                made[parameter] = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                unread[made[parameter]] = full_name
+            module._parameters[name] = made[parameter]
+            if made[parameter] in unread and _read_into(made[parameter], read(full_name)):
+                del unread[made[parameter]]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                stored = read(f"{prefix}.{name}" if prefix else name)
+                module._buffers[name] = _placed(buffer if stored is None else stored, buffer.dtype, device, dtype)
+    fresh = list(unread.values())
+    _draw(model, set(unread), fresh)
+    return fresh
+
+
+def _read_into(parameter: torch.nn.Parameter, stored: torch.Tensor | None) -> bool:
+    if stored is None:
+        return False
+    parameter.copy_(stored)
+    return True
+
+
+def _placed(
+    value: torch.Tensor, own_dtype: torch.dtype, device: torch.device, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A buffer of its own memory on the device: a stored tensor may be a view of the file."""
+    target = dtype if dtype is not None and own_dtype.is_floating_point else own_dtype
+    return torch.empty(value.shape, dtype=target, device=device).copy_(value)
+
+
+def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterable[str]) -> None:
+    for prefix, module in model.named_modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter in unread]
+        if not own:
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None or len(own) < len(list(module.parameters(recurse=False))):
+            raise InputError(
+                f"init='meta' cannot draw fresh values for {_some(names)}: module {prefix!r} "
+                f"({type(module).__name__}) has "
+                "no reset_parameters for them. Use init='device' or init='host'."
+            )
+        reset()
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

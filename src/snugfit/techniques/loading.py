@@ -1,0 +1,84 @@
+"""Data loading beside training: workers, page-locked memory, prefetch.
+
+What it saves. Time, not device memory. With `workers=0` the training process decodes and converts every batch itself,
+and the device waits meanwhile. `workers=N` does it in N processes, each `prefetch` batches ahead. `pin_memory` puts the
+batches into page-locked host memory, from which a copy to a CUDA device runs beside compute (`non_blocking=True`); from
+ordinary memory the driver first copies into a page-locked buffer of its own and the host waits.
+
+What it costs. Host memory: up to `workers * prefetch` batches in shared memory, and each worker is a process with its
+own interpreter (about 200 to 400 MB, though pages that nobody writes stay shared). Page-locked memory cannot be swapped
+out. Starting workers takes from tenths of a second to seconds at the start of each epoch.
+
+When it is wrong. Small images that are in memory already (digits, CIFAR-10 at 32x32) load in microseconds: workers then
+only add the cost of moving batches between processes. On a machine with two cores workers take cores away from training
+on CPU. Where /dev/shm is small (containers) workers die of it: use fewer, or a smaller prefetch.
+
+The order of the data depends on the seed and the epoch only, never on these three, so the update stays `exact`.
+
+Source: `torch.utils.data` and "CUDA semantics: use pinned memory buffers" (torch documentation).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+
+import torch
+
+from snugfit.errors import SnugfitWarning
+from snugfit.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingOptions:
+    """How batches reach the training process."""
+
+    workers: int
+    """Processes that load; 0 loads in the training process."""
+
+    pin_memory: bool
+    """Whether batches come in page-locked memory."""
+
+    prefetch: int
+    """Batches each worker keeps ready."""
+
+    def as_arguments(self) -> dict[str, int | bool]:
+        """Returns the options as keyword arguments of `workloads.loader.batches`."""
+        return dataclasses.asdict(self)
+
+
+def loading_options(recipe: Recipe) -> LoadingOptions:
+    """Returns the part of a recipe that says how data is loaded.
+
+    Args:
+        recipe: How the step is held in memory.
+
+    Returns:
+        The options of the loader; `pin_memory` is off, with a warning, where there is nothing to copy to.
+    """
+    return LoadingOptions(
+        workers=recipe.workers, pin_memory=usable_pin_memory(recipe.pin_memory), prefetch=recipe.prefetch
+    )
+
+
+def usable_pin_memory(wanted: bool) -> bool:
+    """Returns whether batches are to be page-locked: only where a CUDA device takes them.
+
+    Args:
+        wanted: What the recipe asks for.
+
+    Returns:
+        `wanted` with CUDA, else False; says once in a process that the wish has no effect.
+    """
+    if wanted and not torch.cuda.is_available():
+        _warn_no_effect()
+        return False
+    return wanted
+
+
+@functools.cache
+def _warn_no_effect() -> None:
+    warnings.warn(
+        "pin_memory has no effect here: there is no CUDA device to copy to. Leave it out.", SnugfitWarning, stacklevel=4
+    )

@@ -1,0 +1,90 @@
+"""`random`: noise with random labels, for measuring memory and speed; there is nothing to learn in it.
+
+Every image is drawn from a generator of its own, by seed, part and index, so nothing is stored and any order gives the
+same images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from snugfit.workloads.data.splits import Indices, Splits
+
+TRAIN_IMAGES = 1024
+"""Training images where no number is given; validation and test have a quarter each."""
+
+IMAGE_SIZE = 32
+"""Height and width where the model does not say them."""
+
+NUM_CLASSES = 10
+"""Classes where the model does not say them."""
+
+
+class RandomImages:
+    """Noise of zero mean and unit variance, drawn when it is asked for."""
+
+    def __init__(self, count: int, *, shape: tuple[int, int, int], num_classes: int, seed: int, part: int) -> None:
+        """Draws the labels.
+
+        Args:
+            count: Images.
+            shape: Channels, height, width.
+            num_classes: Labels run from 0 to one less.
+            seed: Seed of images and labels.
+            part: Number of the part, so that no two parts share an image.
+        """
+        self._shape, self._key = shape, (seed, part)
+        labels = np.random.Generator(np.random.PCG64(self._key)).integers(num_classes, size=count)
+        self.labels: Indices = labels.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        images, labels = self.batch([index])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns some images as tensors.
+
+        Args:
+            indices: Which images.
+
+        Returns:
+            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        """
+        images = torch.empty(len(indices), *self._shape)
+        for row, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(index)
+            random = np.random.Generator(np.random.PCG64((*self._key, 1, int(index))))
+            random.standard_normal(dtype=np.float32, out=images[row].numpy())
+        return images, torch.from_numpy(self.labels[np.asarray(indices, dtype=np.int64)])
+
+
+def open_random(
+    *, image_size: int | None, channels: int, num_classes: int | None, seed: int, samples: int | None
+) -> Splits:
+    """Makes random data.
+
+    Args:
+        image_size: Height and width; None: 32.
+        channels: Channels of the images.
+        num_classes: Classes; None: 10.
+        seed: Seed of images and labels.
+        samples: Training images; None: 1024.
+
+    Returns:
+        The three parts.
+    """
+    count, classes = samples or TRAIN_IMAGES, num_classes or NUM_CLASSES
+    side = image_size or IMAGE_SIZE
+    train, validation, test = (
+        RandomImages(size, shape=(channels, side, side), num_classes=classes, seed=seed, part=part)
+        for part, size in enumerate((count, max(count // 4, 1), max(count // 4, 1)))
+    )
+    names = tuple(str(label) for label in range(classes))
+    return Splits(name="random", train=train, validation=validation, test=test, num_classes=classes, class_names=names)

@@ -1,0 +1,225 @@
+"""What every data source gives: three parts of labelled images, and the ways to cut and to convert them.
+
+Images stay numpy arrays of uint8 and are converted one batch at a time, so data never counts as tensors of the
+training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from snugfit.errors import InputError
+
+SPLIT_SEED = 2026
+"""Seed of the cut into training, validation and test; never the training seed, so all runs see the same test images."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Mean and standard deviation by channel that ImageNet models are trained with (torchvision.transforms presets)."""
+
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+
+class ImageData(Protocol):
+    """A map-style dataset of labelled images."""
+
+    labels: Indices
+    """The label of every image."""
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """Returns one image, float32 `[C, H, W]`, and its label."""
+
+    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """Labelled images in three parts that share no image."""
+
+    name: str
+    """How the data was asked for."""
+
+    train: ImageData
+    """What the model learns from."""
+
+    validation: ImageData
+    """What is looked at during training."""
+
+    test: ImageData
+    """What the final accuracy is measured on."""
+
+    num_classes: int
+    """Number of different labels; labels run from 0 to one less."""
+
+    class_names: tuple[str, ...]
+    """The names of the labels, in their order."""
+
+
+class ArrayImages:
+    """Images of one size in memory; converted, resized and normalised a batch at a time."""
+
+    def __init__(
+        self,
+        images: Bytes,
+        labels: Indices,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels: int,
+        image_size: int | None,
+    ) -> None:
+        """Holds the images.
+
+        Args:
+            images: uint8, `[N, H, W, C]` with C 1 (grey) or 3 (RGB).
+            labels: int64, `[N]`.
+            mean: Mean of each stored channel, of values from 0 to 1.
+            std: Standard deviation of each stored channel, of values from 0 to 1.
+            channels: Channels to give: those stored, or grey repeated as often as asked, or RGB's mean as one.
+            image_size: Height and width to give; None: as stored.
+        """
+        self.images, self.labels = images, labels
+        self._mean = np.asarray(mean, dtype=np.float32).reshape(1, -1, 1, 1) * 255
+        self._std = np.asarray(std, dtype=np.float32).reshape(1, -1, 1, 1) * 255
+        self._channels, self._size = channels, image_size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        images, labels = self.batch([index])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns some images as tensors.
+
+        Args:
+            indices: Which images.
+
+        Returns:
+            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        """
+        picked = np.asarray(indices, dtype=np.int64)
+        images = to_tensor(self.images[picked], self._mean, self._std, self._channels, self._size)
+        return images, torch.from_numpy(self.labels[picked]).clone()
+
+
+def to_tensor(images: Bytes, mean: np.ndarray, std: np.ndarray, channels: int, size: int | None) -> torch.Tensor:
+    """Returns images as a normalised float tensor.
+
+    Args:
+        images: uint8, `[B, H, W, C]`.
+        mean: Mean by stored channel, `[1, C, 1, 1]`, of values from 0 to 255.
+        std: Standard deviation, likewise.
+        channels: Channels of the result.
+        size: Height and width of the result; None: as they are.
+
+    Returns:
+        float32, `[B, channels, H, W]`.
+    """
+    values = (np.moveaxis(images, 3, 1) - mean) / std
+    if channels == 1 and values.shape[1] > 1:
+        values = values.mean(axis=1, keepdims=True)
+    picture = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    if size is not None and picture.shape[-2:] != (size, size):
+        picture = resize(picture, size)
+    # The result owns torch memory of exactly its size, whatever the steps above needed.
+    return torch.empty(len(picture), channels, *picture.shape[2:]).copy_(picture)
+
+
+def resize(images: torch.Tensor, size: int) -> torch.Tensor:
+    """Returns images at another size, bilinear and antialiased.
+
+    Args:
+        images: Float, `[B, C, H, W]`.
+        size: Height and width of the result.
+
+    Returns:
+        Float, `[B, C, size, size]`.
+    """
+    return torch.nn.functional.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+
+
+def stratified_parts(labels: Indices, shares: Sequence[float], seed: int = SPLIT_SEED) -> list[Indices]:
+    """Cuts indices into parts in which every class has its share.
+
+    Args:
+        labels: int64, `[N]`.
+        shares: Share of each part but the last, which takes the rest.
+        seed: Seed of the cut.
+
+    Returns:
+        Sorted indices of each part; the same for the same labels and seed.
+    """
+    random = np.random.Generator(np.random.PCG64(seed))
+    parts: list[list[Indices]] = [[] for _ in range(len(shares) + 1)]
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        cuts = np.round(np.cumsum(shares) * len(members)).astype(np.int64)
+        for part, piece in zip(parts, np.split(members, cuts), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
+
+
+def fewer(indices: Indices, labels: Indices, share: float) -> Indices:
+    """Returns a stratified part of some indices, at least one of them.
+
+    Args:
+        indices: Indices of images.
+        labels: Labels of all images.
+        share: Share to keep, 0 to 1.
+
+    Returns:
+        Sorted indices.
+    """
+    if share >= 1:
+        return indices
+    kept = indices[stratified_parts(labels[indices], [share])[0]]
+    return kept if len(kept) else indices[:1]
+
+
+def check_channels(name: str, stored: int, wanted: int) -> None:
+    """Stops where images cannot have the channels a model takes.
+
+    Args:
+        name: How the data was asked for.
+        stored: Channels of the images.
+        wanted: Channels of the model's input.
+
+    Raises:
+        InputError: Colour images for a model of neither 1 nor 3 channels.
+    """
+    if stored == 3 and wanted not in (1, 3):
+        raise InputError(
+            f"data {name!r} has colour images, and the model takes {wanted} channels. "
+            "Use a model of 3 channels (or 1: colours are then averaged)."
+        )
+
+
+def check_labels(name: str, highest: int, num_classes: int | None) -> None:
+    """Stops where a label has no output of the model.
+
+    Args:
+        name: How the data was asked for.
+        highest: The highest label.
+        num_classes: Classes the model tells apart; None: not known.
+
+    Raises:
+        InputError: A label is out of range.
+    """
+    if num_classes is not None and highest >= num_classes:
+        raise InputError(
+            f"data {name!r} has labels from 0 to {highest}, and the model tells {num_classes} classes apart. "
+            f"Build the model with at least {highest + 1} classes, for example --model-arg num_classes={highest + 1}."
+        )

@@ -1,0 +1,138 @@
+"""Batches in an order that depends on the seed and the epoch alone, so a run can go on anywhere, bit for bit.
+
+The order comes from a generator of its own: neither torch's nor numpy's global random state is read or changed,
+whatever the number of workers. Without workers a batch is made in one piece by the dataset, with no detour over single
+samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from snugfit.errors import InputError, SnugfitError
+from snugfit.techniques.loading import usable_pin_memory
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def steps_per_epoch(dataset: Any, batch_size: int, drop_last: bool = False) -> int:
+    """Returns how many batches an epoch has.
+
+    Args:
+        dataset: A map-style dataset.
+        batch_size: Samples of one batch.
+        drop_last: Whether a smaller last batch is left out.
+
+    Returns:
+        Number of batches, at least 1.
+
+    Raises:
+        InputError: The batch is larger than the data.
+    """
+    count = len(dataset)
+    if batch_size < 1:
+        raise InputError(f"batch size is {batch_size}; it must be at least 1.")
+    if batch_size > count:
+        raise InputError(
+            f"batch size {batch_size} is larger than the data, which has {count} samples. "
+            f"Give a batch size of at most {count}, or more data."
+        )
+    return count // batch_size if drop_last else -(-count // batch_size)
+
+
+def batches(
+    dataset: Any,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    workers: int = 0,
+    pin_memory: bool = False,
+    prefetch: int = 2,
+) -> Iterator[Batch]:
+    """Yields the batches of one epoch.
+
+    Args:
+        dataset: A map-style dataset of (tensor, label); one that has `batch(indices)` is asked for whole batches.
+        batch_size: Samples of one batch.
+        seed: Seed of the order.
+        epoch: Number of the epoch; each has its own order.
+        start: Batches to skip; they are not loaded.
+        shuffle: Whether the order is random; if not it is the dataset's.
+        drop_last: Whether a smaller last batch is left out.
+        workers: Processes that load; 0 loads here.
+        pin_memory: Whether batches come in page-locked memory (with CUDA only).
+        prefetch: Batches each worker keeps ready.
+
+    Returns:
+        Iterator of (images `[B, ...]`, labels int64 `[B]`).
+
+    Raises:
+        InputError: The batch is larger than the data; or, while iterating, a sample cannot be read.
+    """
+    steps = steps_per_epoch(dataset, batch_size, drop_last)
+    pin = usable_pin_memory(pin_memory)
+    count = len(dataset)
+    order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)
+    pieces = [order[step * batch_size : (step + 1) * batch_size] for step in range(start, steps)]
+    if workers == 0:
+        return _load_here(dataset, pieces, pin)
+    return _load_in_workers(dataset, pieces, pin, workers, prefetch, (seed + epoch) % 2**63)
+
+
+def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Iterator[Batch]:
+    for piece in pieces:
+        images, labels = _fetch(dataset, piece)
+        yield (images.pin_memory(), labels.pin_memory()) if pin else (images, labels)
+
+
+def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
+    if hasattr(dataset, "batch"):
+        images, labels = dataset.batch(indices)
+        return images, labels
+    samples = [dataset[int(index)] for index in indices]
+    return torch.stack([sample[0] for sample in samples]), torch.tensor([int(sample[1]) for sample in samples])
+
+
+def _load_in_workers(
+    dataset: Any, pieces: Sequence[np.ndarray], pin: bool, workers: int, prefetch: int, base_seed: int
+) -> Iterator[Batch]:
+    loader: DataLoader[Batch | str] = DataLoader(
+        _WholeBatches(dataset),
+        batch_size=None,  # an item is a batch already
+        sampler=pieces,  # items are looked up by arrays of indices
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        pin_memory=pin,
+        # Without a generator of its own DataLoader takes the workers' seed from torch's global one.
+        generator=torch.Generator().manual_seed(base_seed),
+    )
+    for item in loader:
+        if isinstance(item, str):
+            raise InputError(item)
+        images, labels = item
+        yield images, labels
+
+
+class _WholeBatches(Dataset["Batch | str"]):
+    """A dataset whose item is a whole batch, or the message of an error that is meant for a person.
+
+    DataLoader would put the worker's traceback into the message of any error that is raised there.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, indices: np.ndarray) -> Batch | str:
+        try:
+            return _fetch(self._dataset, indices)
+        except SnugfitError as error:
+            return str(error)

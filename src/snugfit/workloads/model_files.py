@@ -1,0 +1,142 @@
+"""Models from a user's own file: `path/file.py:function`.
+
+The file is loaded as a module of its own, with its folder importable, as if it were run as a script. Whatever goes
+wrong in it is reported with the line of that file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError, did_you_mean
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """Returns the function that `path/file.py:function` names.
+
+    Args:
+        spec: The path and the name of the function.
+
+    Returns:
+        The function.
+
+    Raises:
+        InputError: The file is missing, does not load, or has no such function.
+    """
+    path_text, _, name = spec.rpartition(":")
+    if not path_text or not name.isidentifier():
+        raise InputError(f"model {spec!r} names no function. Write path/file.py:function.")
+    path = Path(path_text).expanduser()
+    if not path.is_file():
+        raise InputError(f"model file {path_text!r} does not exist. Write path/file.py:function with an existing file.")
+    module = _load(path)
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if callable(value) and _is_own(value, module, key)]
+        hint = did_you_mean(name, own) or "It defines none."
+        raise InputError(f"model file {path_text!r} has no function {name!r}; {hint}")
+    return function
+
+
+def _is_own(value: object, module: ModuleType, name: str) -> bool:
+    return getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+
+
+def _load(path: Path) -> ModuleType:
+    resolved = path.resolve()
+    # Named by its path, so that two files of one name do not replace each other; kept in sys.modules for pickling.
+    name = f"{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    module_spec = importlib.util.spec_from_file_location(name, resolved)
+    if module_spec is None or module_spec.loader is None:
+        raise InputError(f"model file {str(path)!r} is no Python file. Write path/file.py:function.")
+    module = importlib.util.module_from_spec(module_spec)
+    folder = str(resolved.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"model file {str(path)!r} does not load: {describe(error, resolved)}") from error
+    return module
+
+
+def call(
+    spec: str, function: Callable[..., Any], model_args: Mapping[str, Any], num_classes: int | None
+) -> torch.nn.Module:
+    """Calls a user's function, and makes sure that it gives a module.
+
+    Args:
+        spec: How the function was named, for messages.
+        function: The function.
+        model_args: Its keyword arguments.
+        num_classes: Passed on as `num_classes` where the function takes it and `model_args` does not say it.
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: The arguments do not fit, the function raises, or it returns no module.
+    """
+    arguments = dict(model_args)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some callables of C extensions have no signature
+        signature = None
+    if signature is not None:
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        takes = "num_classes" in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        if num_classes is not None and takes:
+            arguments.setdefault("num_classes", num_classes)
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise InputError(
+                f"model {spec!r} cannot be called with {_listed(arguments)}: {error}. Its arguments: {signature}."
+            ) from error
+    try:
+        model = function(**arguments)
+    except (Exception, SystemExit) as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = Path(code.co_filename) if code is not None else None
+        raise InputError(f"model {spec!r} failed: {describe(error, where)}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"model {spec!r} returned {type(model).__name__}, not a torch.nn.Module. Return the model from the "
+            "function."
+        )
+    return model
+
+
+def describe(error: BaseException, file: Path | None) -> str:
+    """Returns an error in one line, with the last line of a user's file that it came through.
+
+    Args:
+        error: What was raised.
+        file: The user's file, or None.
+
+    Returns:
+        Kind and message of the error, and `line N: text` where the file is part of its traceback.
+    """
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    if file is None:
+        return text
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno}: {(error.text or '').strip()})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    return f"{text} (line {frames[-1].lineno}: {frames[-1].line})" if frames else text
+
+
+def _listed(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"

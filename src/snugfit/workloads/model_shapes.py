@@ -1,0 +1,81 @@
+"""What a model takes and gives: image size, channels, number of classes, found from its structure and metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from snugfit.workloads.weights import LAYERS_WITH_CLASSES
+
+_TORCHVISION_SIZE = 224
+"""Crop size of ImageNet training that torchvision's classification models share where nothing else is said."""
+
+
+def input_size(model: torch.nn.Module, spec: str) -> int | None:
+    """Returns the image size a model expects.
+
+    Args:
+        model: The model.
+        spec: How it was named.
+
+    Returns:
+        Height and width in pixels, or None where nothing says it (images then keep their own size).
+    """
+    own = _side(getattr(model, "image_size", None)) or _side(getattr(model, "img_size", None))
+    if own is not None:
+        return own
+    if spec.startswith("timm:"):
+        embedded = _side(getattr(getattr(model, "patch_embed", None), "img_size", None))
+        metadata = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+        return embedded or _side(metadata.get("input_size"))
+    if spec.startswith("torchvision:"):
+        return _torchvision_size(spec.partition(":")[2])
+    return None
+
+
+def _side(size: Any) -> int | None:
+    """One side of `224`, `(224, 224)` or `(3, 224, 224)`."""
+    if isinstance(size, list | tuple | torch.Size) and size:
+        size = size[-1]
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _torchvision_size(name: str) -> int:
+    from torchvision import models
+
+    try:
+        weights = models.get_model_weights(name).DEFAULT
+    except (ValueError, AttributeError):  # a model without published weights
+        return _TORCHVISION_SIZE
+    return _side(getattr(weights.transforms(), "crop_size", None)) or _TORCHVISION_SIZE
+
+
+def input_channels(model: torch.nn.Module) -> int:
+    """Returns the number of image channels a model expects.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Input channels of its first convolution, or 3 where it has none.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            return module.in_channels
+    return 3
+
+
+def output_classes(model: torch.nn.Module) -> int | None:
+    """Returns the number of classes a model tells apart.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Outputs of its last Linear or Conv layer, or None where it has none.
+    """
+    for module in reversed(list(model.modules())):
+        if isinstance(module, LAYERS_WITH_CLASSES):
+            return int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
+    return None

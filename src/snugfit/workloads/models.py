@@ -1,0 +1,258 @@
+"""Models by name: `torchvision:NAME`, `timm:NAME`, or `path/file.py:function`.
+
+The libraries are imported only when a model of theirs is asked for. Their own builders and their own download code are
+used, so a model is what the library says it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError, did_you_mean
+from snugfit.techniques.init import build, materialise, settle
+from snugfit.workloads import model_files
+from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
+from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, match_weights, replace_heads
+
+__all__ = ["build_model", "input_channels", "input_size", "output_classes", "parse_model_args"]
+
+FORMS = "torchvision:NAME, timm:NAME or path/file.py:function"
+INITS = ("host", "device", "meta")
+_NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
+
+
+def build_model(
+    spec: str,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    weights: str | None = None,
+    freeze: Sequence[str] = (),
+    init: str = "host",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> torch.nn.Module:
+    """Builds a model, with its weights, on its device and in its dtype.
+
+    Args:
+        spec: `torchvision:NAME`, `timm:NAME` or `path/file.py:function`.
+        model_args: Keyword arguments of the library's builder or of the function.
+        num_classes: Outputs of the head; `model_args` wins where it says another. None leaves it to the model.
+        weights: A name that the library knows (DEFAULT is its best), a `.safetensors` file, or None for random values.
+        freeze: Patterns of parameter names that are not trained.
+        init: host, device or meta (`techniques/init.py`).
+        device: Where the model lives.
+        dtype: Dtype of its floating-point parameters and buffers; None leaves them as they are built.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        InputError: Anything of this does not exist or does not fit.
+    """
+    if init not in INITS:
+        raise InputError(f"init is {init!r}, which is unknown; {did_you_mean(init, INITS)}")
+    device = torch.device(device)
+    arguments = dict(model_args or {})
+    from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
+    make = _maker(spec, arguments, num_classes, None if from_file else weights)
+    if init == "meta" and not from_file:
+        raise InputError(
+            "init='meta' needs weights from a .safetensors file: a model that is built without memory has no values, "
+            "so "
+            "without a file they would be undefined. Give weights=FILE.safetensors, or use init='device' or "
+            "init='host'."
+        )
+    stored = StoredWeights(weights) if from_file and weights is not None else None
+    model = build(make, init=init, device=device, dtype=dtype)
+    if stored is not None and init == "meta":
+        found = match_weights(model, stored)
+
+        def read(name: str) -> torch.Tensor | None:
+            source = found.get(name)
+            return None if source is None else stored.read(source)
+
+        materialise(model, read, device=device, dtype=dtype)
+    elif stored is not None:
+        load_weights(model, stored)
+    model = settle(model, device=device, dtype=dtype)
+    freeze_parameters(model, freeze)
+    return model.train()
+
+
+def parse_model_args(given: Iterable[str]) -> dict[str, Any]:
+    """Returns constructor arguments from texts such as `depth=12` or `norm=batch`.
+
+    Args:
+        given: Texts `key=value`; values are read as Python literals (true and false in any case), else as text.
+
+    Returns:
+        Keyword arguments.
+
+    Raises:
+        InputError: A text has no `=`, its key is no name, or a key comes twice.
+    """
+    arguments: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise InputError(f"model argument {text!r} is not understood. Write key=value, for example num_classes=10.")
+        if key in arguments:
+            raise InputError(f"model argument {key!r} is given twice. Give it once.")
+        arguments[key] = _literal(value.strip())
+    return arguments
+
+
+def _literal(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _maker(
+    spec: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
+) -> Callable[[], torch.nn.Module]:
+    """Checks all that can be checked without building, and returns what builds."""
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix == "torchvision":
+        return _torchvision_maker(name, arguments, num_classes, weights)
+    if colon and prefix == "timm":
+        return _timm_maker(name, arguments, num_classes, weights)
+    if ".py:" in spec or spec.endswith(".py"):
+        if weights is not None:
+            raise InputError(
+                f"weights {weights!r}: a model function has no library of pretrained weights. Give a .safetensors file."
+            )
+        return partial(model_files.call, spec, model_files.load_function(spec), arguments, num_classes)
+    near = difflib.get_close_matches(prefix, ("torchvision", "timm"), n=1) if colon else []
+    hint = f"did you mean {near[0] + ':' + name!r}? " if near else ""
+    raise InputError(f"model {spec!r} is not understood; {hint}Write {FORMS}.")
+
+
+def _torchvision_maker(
+    name: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
+) -> Callable[[], torch.nn.Module]:
+    models = _import_library("torchvision.models", "torchvision")
+    _check_name("torchvision", name, models.list_models(), "torchvision.models.list_models()")
+    builder = models.get_model_builder(name)
+    wanted = dict(arguments)
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        wanted.setdefault("weights_backbone", None)  # torchvision's default downloads one
+    if num_classes is not None:
+        wanted.setdefault("num_classes", num_classes)
+    if weights is None:
+        return partial(_call_builder, f"torchvision:{name}", builder, wanted)
+    choices = models.get_model_weights(name)
+    names = list(choices.__members__)
+    if weights not in names:
+        raise InputError(f"weights {weights!r} are unknown for torchvision:{name}; {did_you_mean(weights, names)}")
+    chosen = choices[weights]
+    old_classes = len(chosen.meta.get("categories") or ())
+    classes = wanted.get("num_classes")
+    replaced = bool(old_classes) and classes is not None and classes != old_classes
+    if replaced:
+        del wanted["num_classes"]  # the builder takes the number of its weights only; the head follows
+
+    def make() -> torch.nn.Module:
+        model = _call_builder(f"torchvision:{name}", builder, {**wanted, "weights": chosen}, weights=weights)
+        if replaced and classes is not None:
+            replace_heads(model, old_classes, classes, origin=f"{weights} of torchvision:{name}")
+        return model
+
+    return make
+
+
+def _timm_maker(
+    name: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
+) -> Callable[[], torch.nn.Module]:
+    timm = _import_library("timm", "timm")
+    architecture, _, name_tag = name.partition(".")
+    _check_name("timm", architecture, timm.list_models(), "timm.list_models()")
+    wanted = dict(arguments)
+    if num_classes is not None:
+        wanted.setdefault("num_classes", num_classes)
+    if weights is None:
+        return partial(_call_builder, f"timm:{name}", partial(timm.create_model, name), wanted)
+    tags = _timm_tags(architecture)
+    if name_tag and weights not in ("DEFAULT", name_tag):
+        raise InputError(f"weights {weights!r} contradict the tag in timm:{name}. Give one of them.")
+    tag = name_tag if name_tag else "" if weights == "DEFAULT" else weights
+    if not tags or (tag and tag not in tags):
+        hint = did_you_mean(weights, ["DEFAULT", *tags]) if tags else "It has none; leave weights out."
+        raise InputError(f"weights {weights!r} are unknown for timm:{architecture}; {hint}")
+    wanted["pretrained"] = True
+    tagged = f"{architecture}.{tag}" if tag else architecture
+    return partial(_call_builder, f"timm:{name}", partial(timm.create_model, tagged), wanted, weights=weights)
+
+
+def _timm_tags(architecture: str) -> list[str]:
+    timm = _import_library("timm", "timm")
+    return [name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*") if "." in name]
+
+
+def _is_library_name(spec: str, weights: str) -> bool:
+    """Whether a text with a dot in it is a name of the library all the same (timm's tags may have dots)."""
+    if spec.startswith("timm:") and not weights.endswith(".safetensors") and "/" not in weights:
+        return weights in _timm_tags(spec.partition(":")[2].partition(".")[0])
+    return False
+
+
+def _call_builder(
+    spec: str, builder: Callable[..., Any], arguments: Mapping[str, Any], *, weights: str | None = None
+) -> torch.nn.Module:
+    try:
+        model = builder(**arguments)
+    except Exception as error:
+        reason = model_files.describe(error, None)
+        if weights is not None and _is_about_network(error):
+            raise InputError(
+                f"weights {weights!r} of {spec} could not be fetched: {reason}. They are downloaded once and kept; "
+                "connect "
+                "to the network, or give a .safetensors file of this model."
+            ) from error
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        raise InputError(
+            f"model {spec} could not be built with {given}: {reason}. Check the model arguments."
+        ) from error
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def _is_about_network(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _check_name(library: str, name: str, known: Sequence[str], listing: str) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(repr(f'{library}:{one}') for one in near)}? " if near else ""
+    raise InputError(f"model '{library}:{name}' is unknown; {hint}{library} has {len(known)} models, see {listing}.")
+
+
+def _import_library(module: str, library: str) -> ModuleType:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{library} models need the library {library}, which does not import ({error}). "
+            "Run: pip install snugfit[vision]"
+        ) from error

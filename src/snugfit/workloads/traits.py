@@ -1,0 +1,51 @@
+"""Traits of a model that decide whether microbatches change its result: batch statistics and random masks.
+
+Both are found by structure, never by the model's name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import dropout as torch_dropout
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def model_traits(model: torch.nn.Module) -> dict[str, bool]:
+    """Returns what a model does that depends on how its batch is cut.
+
+    Args:
+        model: Any module, in training mode or not (the answer is about training).
+
+    Returns:
+        `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks. Both keys
+        fit the fields of `Workload`.
+    """
+    return {
+        "batch_norm": any(_uses_batch_statistics(module) for module in model.modules()),
+        "dropout": any(_draws_masks(module) for module in model.modules()),
+    }
+
+
+def _uses_batch_statistics(module: torch.nn.Module) -> bool:
+    if isinstance(module, _BatchNorm):
+        return True
+    # An instance norm normalises each sample by itself, but its running statistics average over the batch.
+    return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+
+
+def _draws_masks(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch_dropout._DropoutNd):
+        return bool(module.p > 0)
+    if isinstance(module, torch.nn.RNNBase):
+        return bool(float(vars(module)["dropout"]) > 0 and module.num_layers > 1)
+    if isinstance(module, torch.nn.RReLU):
+        return bool(module.lower != module.upper)
+    # Stochastic depth and its kin call their probability p or drop_prob.
+    named_so = any("drop" in kind.__name__.lower() or "depth" in kind.__name__.lower() for kind in type(module).__mro__)
+    if named_so and _is_probability(getattr(module, "p", None)):
+        return True
+    return any("drop" in name.lower() and _is_probability(value) for name, value in vars(module).items())
+
+
+def _is_probability(value: object) -> bool:
+    return isinstance(value, float) and 0 < value <= 1

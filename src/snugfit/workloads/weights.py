@@ -1,0 +1,241 @@
+"""Pretrained weights from a safetensors file, heads for another number of classes, and freezing by name pattern.
+
+Only safetensors files are read: pickled checkpoints can run code when they are opened. A file is matched against the
+model by names and shapes before a single value is copied, so a model is never half-loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError
+
+LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_LISTED = 4
+
+logger = logging.getLogger("snugfit")
+
+
+class StoredWeights:
+    """A safetensors file: names and shapes at hand, tensors read one at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens a file and reads its table of contents.
+
+        Args:
+            path: A `.safetensors` file.
+
+        Raises:
+            InputError: The file is missing, no safetensors file, or damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        self.path = Path(path).expanduser()
+        if self.path.suffix != ".safetensors":
+            raise InputError(
+                f"weights file {str(path)!r} is no .safetensors file. Pickled checkpoints (.pt, .pth, .bin) can run "
+                "code "
+                "when they are opened; convert them with safetensors.torch.save_file."
+            )
+        if not self.path.is_file():
+            raise InputError(f"weights file {str(path)!r} does not exist. Give an existing .safetensors file.")
+        try:
+            file: Any = safe_open(str(self.path), framework="pt", device="cpu")
+            names = list(file.keys())
+            self.shapes: dict[str, tuple[int, ...]] = {
+                name: tuple(file.get_slice(name).get_shape()) for name in names
+            }
+            self._file = file
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError(
+                f"weights file {str(path)!r} cannot be read: {error}. It is damaged, cut short, or no safetensors file."
+            ) from error
+
+    def read(self, name: str) -> torch.Tensor:
+        """Returns one tensor, on the host; it may be a view of the file.
+
+        Args:
+            name: Its name in the file.
+
+        Returns:
+            The tensor.
+        """
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+
+def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, str | None]:
+    """Says where each tensor of a model comes from, or why the file does not fit.
+
+    Args:
+        model: The model; parameters may be on meta.
+        stored: The file.
+
+    Returns:
+        State-dict name of the model -> name in the file (another one for a tied tensor that is stored once), or None
+        for a head that is kept fresh because the file has another number of classes.
+
+    Raises:
+        InputError: Listing the names that are missing, unexpected or of another shape.
+    """
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    stored_name_of = {id(value): name for name, value in state.items() if name in stored.shapes}
+    found = {name: name if name in stored.shapes else stored_name_of.get(id(value)) for name, value in state.items()}
+    missing = [name for name, source in found.items() if source is None]
+    unexpected = [name for name in stored.shapes if name not in state]
+    resized = [name for name, source in found.items() if source and stored.shapes[source] != tuple(state[name].shape)]
+    heads = _heads_of_other_classes(model, resized, stored.shapes)
+    if not missing and not unexpected and (heads or not resized):
+        if heads:
+            logger.info("%s", _head_note(heads, str(stored.path)))
+        return {name: None if name in resized else source for name, source in found.items()}
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing in the file ({_some(missing)})")
+    if unexpected:
+        parts.append(f"{len(unexpected)} unknown to the model ({_some(unexpected)})")
+    if resized:
+        shapes = [f"{name}: file {list(stored.shapes[name])}, model {list(state[name].shape)}" for name in resized]
+        parts.append(f"{len(resized)} of another shape ({_some(shapes)})")
+    raise InputError(
+        f"weights file {str(stored.path)!r} does not fit the model: {'; '.join(parts)}. "
+        "Give the file of this architecture, or the model arguments it was trained with."
+    )
+
+
+@torch.no_grad()
+def load_weights(model: torch.nn.Module, stored: StoredWeights) -> None:
+    """Copies a file into a model with memory, one tensor at a time; values are rounded to the model's dtype.
+
+    Args:
+        model: The model, on any device.
+        stored: The file.
+
+    Raises:
+        InputError: The file does not fit; the model is unchanged then.
+    """
+    found = match_weights(model, stored)
+    for name, value in model.state_dict(keep_vars=True).items():
+        source = found.get(name)
+        if source is not None:
+            value.copy_(stored.read(source))
+
+
+def _heads_of_other_classes(
+    model: torch.nn.Module, resized: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, int]]:
+    """Head name -> (classes in the file, classes of the model), when that explains all tensors of another shape.
+
+    Heads are Linear or Conv layers whose outputs are as many as the model's classes and, in the file, as many as the
+    file's; the model's last such layer must be one of them. Several are auxiliary heads.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CLASSES)}
+    heads: dict[str, tuple[int, int]] = {}
+    for full_name in resized:
+        name, _, kind = full_name.rpartition(".")
+        if name not in layers or full_name not in shapes:
+            return {}
+        own, other = tuple(getattr(layers[name], kind).shape), shapes[full_name]
+        if len(own) != len(other) or own[1:] != other[1:]:
+            return {}
+        heads[name] = (other[0], own[0])
+    same_classes = len(set(heads.values())) == 1
+    return heads if same_classes and list(layers)[-1] in heads else {}
+
+
+def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, origin: str) -> None:
+    """Puts fresh layers in place of the heads of a pretrained model.
+
+    Args:
+        model: The model with its pretrained head.
+        old_classes: Outputs of that head.
+        classes: Outputs wanted.
+        origin: Where the weights are from, for the message.
+
+    Raises:
+        InputError: No layer has `old_classes` outputs.
+    """
+    heads = {}
+    # The model's own head is its last layer; an auxiliary head is the last layer of another child of the model.
+    for part_name, part in model.named_children():
+        layers = [(name, module) for name, module in part.named_modules() if isinstance(module, LAYERS_WITH_CLASSES)]
+        if layers and _outputs(layers[-1][1]) == old_classes:
+            name = ".".join(piece for piece in (part_name, layers[-1][0]) if piece)
+            heads[name] = layers[-1][1]
+    if not heads:
+        raise InputError(
+            f"the head of this model was not found: no last layer has the {old_classes} outputs of {origin}. "
+            f"Leave num_classes at {old_classes}, or give a model function that replaces the head itself."
+        )
+    for name, head in heads.items():
+        model.set_submodule(name, _like(head, classes))
+    if getattr(model, "num_classes", None) == old_classes:
+        model.num_classes = classes  # type: ignore[assignment]
+    logger.info("%s", _head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
+
+
+def _outputs(layer: torch.nn.Module) -> int:
+    return int(getattr(layer, "out_features", 0) or getattr(layer, "out_channels", 0))
+
+
+def _like(layer: torch.nn.Module, outputs: int) -> torch.nn.Module:
+    """A fresh layer of the same kind and settings, with another number of outputs."""
+    fresh = copy.deepcopy(layer)
+    for name in ("out_features", "out_channels"):
+        if hasattr(fresh, name):
+            setattr(fresh, name, outputs)
+    for name, parameter in list(fresh.named_parameters(recurse=False)):
+        setattr(fresh, name, torch.nn.Parameter(parameter.new_empty(outputs, *parameter.shape[1:])))
+    assert isinstance(fresh, LAYERS_WITH_CLASSES)
+    fresh.reset_parameters()
+    return fresh
+
+
+def _head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
+    old, new = next(iter(heads.values()))
+    return f"head {', '.join(heads)}: fresh values for {new} classes; {origin} has {old}."
+
+
+def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Stops the training of parameters whose names match.
+
+    Args:
+        model: The model; changed in place.
+        patterns: Shell-style patterns on parameter names, such as `encoder.*`.
+
+    Returns:
+        Names of the parameters that are frozen.
+
+    Raises:
+        InputError: A pattern matches nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    frozen: list[str] = []
+    for pattern in patterns:
+        matched = fnmatch.filter(parameters, pattern)
+        if not matched:
+            tops = sorted({f"{name.split('.')[0]}.*" if "." in name else name for name in parameters})
+            raise InputError(
+                f"freeze pattern {pattern!r} matches no parameter. Names look like {_some(list(parameters))}; "
+                f"patterns that match: {_some(tops, 12)}."
+            )
+        frozen.extend(name for name in matched if name not in frozen)
+    if patterns and len(frozen) == len(parameters):
+        raise InputError(
+            f"freeze {','.join(patterns)!r} matches all {len(parameters)} parameters, so nothing is left to train. "
+            "Leave some out, for example the head."
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    return frozen
+
+
+def _some(names: Sequence[str], limit: int = _LISTED) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
