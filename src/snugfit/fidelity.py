@@ -121,7 +121,11 @@ def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterato
         if workload.dropout:
             yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
         if recipe.true_precision and recipe.accumulate_dtype == "as-is":
-            yield "microbatch_size", "rounding", "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them."
+            yield (
+                "microbatch_size",
+                "rounding",
+                "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.",
+            )
     if recipe.stochastic_rounding:
         yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
     if recipe.compile not in ("none", "eager", "aot_eager"):
@@ -132,6 +136,16 @@ def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterato
         yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
     if workload.batch_size != reference.batch_size:
         yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
-    for name in ("lr", "lr_schedule", "warmup_steps", "clip_norm", "weight_decay", "momentum", "betas", "no_decay", "freeze"):
+    for name in (
+        "lr",
+        "lr_schedule",
+        "warmup_steps",
+        "clip_norm",
+        "weight_decay",
+        "momentum",
+        "betas",
+        "no_decay",
+        "freeze",
+    ):
         if getattr(workload, name) != getattr(reference, name):
             yield name, "different", f"{name} is {getattr(workload, name)}, not {getattr(reference, name)}."

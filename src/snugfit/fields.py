@@ -41,7 +41,7 @@ class FieldInfo:
 
 
 @functools.cache
-def field_infos(cls: type) -> dict[str, FieldInfo]:
+def field_infos(cls: type[Any]) -> dict[str, FieldInfo]:
     """Returns the fields of a settings class by name, with the docstring that stands under each.
 
     Args:
@@ -108,6 +108,27 @@ def value_problem(info: FieldInfo, value: Any) -> str | None:
         return None
     allowed = " or ".join(kind.__name__ for kind in info.kinds)
     return f"{info.name} is {value!r} ({type(value).__name__}); it takes {allowed}."
+
+
+def type_problems(settings: Any) -> list[str]:
+    """Returns the problems of all fields' types and words, and puts the default in place of each bad value.
+
+    With the defaults in place the class can go on to check ranges and contradictions, so that all mistakes come at once;
+    an object with problems is never handed out.
+
+    Args:
+        settings: A settings object in its `__post_init__`.
+
+    Returns:
+        One sentence for each field that is wrong.
+    """
+    problems = []
+    for name, info in field_infos(type(settings)).items():
+        problem = value_problem(info, getattr(settings, name))
+        if problem:
+            problems.append(problem)
+            object.__setattr__(settings, name, info.default)
+    return problems
 
 
 def from_mapping(cls: type[T], given: Mapping[str, Any], *, subject: str) -> T:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snugfit.errors import InputError, RecipeError
-from snugfit.fields import field_infos, from_mapping, to_mapping, value_problem
+from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 COUNTED_CHECKPOINTS = ("every", "blocks")
@@ -90,11 +90,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("checkpoint", "offload_activations"):
             object.__setattr__(self, name, _names(getattr(self, name), name))
-        problems = [
-            problem for name, info in field_infos(Recipe).items() if (problem := value_problem(info, getattr(self, name)))
-        ]
-        if not problems:
-            problems = list(_range_problems(self)) + list(_contradictions(self))
+        problems = [*type_problems(self), *_range_problems(self), *_contradictions(self)]
         if problems:
             raise RecipeError(problems)
 
@@ -132,13 +128,17 @@ class Recipe:
         try:
             given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise InputError(f"recipe file {str(path)!r} cannot be read: {error.strerror}. Give an existing file.") from error
+            raise InputError(
+                f"recipe file {str(path)!r} cannot be read: {error.strerror}. Give an existing file."
+            ) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"recipe file {str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
         if given is None:
             given = {}
         if not isinstance(given, dict):
-            raise InputError(f"recipe file {str(path)!r} must hold `field: value` lines, for example `checkpoint: all`.")
+            raise InputError(
+                f"recipe file {str(path)!r} must hold `field: value` lines, for example `checkpoint: all`."
+            )
         return from_mapping(cls, given, subject=f"recipe {str(path)!r}")
 
     def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:

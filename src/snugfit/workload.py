@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from snugfit.errors import RecipeError, did_you_mean
-from snugfit.fields import field_infos, from_mapping, to_mapping, value_problem
+from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor")
 CUSTOM_OPTIMIZER = "custom"
@@ -83,12 +83,8 @@ class Workload:
     """Trait of the model: it draws random masks, so microbatches draw other masks than the whole batch."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.freeze, str):
-            object.__setattr__(self, "freeze", tuple(part.strip() for part in self.freeze.split(",") if part.strip()))
-        infos = field_infos(Workload)
-        problems = [problem for name, info in infos.items() if (problem := value_problem(info, getattr(self, name)))]
-        if not problems:
-            problems = list(_range_problems(self))
+        object.__setattr__(self, "freeze", _patterns(self.freeze))
+        problems = [*type_problems(self), *_range_problems(self)]
         if problems:
             raise RecipeError(problems, subject="training settings")
 
@@ -128,6 +124,13 @@ class Workload:
             The new workload, checked.
         """
         return Workload.from_mapping({**{name: getattr(self, name) for name in field_infos(Workload)}, **changes})
+
+
+def _patterns(value: Any) -> Any:
+    """Patterns separated by commas become a tuple; anything odd stays for the checks."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
 
 
 def _range_problems(workload: Workload) -> Iterator[str]:

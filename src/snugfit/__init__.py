@@ -1,0 +1,52 @@
+"""Train any PyTorch model in the memory you have.
+
+Importing snugfit imports no torch; each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import (
+    CannotSimulateError,
+    DoesNotFitError,
+    InputError,
+    RecipeError,
+    SnugfitError,
+    SnugfitWarning,
+    TrainingError,
+)
+from snugfit.fidelity import Fidelity, fidelity
+from snugfit.recipe import Recipe
+from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.training.prepare import prepare
+    from snugfit.training.step import Trainer
+
+__version__ = "0.1.0"
+
+_LATE = {"prepare": "snugfit.training.prepare", "Trainer": "snugfit.training.step"}
+
+__all__ = [
+    "CannotSimulateError",
+    "DoesNotFitError",
+    "Fidelity",
+    "InputError",
+    "Recipe",
+    "RecipeError",
+    "SnugfitError",
+    "SnugfitWarning",
+    "Trainer",
+    "TrainingError",
+    "Workload",
+    "fidelity",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module 'snugfit' has no attribute {name!r}")

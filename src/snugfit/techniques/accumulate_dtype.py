@@ -1,0 +1,57 @@
+"""fp32 accumulation: gradients of microbatches add up in fp32 although the weights are 16 bits.
+
+A bf16 sum of many microbatches loses its small terms (in a sum of 256 equal ones, half of it). Here each microbatch's
+gradient is added to an fp32 sum and freed; before the update the sum is rounded once, parameter by parameter. Costs
+4 bytes a parameter instead of 2 while gradients add up.
+
+Fidelity: exact for the sum itself. Source: the fp32 main gradients of Megatron-LM (arXiv:1909.08053).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Fp32Sums:
+    """Gradients of 16-bit parameters, summed in fp32 by hooks."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        """Puts a hook on every 16-bit parameter.
+
+        Args:
+            parameters: What training changes.
+        """
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        for weight in parameters:
+            if weight.dtype in (torch.float16, torch.bfloat16):
+                weight.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+
+    def _add(self, weight: Tensor) -> None:
+        assert isinstance(weight, nn.Parameter) and weight.grad is not None
+        if weight in self._sums:
+            self._sums[weight].add_(weight.grad)
+        else:
+            self._sums[weight] = weight.grad.float()
+        weight.grad = None
+
+    def of(self, weight: nn.Parameter) -> Tensor | None:
+        """Returns a parameter's gradient: its fp32 sum, or `grad` where it has none.
+
+        Args:
+            weight: The parameter.
+
+        Returns:
+            The gradient, or None.
+        """
+        return self._sums.get(weight, weight.grad)
+
+    def settle(self) -> None:
+        """Rounds the sums into `grad`, one parameter at a time, and drops them."""
+        while self._sums:
+            weight, total = self._sums.popitem()
+            weight.grad = total.to(weight.dtype)
+
+    def drop(self) -> None:
+        """Forgets the sums of a step that is not taken."""
+        self._sums.clear()

@@ -1,0 +1,80 @@
+"""The one contract of all techniques that touch the model or its forward pass: a few hooks, all silent by default."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from snugfit.recipe import Recipe
+from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.streams import CopyStream
+from snugfit.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What a technique may look at while it is put in place."""
+
+    recipe: Recipe
+    """How the step is held in memory."""
+    workload: Workload
+    """What is learned."""
+    device: torch.device
+    """Where training runs."""
+    pool: HostPool
+    """Host memory for what leaves the device."""
+    copies: CopyStream
+    """Order of the copies between host and device."""
+
+
+class ModelTechnique:
+    """A technique that changes the model in place or surrounds its forward pass; overrides the hooks it needs.
+
+    No hook draws a random number, and none changes the keys of the model's `state_dict`.
+    """
+
+    field: ClassVar[str]
+    """The recipe field that asks for it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    @classmethod
+    def wanted(cls, recipe: Recipe) -> bool:
+        """Returns whether a recipe asks for this technique."""
+        default = type(recipe).__dataclass_fields__[cls.field].default
+        return bool(getattr(recipe, cls.field) != default)
+
+    def change(self, model: nn.Module) -> None:
+        """Changes the model in place, once, before the optimizer is built.
+
+        Args:
+            model: The caller's model, on the device.
+        """
+
+    def convert(self, batch: Any) -> Any:
+        """Returns a microbatch as the model needs it.
+
+        Args:
+            batch: A microbatch on the device.
+
+        Returns:
+            The same, or a converted copy.
+        """
+        return batch
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """Returns the context of one forward pass and its loss, in training and evaluation."""
+        return nullcontext()
+
+    def around_training_forward(self) -> AbstractContextManager[Any]:
+        """Returns the context of one forward pass and its loss that a backward pass follows."""
+        return nullcontext()
+
+    def around_step(self) -> AbstractContextManager[Any]:
+        """Returns the context of a whole step, backward passes and update included, and of an evaluation pass."""
+        return nullcontext()

@@ -1,0 +1,80 @@
+"""The repeated blocks of a model, found by structure and never by the model's name.
+
+A block is a module with children that stands, with others of its class, as an element of a `Sequential`, `ModuleList` or
+`ModuleDict` anywhere in the model: the layers of a transformer, the bottlenecks of a ResNet. Of nested repeats the
+outermost counts. Where no container holds repeats, sibling attributes of one class do (the inception modules).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from snugfit.errors import InputError, did_you_mean
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the repeated blocks by name, in the order of the model.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Name -> block, each block once even where it is shared; empty when nothing repeats.
+    """
+    for in_containers_only in (True, False):
+        elements = dict(_elements(model, in_containers_only))
+        counts = Counter(type(module) for module in elements.values())
+        repeated = {name: module for name, module in elements.items() if counts[type(module)] > 1}
+        if repeated:
+            return _outermost(repeated, model)
+    return {}
+
+
+def named_blocks(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Returns the modules that a person named.
+
+    Args:
+        model: Any module.
+        names: Dotted names, as in `model.named_modules()`.
+
+    Returns:
+        Name -> module.
+
+    Raises:
+        InputError: A name does not exist, or one named module lies inside another.
+    """
+    modules = dict(model.named_modules())
+    unknown = [name for name in names if name not in modules or not name]
+    if unknown:
+        blocks = list(find_blocks(model)) or list(modules)[1:9]
+        raise InputError(
+            f"the model has no module named {', '.join(map(repr, unknown))}; {did_you_mean(unknown[0], blocks[:12])}"
+        )
+    for name in names:
+        inside = [other for other in names if other.startswith(name + ".")]
+        if inside:
+            raise InputError(f"module {inside[0]!r} lies inside {name!r}; name only one of them.")
+    return {name: modules[name] for name in names}
+
+
+def _elements(model: nn.Module, in_containers_only: bool) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if in_containers_only and not isinstance(module, _CONTAINERS):
+            continue
+        for child_name, child in module.named_children():
+            if not isinstance(child, _CONTAINERS) and any(True for _ in child.children()):
+                yield (f"{name}.{child_name}" if name else child_name), child
+
+
+def _outermost(blocks: dict[str, nn.Module], model: nn.Module) -> dict[str, nn.Module]:
+    kept: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():  # their order is that of the model, containers of containers included
+        parents = (name[:at] for at, letter in enumerate(name) if letter == ".")
+        if name in blocks and not any(parent in blocks for parent in parents):
+            kept[name] = module
+    return kept

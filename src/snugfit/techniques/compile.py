@@ -1,0 +1,59 @@
+"""torch.compile: fuse operators, and let the compiler choose what to keep for backward.
+
+Fusing saves the intermediates between elementwise operators and the time to write them; the partitioner of
+`aot_eager_decomp_partition` and `inductor` also recomputes cheap operators instead of saving their results, and
+`compile_memory_budget` (0 to 1, a share of activation memory) makes it recompute more. Costs minutes at the start, and
+again for every new shape: a ragged last batch compiles once more. `aot_eager` only proves that a model compiles.
+
+Wrong when: shapes change all the time, the run is short, or the model breaks the graph often. TorchScript is deprecated in
+torch and not offered: it saves no training memory. Fidelity: `aot_eager` exact, `inductor` rounding.
+
+Source: Ansel et al., PyTorch 2, 2024 (doi:10.1145/3620665.3640366); torch._functorch.config.activation_memory_budget.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import InputError, SnugfitWarning, did_you_mean
+from snugfit.techniques.base import ModelTechnique
+
+_WITHOUT_PARTITIONER = ("eager", "aot_eager")
+
+
+class Compile(ModelTechnique):
+    """Compiles the model in place, so that its class and state_dict keys stay."""
+
+    field = "compile"
+
+    def change(self, model: nn.Module) -> None:
+        """Marks the model for compilation at its first call."""
+        recipe = self.setup.recipe
+        backends = torch.compiler.list_backends(exclude_tags=())
+        if recipe.compile not in backends:
+            raise InputError(
+                f"compile is {recipe.compile!r}, which is no backend here; {did_you_mean(recipe.compile, backends)}"
+            )
+        if recipe.compile_memory_budget is not None and recipe.compile in _WITHOUT_PARTITIONER:
+            warnings.warn(
+                f"compile_memory_budget has no effect with compile={recipe.compile!r}, which keeps everything; use inductor "
+                "or aot_eager_decomp_partition.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+        model.compile(backend=recipe.compile, dynamic=False)
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """Returns the compiler's setting: the first call of each shape compiles."""
+        import torch._functorch.config as compiler
+
+        budget = self.setup.recipe.compile_memory_budget
+        if budget is None:
+            return nullcontext()
+        context: AbstractContextManager[Any] = compiler.patch(activation_memory_budget=budget)
+        return context

@@ -1,0 +1,73 @@
+"""Host memory for what a recipe moves off the device, counted apart from what the training itself owns.
+
+On CUDA the pool hands out page-locked memory, which copies can overlap with compute. On a CPU run there is no second
+memory: the pool then maps anonymous pages outside torch's allocator, so that the bytes a recipe would move to the host of
+a GPU can be told from those that stay, in the measurements as well as in `nbytes`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+
+class HostPool:
+    """Hands out host tensors and counts their bytes until they die."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes an empty pool.
+
+        Args:
+            device: Where training runs; decides which kind of host memory is right.
+        """
+        self.device = device
+        self.nbytes = 0
+        self.peak_bytes = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, strides: Sequence[int] | None = None) -> torch.Tensor:
+        """Returns an uninitialised host tensor.
+
+        Args:
+            shape: Its shape.
+            dtype: Its dtype.
+            strides: Its strides, dense in some order of dimensions; None: contiguous.
+
+        Returns:
+            A tensor on the host that counts until nothing refers to it.
+        """
+        count = math.prod(shape)
+        size_bytes = count * dtype.itemsize
+        if strides is None:
+            strides = torch.empty(*shape, device="meta").stride()
+        if self.device.type == "cpu" and size_bytes:
+            owner: object = mmap.mmap(-1, size_bytes)
+            tensor = torch.frombuffer(owner, dtype=dtype, count=count).as_strided(tuple(shape), tuple(strides))
+        else:
+            tensor = torch.empty_strided(
+                tuple(shape), tuple(strides), dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda"
+            )
+            owner = tensor
+        self.nbytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+        weakref.finalize(owner, self._released, size_bytes).atexit = False
+        return tensor
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a contiguous copy of a tensor in the pool; waits until it is there.
+
+        Args:
+            tensor: Any tensor on any device.
+
+        Returns:
+            The copy.
+        """
+        host = self.empty(tensor.shape, tensor.dtype)
+        host.copy_(tensor.detach())
+        return host
+
+    def _released(self, size_bytes: int) -> None:
+        self.nbytes -= size_bytes

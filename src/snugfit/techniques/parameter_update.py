@@ -1,0 +1,100 @@
+"""The update of one parameter by an optimizer of its own: what step in backward, host state and stochastic rounding share.
+
+An ordinary `torch.optim` optimizer is built for each parameter, so that it can step alone; together they have the state
+of one ordinary optimizer over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+OptimizerFor = Callable[[nn.Parameter], Optimizer]
+
+
+def masks(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer's kernels can leave everything alone when a device flag says so (the fused ones)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def masked_step(optimizer: Optimizer, bad: Tensor) -> None:
+    """Steps a fused optimizer whose kernel leaves everything alone when a device flag says so.
+
+    Args:
+        optimizer: An optimizer of torch with fused kernels.
+        bad: 0-dim float32 tensor on the device: 1 leaves everything alone.
+    """
+    optimizer.grad_scale, optimizer.found_inf = None, bad  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class ParameterUpdate:
+    """One parameter and its optimizer, on the device."""
+
+    def __init__(self, weight: nn.Parameter, make: OptimizerFor, owned: nn.Parameter | None = None) -> None:
+        """Builds the optimizer.
+
+        Args:
+            weight: The parameter.
+            make: Builds an optimizer for a parameter.
+            owned: The parameter the optimizer works on, where it is not the weight itself.
+        """
+        self.weight = weight
+        self._owned = weight if owned is None else owned
+        self.optimizer = make(self._owned)
+        group = self.optimizer.param_groups[0]
+        group.setdefault("initial_lr", group["lr"])
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The optimizer's only parameter group."""
+        group: dict[str, Any] = self.optimizer.param_groups[0]
+        return group
+
+    def step(self, bad: Tensor | None) -> None:
+        """Updates the parameter from its `grad`.
+
+        Args:
+            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        """
+        if bad is None:
+            self.optimizer.step()
+        elif masks(self.optimizer):
+            masked_step(self.optimizer, bad)
+        else:
+            self._step_or_restore(bad)
+
+    def _step_or_restore(self, bad: Tensor) -> None:
+        """For kernels without a mask: keeps this one parameter's old values until the flag has chosen between them."""
+        before = {name: value.clone() for name, value in self._tensors().items()}
+        self.optimizer.step()
+        with torch.no_grad():
+            for name, value in self._tensors().items():
+                old = before.get(name, torch.zeros_like(value))
+                value.copy_(torch.where(bad.to(value.device).bool(), old, value))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state = self.optimizer.state.get(self._owned, {})
+        tensors = {f"state.{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+        return {"weight": self._owned.detach(), **tensors}
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state of this parameter, as in the `state` of an optimizer's state_dict."""
+        return dict(self.optimizer.state.get(self._owned, {}))
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Loads the state of this parameter.
+
+        Args:
+            state: As from `state`; empty before the first step.
+        """
+        plain = self.optimizer.state_dict()
+        plain["state"] = {0: state} if state else {}
+        self.optimizer.load_state_dict(plain)

@@ -1,0 +1,111 @@
+"""Stochastic rounding: an update too small for bf16 is not lost but taken with the right probability.
+
+Rounding to nearest drops every update under half a step of the number format, and training in `bf16-true` can silently
+stand still. Here each parameter's update is computed in fp32 and rounded up or down at random, in proportion to the
+distance, so that the expected weight is the fp32 one; Adam's moments, which decay in steps as small, are rounded the same
+way. Memory between steps stays that of `bf16-true`; during the update one parameter at a time has fp32 copies of itself,
+its gradient and its state. Costs a per-parameter update and random numbers, drawn from a generator of its own, so the
+model's dropout is not disturbed.
+
+Fidelity: rounding. Wrong when updates are large anyway (high learning rates): it then only adds noise of one bf16 step.
+Source: Gupta et al., Deep Learning with Limited Numerical Precision, 2015 (arXiv:1502.02551); Zamirai et al., Revisiting
+BFloat16 Training, 2020 (arXiv:2010.06192).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.techniques.parameter_update import OptimizerFor, ParameterUpdate
+
+
+def round_stochastically(values: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Rounds fp32 values to bf16, up or down at random so that the mean is exact.
+
+    Args:
+        values: float32 tensor, any shape.
+        generator: Source of the random bits, on the tensor's device.
+
+    Returns:
+        bfloat16 tensor of the same shape.
+    """
+    noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
+    bits = values.contiguous().view(torch.int32).add(noise).bitwise_and_(-(1 << 16))
+    return bits.view(torch.float32).to(torch.bfloat16)
+
+
+class RoundedUpdate(ParameterUpdate):
+    """One bf16 parameter, updated in fp32 and rounded stochastically."""
+
+    def __init__(self, weight: nn.Parameter, make: OptimizerFor, generator: torch.Generator) -> None:
+        """Builds the optimizer for an fp32 stand-in that exists only during a step.
+
+        Args:
+            weight: The parameter.
+            make: Builds an optimizer for a parameter.
+            generator: Source of random bits.
+        """
+        self._generator = generator
+        self._state: dict[str, Any] = {}
+        super().__init__(weight, make)
+
+    def step(self, bad: Tensor | None) -> None:
+        """Updates the parameter from its `grad`.
+
+        Args:
+            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        """
+        assert self.weight.grad is not None
+        standin = nn.Parameter(self.weight.detach().float())
+        standin.grad = self.weight.grad.float()
+        optimizer = self.optimizer
+        optimizer.param_groups[0]["params"] = [standin]
+        if self._state:
+            optimizer.state[standin] = {name: _wide(value) for name, value in self._state.items()}
+        optimizer.step()
+        updated = optimizer.state.pop(standin, {})
+        optimizer.param_groups[0]["params"] = [self.weight]
+        with torch.no_grad():
+            self.weight.copy_(self._kept(self.weight, self._narrow(standin), bad))
+            if bad is not None:  # until the flag is known, a first step's state is that of no step
+                updated = {name: self._chosen(name, value, bad) for name, value in updated.items()}
+            self._state = {name: self._narrow(value) for name, value in updated.items()}
+
+    def _chosen(self, name: str, value: Any, bad: Tensor) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return self._kept(
+            _wide(self._state[name]) if self._state else torch.zeros_like(value), value, bad.to(value.device)
+        )
+
+    @staticmethod
+    def _kept(old: Tensor, new: Tensor, bad: Tensor | None) -> Tensor:
+        return new if bad is None else torch.where(bad.bool(), old, new)
+
+    def _narrow(self, value: Any) -> Any:
+        """bf16 for everything as large as a weight; step counts stay exact."""
+        if isinstance(value, Tensor) and value.dim():
+            return round_stochastically(value.detach(), self._generator)
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state of this parameter, in bf16."""
+        return dict(self._state)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Loads the state of this parameter.
+
+        Args:
+            state: In any floating dtype.
+        """
+        self._state = {
+            name: value.to(self.weight.device, torch.bfloat16) if isinstance(value, Tensor) and value.dim() else value
+            for name, value in state.items()
+        }
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dim() else value

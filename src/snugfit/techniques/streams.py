@@ -1,0 +1,75 @@
+"""A second stream for copies, on any device: a real one on CUDA, a silent stand-in where work is done in order.
+
+Copies are ordered by events alone. `record_stream` would free memory by GPU timing, which nobody can predict.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+class CopyStream:
+    """Orders copies against the compute stream of a device; does nothing where the device works in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes the stream.
+
+        Args:
+            device: Where training runs.
+        """
+        module: Any = torch.get_device_module(device.type) if device.type != "cpu" else None
+        self._module: Any = module if hasattr(module, "Stream") else None
+        self._stream = module.Stream(device) if self._module else None
+
+    def compute_mark(self) -> Any:
+        """Returns an event at the end of the compute queued so far."""
+        if self._module is None:
+            return None
+        event = self._module.Event()
+        event.record(self._module.current_stream())
+        return event
+
+    def copying(self, after: Any) -> AbstractContextManager[Any]:
+        """Queues what is inside on the copy stream.
+
+        Args:
+            after: Event of `compute_mark` that the copies wait for.
+
+        Returns:
+            The context.
+        """
+        if self._module is None:
+            return nullcontext()
+        assert self._stream is not None
+        self._stream.wait_event(after)
+        context: AbstractContextManager[Any] = self._module.stream(self._stream)
+        return context
+
+    def copy_mark(self) -> Any:
+        """Returns an event at the end of the copies queued so far."""
+        if self._module is None:
+            return None
+        event = self._module.Event()
+        event.record(self._stream)
+        return event
+
+    def compute_waits_for(self, mark: Any) -> None:
+        """Lets the compute queued from now on wait for copies; the host goes on.
+
+        Args:
+            mark: Event of `copy_mark`.
+        """
+        if mark is not None:
+            self._module.current_stream().wait_event(mark)
+
+    def host_waits_for(self, mark: Any) -> None:
+        """Stops the host until copies are done.
+
+        Args:
+            mark: Event of `copy_mark`.
+        """
+        if mark is not None:
+            mark.synchronize()

@@ -1,0 +1,61 @@
+"""True low precision: weights, gradients, activations and optimizer state in 16 bits.
+
+Halves everything, and is the largest single saving of the guides. `bf16-true` keeps fp32's range with 8 bits of mantissa:
+an update smaller than about 1/256 of a weight is lost (100 updates of 1e-4 on a weight of 0.05 leave 0.05005), which
+`stochastic_rounding` cures on average; `prepare` watches the first updates and warns once when most of them are lost.
+`16-true` has a finer mantissa but overflows at 65504: it warns at the start, and a step with a gradient that is not finite
+is not taken and stops the run with the cause named.
+
+Wrong when: the model is trained from scratch at small learning rates without stochastic rounding; many microbatches add up
+in 16 bits (set `accumulate_dtype=fp32`). Fidelity: rounding. Floating tensors of a batch are cast to the weights' dtype;
+integer ones, and float64 models' buffers of integers, are left alone.
+
+Source: Lightning Fabric's true-half precision; Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019
+(arXiv:1905.12322).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import SnugfitWarning
+from snugfit.recipe import Recipe
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.microbatch import map_tensors
+
+DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+
+
+class TruePrecision(ModelTechnique):
+    """Casts the model once and each batch as it comes."""
+
+    field = "precision"
+
+    @classmethod
+    def wanted(cls, recipe: Recipe) -> bool:
+        """Returns whether weights are held in 16 bits."""
+        return recipe.true_precision is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype weights are held in."""
+        return DTYPES[str(self.setup.recipe.true_precision)]
+
+    def change(self, model: nn.Module) -> None:
+        """Casts floating parameters and buffers; does nothing to a model that was built in the dtype."""
+        if self.dtype == torch.float16:
+            warnings.warn(
+                "precision='16-true' overflows above 65504 and has no loss scaling; a step that does is not taken and "
+                "stops the run. bf16-true or 16-mixed are safer.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+        model.to(self.dtype)
+
+    def convert(self, batch: Any) -> Any:
+        """Casts floating tensors to the weights' dtype."""
+        return map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)

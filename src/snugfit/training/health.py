@@ -1,0 +1,159 @@
+"""Is the run still good? Values that are not finite are found without making the device wait.
+
+On a device that works ahead of the host, each step's loss and gradient norm are copied to the host beside the compute and
+read when they have arrived, at most `DEPTH` steps later. The update itself is masked on the device meanwhile, so the
+weights stay those of the last good step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import TrainingError
+
+DEPTH = 2
+"""Steps whose values may be on their way to the host."""
+SMALLEST_LOSS_SCALE = 2.0**-4
+"""A loss scale under this means that gradients overflow whatever the scale."""
+
+
+class LateValues:
+    """Small device values on their way to the host, read in order when they have arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes an empty queue.
+
+        Args:
+            device: Where the values come from.
+        """
+        module: Any = torch.get_device_module(device.type) if device.type != "cpu" else None
+        self._module = module if hasattr(module, "Event") else None
+        self._queue: deque[tuple[int, Tensor, Any]] = deque()
+
+    def put(self, step: int, values: Tensor) -> None:
+        """Starts the way of some values to the host.
+
+        Args:
+            step: The step they belong to.
+            values: A small 1-dim float32 tensor on the device.
+        """
+        if self._module is None:
+            self._queue.append((step, values, None))
+            return
+        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.device.type == "cuda")
+        host.copy_(values, non_blocking=True)
+        event = self._module.Event()
+        event.record(self._module.current_stream())
+        self._queue.append((step, host, event))
+
+    def arrived(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
+        """Returns the values that are there.
+
+        Args:
+            wait: Whether to wait for all that are on their way.
+
+        Returns:
+            `(step, values)` pairs in order.
+        """
+        ready = []
+        while self._queue:
+            step, host, event = self._queue[0]
+            if event is not None and not event.query():
+                if not wait and len(self._queue) <= DEPTH:
+                    break
+                event.synchronize()
+            self._queue.popleft()
+            ready.append((step, host.tolist()))
+        return ready
+
+
+class Health:
+    """Judges the loss and the gradients of each step; raises when the run went bad."""
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        """Starts with a good run.
+
+        Args:
+            device: Where training runs.
+            precision: The recipe's precision, for the advice.
+        """
+        self.waits = device.type == "cpu"
+        self._precision = precision
+        self._late = LateValues(device)
+
+    def report(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Takes note of a step whose update is masked on the device if it is bad.
+
+        Args:
+            step: The step's number, from 1.
+            loss: Its loss, 0-dim.
+            norm: A norm of its gradients, or the loss scale after it under `16-mixed`; 0-dim.
+        """
+        self._late.put(step, torch.stack((loss.detach().float(), norm.float())))
+
+    def check(self, *, wait: bool = False) -> None:
+        """Raises for a bad step among those whose values have arrived.
+
+        Args:
+            wait: Whether to wait for all that are on their way.
+
+        Raises:
+            TrainingError: The loss or a gradient was not finite, or the loss scale fell away.
+        """
+        for step, (loss, norm) in self._late.arrived(wait=wait):
+            if self._precision == "16-mixed":
+                if norm < SMALLEST_LOSS_SCALE:
+                    self.stop(
+                        step, f"gradients overflow fp16 at every loss scale (now {norm:g}); the last loss was {loss:g}"
+                    )
+            elif not math.isfinite(loss):
+                self.stop(step, f"the loss is {loss:g}")
+            elif not math.isfinite(norm):
+                self.stop(step, f"the loss is finite ({loss:.4g}), but a gradient is not")
+
+    def stop(self, step: int, cause: str) -> NoReturn:
+        """Raises the error that ends the run.
+
+        Args:
+            step: The bad step's number, from 1.
+            cause: What was found.
+
+        Raises:
+            TrainingError: Always.
+        """
+        advice = {
+            "16-true": "fp16 overflows above 65504: use bf16-true or 16-mixed, or a lower learning rate.",
+            "16-mixed": "Use bf16-mixed, or a lower learning rate.",
+        }.get(self._precision, "Try a lower learning rate, a warm-up or clip_norm, and look at this batch.")
+        raise TrainingError(
+            f"step {step}: {cause}. Its update was not taken; the weights are those of step {step - 1}. {advice}"
+        )
+
+
+def largest(gradients: list[Tensor]) -> Tensor:
+    """Returns the largest magnitude of some tensors; not finite exactly when one of their elements is not.
+
+    Args:
+        gradients: Tensors on one device, at least one.
+
+    Returns:
+        A 0-dim tensor.
+    """
+    return torch.stack([part.float() for part in torch._foreach_norm(gradients, math.inf)]).max()
+
+
+def first_bad(named: dict[str, Tensor]) -> str:
+    """Returns the name of the first tensor with an element that is not finite.
+
+    Args:
+        named: Name -> tensor.
+
+    Returns:
+        The name, or `?` when all are finite.
+    """
+    return next((name for name, tensor in named.items() if not bool(torch.isfinite(tensor).all())), "?")

@@ -1,0 +1,108 @@
+"""Optimizers by name, meaning exactly what `torch.optim` means by them unless the workload asks otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+
+from snugfit.errors import InputError
+from snugfit.recipe import Recipe
+from snugfit.workload import Workload
+
+OptimizerFunction = Callable[[Iterable[nn.Parameter]], Optimizer]
+Groups = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OptimizerRow:
+    """One optimizer of torch and what it takes."""
+
+    cls: type[Optimizer]
+    """The class in torch.optim."""
+    settings: tuple[str, ...]
+    """Fields of the workload it takes beside lr and weight_decay."""
+    fused: bool
+    """Whether torch has a kernel that updates all tensors at once and can be masked on the device."""
+
+
+OPTIMIZER_TABLE = {
+    "adam": OptimizerRow(Adam, ("betas",), True),
+    "adamw": OptimizerRow(AdamW, ("betas",), True),
+    "sgd": OptimizerRow(SGD, ("momentum",), True),
+    "adafactor": OptimizerRow(Adafactor, (), False),
+}
+_FUSED_DEVICES = ("cpu", "cuda")
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that training changes, tied ones once.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Name -> parameter, in the order of the model.
+
+    Raises:
+        InputError: There is none.
+    """
+    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if not named:
+        raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
+    return named
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> Groups:
+    """Returns the optimizer's parameter groups.
+
+    Args:
+        parameters: What training changes.
+        workload: Its `no_decay` puts parameters of fewer than two dimensions (biases, norms) in a group without decay.
+
+    Returns:
+        One group, or two with `no_decay`.
+    """
+    weights = list(parameters)
+    if not workload.no_decay:
+        return [{"params": weights}]
+    decayed = [weight for weight in weights if weight.dim() >= 2]
+    others = [weight for weight in weights if weight.dim() < 2]
+    groups: Groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: torch.device) -> Optimizer:
+    """Builds a `torch.optim` optimizer.
+
+    Args:
+        recipe: Its `optimizer` replaces the workload's, its `optimizer_impl` chooses the kernels.
+        workload: The optimizer's name and settings.
+        groups: The parameter groups.
+        device: Where the update runs.
+
+    Returns:
+        The optimizer, without state yet.
+    """
+    name = recipe.optimizer or workload.optimizer
+    row = OPTIMIZER_TABLE[name]
+    given = {"lr": workload.lr, "weight_decay": workload.weight_decay}
+    given |= {setting: getattr(workload, setting) for setting in row.settings}
+    given = {setting: value for setting, value in given.items() if value is not None}
+    return row.cls(groups, **given, **_kernels(recipe.optimizer_impl, row, device))  # type: ignore[arg-type]
+
+
+def _kernels(choice: str | None, row: OptimizerRow, device: torch.device) -> dict[str, bool]:
+    if choice == "fused" and device.type not in _FUSED_DEVICES:
+        raise InputError(
+            f"optimizer_impl='fused': torch has no fused kernels for {device.type}; use foreach or for-loop."
+        )
+    if choice == "fused" or (choice is None and row.fused and device.type in _FUSED_DEVICES):
+        return {"fused": True}
+    if choice == "for-loop":
+        return {"foreach": False}
+    return {"foreach": True} if choice == "foreach" else {}

@@ -1,0 +1,237 @@
+"""The update by one optimizer a parameter: at the end of the step, or in the middle of backward.
+
+Does what `update.WholeUpdate` does, and has the same state_dict as one ordinary optimizer over the same groups, so that a
+run can go from one to the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
+from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.step_in_backward import when_gradient_is_complete
+from snugfit.training.health import Health, largest
+from snugfit.training.optimizers import Groups
+from snugfit.training.update import Gradients, refuse
+
+
+class PerParameterUpdate:
+    """Steps each parameter's own optimizer."""
+
+    def __init__(
+        self,
+        updates: list[ParameterUpdate],
+        groups: Groups,
+        gradients: Gradients,
+        health: Health,
+        *,
+        scaler: torch.amp.GradScaler | None,
+        in_backward: bool,
+    ) -> None:
+        """Takes over the parameters' updates.
+
+        Args:
+            updates: One for each parameter, in the order of the groups.
+            groups: The parameter groups of the ordinary optimizer that this stands for.
+            gradients: The gradients of a step.
+            health: Judge of the run.
+            scaler: Loss scaling under `16-mixed`, or None.
+            in_backward: Whether parameters are updated by hooks in the middle of backward.
+        """
+        self._updates = updates
+        self._groups = groups
+        self._gradients = gradients
+        self._health = health
+        self._scaler = scaler
+        self._in_backward = in_backward
+        self._queue = HostQueue()
+        self._bad: Tensor | None = None
+        self._spoiled: str | None = None
+        self._carrier = _Carrier(list(gradients.named.values()), self)
+        if in_backward:
+            names = {weight: name for name, weight in gradients.named.items()}
+            for update in updates:
+                when_gradient_is_complete(update.weight, _InBackward(self, update, names[update.weight]))
+
+    def begin(self, lr_factor: float) -> None:
+        """Sets the learning rate of this step.
+
+        Args:
+            lr_factor: What each group's own rate is multiplied with.
+        """
+        for update in self._updates:
+            update.group["lr"] = update.group["initial_lr"] * lr_factor
+
+    def judge(self, loss: Tensor) -> None:
+        """Looks at the loss before the first parameter can change.
+
+        Args:
+            loss: The loss that backward starts from, 0-dim.
+
+        Raises:
+            TrainingError: On CPU, when it is not finite and parameters would be updated in backward.
+        """
+        if not self._in_backward:
+            return
+        self._spoiled = None
+        if not self._health.waits:
+            self._bad = (~torch.isfinite(loss.detach())).float()
+        elif not bool(torch.isfinite(loss)):
+            self._spoiled = "loss"
+
+    def update_in_backward(self, update: ParameterUpdate, name: str) -> None:
+        """Updates one parameter, called by its hook.
+
+        Args:
+            update: The parameter's update.
+            name: Its name.
+        """
+        gradient = update.weight.grad
+        assert gradient is not None
+        if isinstance(update, HostUpdate):
+            for due in self._queue.push(update):
+                self._step_on_host(due)
+            return
+        if self._health.waits:
+            if self._spoiled is None and not bool(torch.isfinite(largest([gradient]))):
+                self._spoiled = name
+            if self._spoiled is None:
+                update.step(None)
+        else:
+            assert self._bad is not None
+            self._bad = torch.maximum(self._bad, (~torch.isfinite(largest([gradient]))).float())
+            update.step(self._bad)
+        update.weight.grad = None
+
+    def _step_on_host(self, update: HostUpdate) -> None:
+        gradient = update.arrived()
+        if self._spoiled is None and not bool(torch.isfinite(largest([gradient]))):
+            self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
+        if self._spoiled is None:
+            update.step(None)
+
+    def finish(self, step: int, loss: Tensor) -> None:
+        """Takes what is left of the update, or leaves everything as it was.
+
+        Args:
+            step: The step's number, from 1.
+            loss: Its loss, 0-dim.
+        """
+        if self._in_backward:
+            self._finish_in_backward(step, loss)
+        elif self._scaler is not None:
+            self._scaler.unscale_(self._carrier)
+            if self._gradients.clip_norm is not None:
+                self._gradients.clip()
+            self._scaler.step(self._carrier)
+            self._scaler.update()
+            self._health.report(step, loss, self._scaler.scale(torch.ones((), device=loss.device)))
+        else:
+            norm = self._gradients.clip()
+            on_host = any(isinstance(update, HostUpdate) for update in self._updates)
+            if self._health.waits or on_host:  # an update on the host waits for the gradients anyway
+                if not bool(torch.isfinite(norm)):
+                    refuse(self._health, self._gradients, step, loss)
+                self.step_all(None)
+            else:
+                self._health.report(step, loss, norm)
+                self.step_all((~torch.isfinite(norm)).float())
+        self._gradients.drop()
+
+    def _finish_in_backward(self, step: int, loss: Tensor) -> None:
+        for update in self._queue.rest():
+            self._step_on_host(update)
+        if self._spoiled == "loss":
+            self._gradients.drop()
+            self._health.stop(step, f"the loss is {float(loss):g}")
+        if self._spoiled is not None:
+            self._gradients.drop()
+            self._health.stop(
+                step,
+                f"the gradient of {self._spoiled!r} is not finite; with step_in_backward the parameters whose gradients "
+                "came before it in this backward pass were updated, the others were not",
+            )
+        if self._bad is not None:
+            self._health.report(step, loss, torch.where(self._bad.bool(), torch.inf, 0.0))
+
+    def step_all(self, bad: Tensor | None) -> None:
+        """Steps every parameter that has a gradient, one after the other, freeing each gradient.
+
+        Args:
+            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        """
+        self._gradients.settle()
+        with_gradient = [update for update in self._updates if update.weight.grad is not None]
+        on_host = [update for update in with_gradient if isinstance(update, HostUpdate)]
+        skip = bool(on_host) and bad is not None and bool(bad)
+        for leaving in on_host:
+            leaving.start()
+        for update in with_gradient:
+            if isinstance(update, HostUpdate):
+                update.arrived()
+                if not skip:
+                    update.step(None)
+            else:
+                update.step(bad)
+                update.weight.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state_dict that one ordinary optimizer over the same groups would have."""
+        state, groups, at = {}, [], 0
+        for group in self._groups:
+            updates = self._updates[at : at + len(group["params"])]
+            for position, update in enumerate(updates, start=at):
+                if update.state():
+                    state[position] = update.state()
+            settings = {name: value for name, value in updates[0].group.items() if name != "params"}
+            groups.append({**settings, "params": list(range(at, at + len(updates)))})
+            at += len(updates)
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads the state_dict of this or of one ordinary optimizer over the same groups.
+
+        Args:
+            state: The state_dict.
+        """
+        groups = {position: group for group in state["param_groups"] for position in group["params"]}
+        for position, update in enumerate(self._updates):
+            update.load_state(state["state"].get(position, {}))
+            settings = {
+                name: value for name, value in groups[position].items() if name not in ("params", "fused", "foreach")
+            }
+            update.group.update(settings)
+            update.group.setdefault("initial_lr", update.group["lr"])
+            if isinstance(update, HostUpdate):
+                update.reload()
+
+
+class _InBackward:
+    """The hook of one parameter."""
+
+    def __init__(self, owner: PerParameterUpdate, update: ParameterUpdate, name: str) -> None:
+        self._owner, self._update, self._name = owner, update, name
+
+    def __call__(self) -> None:
+        self._owner.update_in_backward(self._update, self._name)
+
+
+class _Carrier(Optimizer):
+    """What a `GradScaler` takes for an optimizer: it unscales our parameters and hands us the overflow flag."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, weights: list[nn.Parameter], owner: PerParameterUpdate) -> None:
+        super().__init__(weights, {})
+        self._owner = owner
+        self.found_inf: Tensor | None = None
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Steps every parameter under the scaler's flag."""
+        assert closure is None and self.found_inf is not None
+        self._owner.step_all(self.found_inf)

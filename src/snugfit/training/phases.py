@@ -1,0 +1,57 @@
+"""Where in a training run we are: `with phase("forward"):`, and observers who want to know.
+
+The simulator and the measurements learn from these marks which part of the run an allocation belongs to; training itself
+never looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+PHASES = ("build", "load", "data", "forward", "backward", "optimizer", "evaluation")
+Listener = Callable[[str, bool], None]
+
+_listeners: list[Listener] = []
+
+
+class phase:
+    """Marks a part of the run; may be nested.
+
+    Args:
+        name: One of `PHASES`.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        assert name in PHASES, name
+        self.name = name
+
+    def __enter__(self) -> None:
+        for listener in _listeners:
+            listener(self.name, True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for listener in _listeners:
+            listener(self.name, False)
+
+
+@contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Calls an observer at each start and end of a phase while the context is open.
+
+    Args:
+        listener: Called with the phase's name and whether it was entered (True) or left (False).
+
+    Yields:
+        Nothing.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

@@ -1,0 +1,189 @@
+"""`snugfit.prepare`: a model and a recipe become a `Trainer`, with every technique put in place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import InputError, RecipeError, SnugfitWarning
+from snugfit.fidelity import contradictions
+from snugfit.recipe import Recipe
+from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques.attention import Attention
+from snugfit.techniques.base import ModelTechnique, Setup
+from snugfit.techniques.checkpoint import Checkpointing
+from snugfit.techniques.compile import Compile
+from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.inplace import InPlace
+from snugfit.techniques.lost_updates import LostUpdates
+from snugfit.techniques.microbatch import LossWeight, Split
+from snugfit.techniques.mixed_precision import MixedPrecision
+from snugfit.techniques.offload_activations import ActivationOffload
+from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.streams import CopyStream
+from snugfit.techniques.tf32 import TF32
+from snugfit.techniques.true_precision import TruePrecision
+from snugfit.training.health import Health
+from snugfit.training.optimizers import make_optimizer, parameter_groups, trained_parameters
+from snugfit.training.per_parameter import PerParameterUpdate
+from snugfit.training.phases import phase
+from snugfit.training.schedule import check_schedule
+from snugfit.training.step import Forward, Loss, OptimizerArgument, Trainer
+from snugfit.training.update import Gradients, WholeUpdate
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+from snugfit.workloads.traits import model_traits
+
+IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
+    TF32,
+    TruePrecision,
+    MixedPrecision,
+    InPlace,
+    Attention,
+    ActivationOffload,  # before checkpointing, which then surrounds it: recomputed tensors never move
+    Checkpointing,
+    Compile,
+)
+"""The order in which techniques change the model; later ones surround earlier ones."""
+
+
+def prepare(
+    model: nn.Module,
+    recipe: Recipe | None = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: OptimizerArgument = "adamw",
+    forward: Forward | None = None,
+    split: Split | None = None,
+    loss_weight: LossWeight = "samples",
+    device: torch.device | str | None = None,
+    **settings: Any,
+) -> Trainer:
+    """Puts a recipe's techniques in place and returns the trainer; the training loop stays yours.
+
+    The model is changed in place: moved to the device, cast where the recipe says so, its blocks wrapped. Keys of its
+    `state_dict` stay those of the plain model, and no random number is drawn.
+
+    Args:
+        model: Any module, with its weights.
+        recipe: How the step is held in memory; None: plainly.
+        loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
+        optimizer: adam, adamw, sgd or adafactor, as torch.optim means them, or a function from parameters to an optimizer.
+        forward: Function of (model, batch); None: a tensor goes in as it is, of a tuple the first, a dict as keywords.
+        split: Function of (batch, size) giving microbatches; None: along dimension 0.
+        loss_weight: How losses of microbatches combine: samples, sum, tokens, or a function giving a batch's weight.
+        device: Where to train; None: a CUDA device where there is one, otherwise where the model is.
+        **settings: Fields of `Workload`: lr, weight_decay, betas, momentum, lr_schedule, warmup_steps, clip_norm, no_decay,
+            batch_size, max_steps, seed, ...
+
+    Returns:
+        The trainer.
+
+    Raises:
+        RecipeError: Settings are wrong, or the recipe contradicts them; all mistakes at once.
+        InputError: The recipe cannot be carried out on this model or device.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    recipe = Recipe() if recipe is None else recipe
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
+    place = torch.device(device) if device is not None else _usual_device(model)
+    workload = _workload(model, optimizer, settings)
+    problems = list(contradictions(recipe, workload))
+    if problems:
+        raise RecipeError(problems, subject="recipe against workload")
+    check_schedule(workload)
+
+    setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
+    with phase("build"):
+        model.to(place)
+        techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
+        for technique in techniques:
+            technique.change(model)
+        named = trained_parameters(model)
+        sums = _fp32_sums(recipe, list(named.values()))
+        gradients = Gradients(named, sums, workload)
+        health = Health(place, recipe.precision)
+        scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
+        generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
+        update = _update(setup, optimizer, gradients, health, scaler, generator)
+    watched = recipe.true_precision is not None and not recipe.stochastic_rounding
+    return Trainer(
+        model,
+        recipe,
+        workload,
+        place,
+        techniques=techniques,
+        update=update,
+        health=health,
+        pool=setup.pool,
+        scaler=scaler,
+        generator=generator,
+        lost_updates=LostUpdates(list(named.values()), workload.warmup_steps + 3) if watched else None,
+        loss=loss,
+        forward=forward,
+        split=split,
+        loss_weight=loss_weight,
+    )
+
+
+def _usual_device(model: nn.Module) -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
+def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:
+    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
+    if not isinstance(optimizer, str) and not callable(optimizer):
+        raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    return Workload.from_mapping({**model_traits(model), **settings, "optimizer": name})
+
+
+def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
+    if recipe.accumulate_dtype != "fp32":
+        return None
+    halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
+    if recipe.microbatch_size is None or not halves:
+        reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
+        warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=3)
+        return None
+    return Fp32Sums(weights)
+
+
+def _update(
+    setup: Setup,
+    optimizer: OptimizerArgument,
+    gradients: Gradients,
+    health: Health,
+    scaler: torch.amp.GradScaler | None,
+    generator: torch.Generator | None,
+) -> WholeUpdate | PerParameterUpdate:
+    recipe, workload = setup.recipe, setup.workload
+    replaced = recipe.optimizer is not None
+    if not isinstance(optimizer, str) and not replaced:
+        return WholeUpdate(optimizer(gradients.named.values()), gradients, health, scaler)
+    groups = parameter_groups(gradients.named.values(), workload)
+    if not (recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding):
+        return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)
+
+    def one(weight: nn.Parameter, settings: dict[str, Any]) -> ParameterUpdate:
+        def make(owned: nn.Parameter) -> torch.optim.Optimizer:
+            return make_optimizer(recipe, workload, [{**settings, "params": [owned]}], owned.device)
+
+        if recipe.offload_optimizer:
+            return HostUpdate(weight, make, setup.pool, setup.copies)
+        if generator is not None:
+            return RoundedUpdate(weight, make, generator)
+        return ParameterUpdate(weight, make)
+
+    updates = []
+    for group in groups:
+        settings = {name: value for name, value in group.items() if name != "params"}
+        updates += [one(weight, settings) for weight in group["params"]]
+    return PerParameterUpdate(updates, groups, gradients, health, scaler=scaler, in_backward=recipe.step_in_backward)

@@ -1,0 +1,251 @@
+"""The training step: the whole effective batch in, one update done. Real training and the simulator run this very code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from snugfit.errors import InputError
+from snugfit.fidelity import Fidelity, fidelity
+from snugfit.recipe import Recipe
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.lost_updates import LostUpdates
+from snugfit.techniques.microbatch import LossWeight, Split, batch_length, loss_weights, map_tensors, split_batch
+from snugfit.training.health import Health
+from snugfit.training.order import Order, standard
+from snugfit.training.per_parameter import PerParameterUpdate
+from snugfit.training.phases import phase
+from snugfit.training.schedule import lr_factor
+from snugfit.training.update import WholeUpdate
+from snugfit.workload import Workload
+
+Loss = Callable[[Any, Any], Tensor]
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Trainer:
+    """Trains a model by a recipe, one whole batch a step; built by `snugfit.prepare`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        workload: Workload,
+        device: torch.device,
+        *,
+        techniques: list[ModelTechnique],
+        update: WholeUpdate | PerParameterUpdate,
+        health: Health,
+        pool: HostPool,
+        scaler: torch.amp.GradScaler | None,
+        generator: torch.Generator | None,
+        lost_updates: LostUpdates | None,
+        loss: Loss | None,
+        forward: Forward | None,
+        split: Split | None,
+        loss_weight: LossWeight,
+        order: Order = standard,
+    ) -> None:
+        """Takes the parts; use `prepare`.
+
+        Args:
+            model: The model, changed in place by the techniques.
+            recipe: How the step is held in memory.
+            workload: What is learned.
+            device: Where training runs.
+            techniques: Those that surround the forward pass.
+            update: What follows the last backward pass.
+            health: Judge of the run.
+            pool: Host memory the recipe uses.
+            scaler: Loss scaling, or None.
+            generator: Random bits of stochastic rounding, or None.
+            lost_updates: Watcher of lost updates, or None.
+            loss: Function of output and batch, or None where the model returns its loss.
+            forward: How a batch reaches the model, or None for the usual ways.
+            split: How a batch is cut, or None for dimension 0.
+            loss_weight: How losses of microbatches combine.
+            order: The order of the microbatches' passes.
+        """
+        self.model = model
+        self.recipe = recipe
+        self.workload = workload
+        self.device = device
+        self.steps_done = 0
+        self._techniques = techniques
+        self._update = update
+        self._health = health
+        self._pool = pool
+        self._scaler = scaler
+        self._generator = generator
+        self._lost_updates = lost_updates
+        self._loss = loss
+        self._forward = forward
+        self._split = split or split_batch
+        self._loss_weight = loss_weight
+        self._order = order
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How close this run is to plain training, with the fields that lower it."""
+        return fidelity(self.recipe, self.workload)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes the recipe keeps in the host pool now."""
+        return self._pool.nbytes
+
+    @property
+    def peak_host_bytes(self) -> int:
+        """Most bytes the recipe has kept in the host pool."""
+        return self._pool.peak_bytes
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate of the next step is multiplied with by the schedule."""
+        return lr_factor(self.steps_done, self.workload)
+
+    def step(self, batch: Any) -> Tensor:
+        """Takes one update on a whole batch, however many microbatches that needs.
+
+        Args:
+            batch: A tensor, tuple or dict of tensors of shape [samples, ...], on the host or the device; or anything that
+                the `forward` and `split` given to `prepare` know.
+
+        Returns:
+            The batch's loss before the update: 0-dim, detached, on the device.
+
+        Raises:
+            InputError: The batch does not fit the recipe or the model's way of taking batches.
+            TrainingError: The loss or a gradient is not finite; the weights are those of the last good step.
+        """
+        self._health.check()
+        self.model.train()
+        pieces = self._pieces(batch)
+        step = self.steps_done + 1
+        if self._lost_updates:
+            self._lost_updates.before(step)
+        self._update.begin(self.lr_factor)
+        with ExitStack() as around:
+            for technique in self._techniques:
+                around.enter_context(technique.around_step())
+            loss = self._order(pieces, self._forward_pass, self._backward_pass)
+            with phase("optimizer"):
+                self._update.finish(step, loss)
+        self.steps_done = step
+        if self._lost_updates:
+            self._lost_updates.after(step)
+        return loss
+
+    def evaluate_batch(self, batch: Any) -> Any:
+        """Returns the model's output for a batch, as the recipe computes it, without gradients.
+
+        Args:
+            batch: As for `step`; it goes through the model in one piece.
+
+        Returns:
+            Whatever the model returns. Training or evaluation mode is the caller's choice (`model.eval()`).
+        """
+        with torch.no_grad(), ExitStack() as around:
+            for technique in self._techniques:
+                around.enter_context(technique.around_step())
+                around.enter_context(technique.around_forward())
+            return self._output(self._arrived(batch))
+
+    def finish(self) -> None:
+        """Waits for the steps under way and judges them.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        self._health.check(wait=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that the next step depends on, except the random state of torch.
+
+        Returns:
+            `model` (plain keys), `optimizer` (as torch's ordinary optimizer has it), `scaler`, `rounding`, `steps_done`.
+        """
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._update.state_dict(),
+            "scaler": self._scaler.state_dict() if self._scaler else None,
+            "rounding": self._generator.get_state() if self._generator else None,
+            "steps_done": self.steps_done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state.
+
+        Args:
+            state: From `state_dict`, of this or another recipe for the same workload.
+        """
+        self.model.load_state_dict(state["model"])
+        self._update.load_state_dict(state["optimizer"])
+        if self._scaler and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+        if self._generator and state["rounding"] is not None:
+            self._generator.set_state(state["rounding"].cpu())
+        self.steps_done = int(state["steps_done"])
+
+    def _pieces(self, batch: Any) -> list[tuple[Any, float | Tensor]]:
+        size = self.recipe.microbatch_size
+        if size is None or (self._split is split_batch and batch_length(batch) <= size):
+            return [(batch, 1.0)]
+        pieces = self._split(batch, size)
+        return list(zip(pieces, loss_weights(pieces, self._loss_weight), strict=True))
+
+    def _forward_pass(self, batch: Any) -> Tensor:
+        with phase("data"):
+            batch = self._arrived(batch)
+        with phase("forward"), ExitStack() as around:
+            for technique in self._techniques:
+                around.enter_context(technique.around_forward())
+                around.enter_context(technique.around_training_forward())
+            return self._loss_of(self._output(batch), batch)
+
+    def _backward_pass(self, loss: Tensor) -> None:
+        with phase("backward"):
+            self._update.judge(loss)
+            (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
+
+    def _arrived(self, batch: Any) -> Any:
+        batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
+        for technique in self._techniques:
+            batch = technique.convert(batch)
+        return batch
+
+    def _output(self, batch: Any) -> Any:
+        if self._forward is not None:
+            return self._forward(self.model, batch)
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        if isinstance(batch, tuple | list):
+            return self.model(batch[0])
+        if isinstance(batch, Tensor):
+            return self.model(batch)
+        raise InputError(
+            f"the batch is a {type(batch).__name__}; give a tensor, a tuple (the model gets its first element), a dict (the "
+            "model gets its items), or forward=fn(model, batch)."
+        )
+
+    def _loss_of(self, output: Any, batch: Any) -> Tensor:
+        if self._loss is not None:
+            loss: Any = self._loss(output, batch)
+        else:
+            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            source = "loss= returns" if self._loss is not None else "no loss= was given, and the model returns"
+            raise InputError(
+                f"{source} {found}; the loss must be one number (a 0-dim tensor), for example F.cross_entropy."
+            )
+        return loss
+
+
+OptimizerArgument = str | Callable[[Any], Optimizer]

@@ -1,0 +1,165 @@
+"""The update after backward: gradients are unscaled, clipped and judged, then one `torch.optim` optimizer steps.
+
+What an update must do, whichever kind it is:
+
+- `begin(loss_factor)` before the first forward pass, `judge(loss)` before each backward pass, `finish(loss)` after the last;
+- gradients are gone when `finish` returns, so that none is alive during the next forward pass;
+- a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques.parameter_update import masked_step, masks
+from snugfit.training.health import Health, first_bad, largest
+from snugfit.workload import Workload
+
+
+class Gradients:
+    """The gradients of a step, wherever they add up: their norm, clipping, and whether they are finite."""
+
+    def __init__(self, named: dict[str, nn.Parameter], sums: Fp32Sums | None, workload: Workload) -> None:
+        """Takes note of the parameters.
+
+        Args:
+            named: Name -> parameter, what training changes.
+            sums: Where gradients add up in fp32, or None.
+            workload: Its `clip_norm`.
+        """
+        self.named = named
+        self.sums = sums
+        self.clip_norm = workload.clip_norm
+
+    def present(self) -> dict[str, Tensor]:
+        """Returns the gradients there are, by parameter name."""
+        found = {name: self.sums.of(weight) if self.sums else weight.grad for name, weight in self.named.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def clip(self) -> Tensor:
+        """Clips to the workload's norm and returns a 0-dim tensor that is finite exactly when all gradients are."""
+        present = list(self.present().values())
+        if not present:
+            return torch.zeros((), device=next(iter(self.named.values())).device)
+        if self.clip_norm is None:
+            return largest(present)
+        norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in present] if self.sums else present)
+        factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
+        torch._foreach_mul_(present, factor)
+        return norm
+
+    def settle(self) -> None:
+        """Leaves every gradient in `grad`, in its parameter's dtype."""
+        if self.sums:
+            self.sums.settle()
+
+    def drop(self) -> None:
+        """Frees all gradients."""
+        if self.sums:
+            self.sums.drop()
+        for weight in self.named.values():
+            weight.grad = None
+
+
+class WholeUpdate:
+    """One optimizer over all parameters, stepped after the last backward pass."""
+
+    def __init__(
+        self, optimizer: Optimizer, gradients: Gradients, health: Health, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Takes over an optimizer.
+
+        Args:
+            optimizer: The optimizer, over the parameters of `gradients`.
+            gradients: The gradients of a step.
+            health: Judge of the run.
+            scaler: Loss scaling under `16-mixed`, or None.
+        """
+        self.optimizer = optimizer
+        self._gradients = gradients
+        self._health = health
+        self._scaler = scaler
+        self._masks = masks(optimizer)
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+
+    def begin(self, lr_factor: float) -> None:
+        """Sets the learning rate of this step.
+
+        Args:
+            lr_factor: What each group's own rate is multiplied with.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_factor
+
+    def judge(self, loss: Tensor) -> None:
+        """Nothing yet: a loss that is not finite gives gradients that are not."""
+
+    def finish(self, step: int, loss: Tensor) -> None:
+        """Takes the update, or leaves everything as it was.
+
+        Args:
+            step: The step's number, from 1.
+            loss: Its loss, 0-dim.
+        """
+        if self._scaler is not None:
+            self._finish_scaled(step, loss, self._scaler)
+        else:
+            norm = self._gradients.clip()
+            if self._masks and not self._health.waits:
+                self._health.report(step, loss, norm)
+                self._gradients.settle()
+                masked_step(self.optimizer, (~torch.isfinite(norm)).float())
+            elif bool(torch.isfinite(norm)):
+                self._gradients.settle()
+                self.optimizer.step()
+            else:
+                refuse(self._health, self._gradients, step, loss)
+        self._gradients.drop()
+
+    def _finish_scaled(self, step: int, loss: Tensor, scaler: torch.amp.GradScaler) -> None:
+        scaler.unscale_(self.optimizer)
+        if self._gradients.clip_norm is not None:
+            self._gradients.clip()
+        scaler.step(self.optimizer)
+        scaler.update()
+        self._health.report(step, loss, scaler.scale(torch.ones((), device=loss.device)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the optimizer's own state_dict."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads an optimizer's state_dict.
+
+        Args:
+            state: From `state_dict` of this or of the plain optimizer.
+        """
+        self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+
+
+def refuse(health: Health, gradients: Gradients, step: int, loss: Tensor) -> NoReturn:
+    """Frees the gradients of a bad step and ends the run with the cause named.
+
+    Args:
+        health: Judge of the run.
+        gradients: The step's gradients.
+        step: Its number, from 1.
+        loss: Its loss.
+
+    Raises:
+        TrainingError: Always.
+    """
+    name = first_bad(gradients.present())
+    gradients.drop()
+    if bool(torch.isfinite(loss)):
+        health.stop(step, f"the loss is finite ({float(loss):.4g}), but the gradient of {name!r} is not")
+    health.stop(step, f"the loss is {float(loss):g}")
