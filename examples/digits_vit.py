@@ -1,4 +1,4 @@
-"""The demo's model: a small vision transformer that reads the digits data in seconds on a CPU.
+"""The demo's model: a small vision transformer that learns the digits data in seconds on a CPU.
 
     snugfit train examples/digits_vit.py:model --data digits --batch-size 64 --lr 1e-3 --epochs 12
 
