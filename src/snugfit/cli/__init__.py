@@ -1,0 +1,148 @@
+"""The `snugfit` command: finds the subcommand, runs it, and turns errors into one message and an exit code.
+
+Each subcommand is one file of this package with `add_arguments(parser)` and `run(args) -> int`. Only the chosen one is
+imported, and none of them imports torch before `run`, so that help is there at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TextIO
+
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean
+
+COMMANDS = {
+    "train": "train a model on data, by a recipe, and measure it",
+    "ladder": "train by one recipe after the other, each adding a technique, and compare",
+    "estimate": "predict the memory and time of a training run, without a GPU",
+    "profile": "run any training script and show where its memory goes",
+    "techniques": "explain what can be done to save memory",
+    "devices": "list the known devices",
+}
+"""Subcommand, which is also the name of its file -> what it is for."""
+
+_SIGPIPE_EXIT = 141
+"""What a shell reports for a program whose reader went away."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name; None: those of the process.
+
+    Returns:
+        The exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", SnugfitWarning)
+        warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
+        try:
+            args = parse(sys.argv[1:] if argv is None else argv)
+            code: int = args.run(args)
+            sys.stdout.flush()
+        except SnugfitError as error:
+            print(f"snugfit: {error}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print("snugfit: stopped.", file=sys.stderr)
+            return 130
+        except BrokenPipeError:
+            # Python flushes stdout once more when it exits; there is nobody left to read it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _SIGPIPE_EXIT
+    return code
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments, with a hint for each name that does not exist.
+
+    Args:
+        argv: Arguments without the program's name.
+
+    Returns:
+        The arguments of the subcommand; `run` is its function.
+
+    Raises:
+        InputError: For anything that cannot be read.
+    """
+    available = dict(_available())
+    parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    if chosen is not None and chosen not in available:
+        raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, available)}")
+    for name, purpose in available.items():
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == chosen:
+            module = importlib.import_module(f"{__name__}.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+            options = [option for action in command._actions for option in action.option_strings]
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        if word.startswith("-"):
+            near = did_you_mean(word, options)
+            hint = near.partition("Allowed:")[0]  # there are too many options to list them
+            raise InputError(f"unknown option {word!r}; {hint}see `snugfit {chosen} --help`.")
+        raise InputError(f"unexpected argument {word!r}; see `snugfit {chosen} --help`.")
+    return args
+
+
+def _available() -> Iterator[tuple[str, str]]:
+    for name, purpose in COMMANDS.items():
+        if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            yield name, purpose
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing its own kind of message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see `{self.prog} --help`.")
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"snugfit {version('snugfit')}")
+        parser.exit()
+
+
+def _showing_ours_plainly(otherwise: Any) -> Any:
+    """Returns a `warnings.showwarning` that prints a `SnugfitWarning` as one line without file and line number."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, SnugfitWarning):
+            print(f"snugfit: {message}", file=sys.stderr)
+        else:
+            otherwise(message, category, filename, lineno, file, line)
+
+    return show

@@ -1,0 +1,203 @@
+"""Recipe and training settings as options, made from the fields themselves; imports no torch.
+
+`--optimizer` names the workload's optimizer. A recipe's replacement of it stands in the recipe file, where it is labelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import RecipeError
+from snugfit.fidelity import contradictions
+from snugfit.fields import FieldInfo, field_infos, from_text
+from snugfit.recipe import Recipe
+from snugfit.workload import Workload
+
+TRAITS = ("batch_norm", "dropout")
+"""Fields of the workload that are read off the model."""
+
+DEFAULT_BATCH_SIZE = 64
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """Adds `--recipe` and an option for each field of `Recipe`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    group = parser.add_argument_group("recipe: how the step is held in memory")
+    group.add_argument(
+        "--recipe",
+        metavar="FILE",
+        dest="recipe_file",
+        type=Path,
+        help="YAML file of `field: value` lines; the options below go before it.",
+    )
+    for info in recipe_fields():
+        _add_option(group, info, f"recipe_{info.name}", info.default)
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each field of `Workload`, the traits of the model left out.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    group = parser.add_argument_group("training settings: what is learned")
+    for info in workload_fields():
+        default = DEFAULT_BATCH_SIZE if info.name == "batch_size" else info.default
+        _add_option(group, info, f"workload_{info.name}", default)
+
+
+def recipe_fields() -> list[FieldInfo]:
+    """Returns the fields of a recipe that have an option."""
+    return [info for info in field_infos(Recipe).values() if info.name != "optimizer"]
+
+
+def workload_fields() -> list[FieldInfo]:
+    """Returns the fields of a workload that have an option."""
+    return [info for info in field_infos(Workload).values() if info.name not in TRAITS]
+
+
+def given_workload(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the training settings that were typed.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        Field name -> value; only options that were given.
+    """
+    return _given(args, workload_fields(), "workload_")
+
+
+def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the recipe fields that were typed as options.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        Field name -> value; only options that were given.
+    """
+    return _given(args, recipe_fields(), "recipe_")
+
+
+def recipe_from(args: argparse.Namespace) -> Recipe:
+    """Returns the recipe of a command line: the file's, with the options before it.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        InputError: The file cannot be read.
+        RecipeError: Listing every mistake in the file and the options.
+    """
+    given = given_recipe(args)
+    if args.recipe_file is None:
+        return Recipe.from_mapping(given)
+    try:
+        return Recipe.from_yaml(args.recipe_file).replace(**given)
+    except RecipeError as error:
+        raise RecipeError(
+            _once([*error.problems, *_problems(Recipe, given)]), subject=f"recipe {str(args.recipe_file)!r}"
+        ) from None
+
+
+def workload_from(args: argparse.Namespace) -> Workload:
+    """Returns the training settings of a command line.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        The workload, without the traits of the model.
+
+    Raises:
+        RecipeError: Listing every mistake.
+    """
+    return Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+
+
+def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:
+    """Returns recipe and training settings, with the mistakes of both, and between them, in one error.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        Recipe and workload.
+
+    Raises:
+        InputError: The recipe file cannot be read.
+        RecipeError: Listing every mistake.
+    """
+    made: list[Any] = []
+    errors: list[RecipeError] = []
+    for make in (recipe_from, workload_from):
+        try:
+            made.append(make(args))
+        except RecipeError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        problems = [problem for error in errors for problem in error.problems]
+        raise RecipeError(problems, subject="recipe and training settings")
+    recipe, workload = made
+    between = list(contradictions(recipe, workload))
+    if between:
+        raise RecipeError(between, subject="recipe against training settings")
+    return recipe, workload
+
+
+def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, default: Any) -> None:
+    text = info.doc
+    if default not in (None, False, ()):
+        text += f" Default: {default}."
+    text = text.replace("%", "%%")
+    if info.kinds == (bool,):
+        # Only a recipe file can have switched something on that an option must be able to switch off.
+        if dest.startswith("recipe_"):
+            group.add_argument(info.option, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            group.add_argument(info.option, dest=dest, action="store_const", const=True, help=text)
+        return
+    # Values are not judged here, so that all mistakes can be told at once.
+    metavar = "{" + ",".join(info.choices) + "}" if info.choices else _metavar(info)
+    group.add_argument(info.option, dest=dest, metavar=metavar, help=text)
+
+
+def _metavar(info: FieldInfo) -> str:
+    if int in info.kinds:
+        return "N"
+    if float in info.kinds:
+        return "X"
+    return "X,X" if info.name == "betas" else "NAME"
+
+
+def _given(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
+    found = {}
+    for info in infos:
+        value = getattr(args, prefix + info.name)
+        if value is not None:
+            found[info.name] = from_text(info, value) if isinstance(value, str) else value
+    return found
+
+
+def _problems(cls: Any, given: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        cls.from_mapping(given)
+    except RecipeError as error:
+        return error.problems
+    return ()
+
+
+def _once(problems: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(problems))

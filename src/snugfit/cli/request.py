@@ -1,0 +1,176 @@
+"""What `snugfit train` was asked to do: a new run, or one to go on with. Decided without torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.cli import options
+from snugfit.errors import InputError, RecipeError
+from snugfit.recipe import Recipe
+from snugfit.workload import Workload
+
+CHANGEABLE = ("epochs", "max_steps", "eval_every", "save_every")
+"""Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
+
+_DEFAULTS = {"task": "image-classification", "device": "auto"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be trained: all that a run directory must keep to build the same run again."""
+
+    model: str
+    """Model spec."""
+    model_args: tuple[str, ...]
+    """Arguments of its constructor, as typed."""
+    data: str
+    """Data spec."""
+    task: str
+    """Name of the task."""
+    image_size: int | None
+    """Side of the images; None: the model's own."""
+    samples: int | None
+    """Samples of random data; None: the data's own number."""
+    device: str
+    """auto, cpu or cuda."""
+    settings: Workload
+    """Training settings, without the traits of the model."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns plain data for `workload.yaml`."""
+        plain = {name: getattr(self, name) for name in _NAMES}
+        return {**plain, "model_args": list(self.model_args), "settings": self.settings.to_mapping()}
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Request:
+        """Reads what `to_mapping` wrote.
+
+        Args:
+            given: Field name -> plain value.
+
+        Returns:
+            The request.
+
+        Raises:
+            InputError: The file was altered and does not say it all.
+        """
+        if set(given) != set(_NAMES) or not isinstance(given["settings"], dict):
+            raise InputError(f"workload.yaml of a run must have exactly these fields: {', '.join(_NAMES)}.")
+        settings = Workload.from_mapping(given["settings"])
+        return cls(**{**given, "model_args": tuple(given["model_args"]), "settings": settings})
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Request))
+
+
+def new_request(args: argparse.Namespace) -> tuple[Recipe, Request]:
+    """Reads a new run from the command line.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        The recipe, and the rest.
+
+    Raises:
+        InputError: Model or data is missing, or an option cannot be used.
+        RecipeError: Listing every mistake in recipe and training settings.
+    """
+    missing = [name for name, given in (("MODEL", args.model), ("--data", args.data)) if given is None]
+    if missing:
+        raise InputError(
+            f"{' and '.join(missing)} must be given, for example `snugfit train torchvision:resnet18 --data digits`; only "
+            "--run-dir DIR --resume knows them already."
+        )
+    recipe, settings = options.settings_from(args)
+    return recipe, Request(
+        model=args.model,
+        model_args=tuple(args.model_args or ()),
+        data=args.data,
+        task=args.task or _DEFAULTS["task"],
+        image_size=args.image_size,
+        samples=args.samples,
+        device=args.device or _DEFAULTS["device"],
+        settings=settings,
+    )
+
+
+def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -> Request:
+    """Compares what was typed beside `--resume` with the run, so that no change is silently ignored.
+
+    Args:
+        args: What the command line gave.
+        recipe: The run's recipe.
+        stored: The run's request.
+
+    Returns:
+        The run's request with a new length, new intervals or a new device, where they were given.
+
+    Raises:
+        RecipeError: Listing each option that would make it another run.
+    """
+    problems = [
+        f"{name} is {value!r}; the run has {getattr(stored, name)!r}."
+        for name in _NAMES
+        if name not in ("settings", "device")
+        and (value := getattr(args, name)) is not None
+        and (tuple(value) if isinstance(value, list) else value) != getattr(stored, name)
+    ]
+    wanted = recipe
+    if args.recipe_file is not None or options.given_recipe(args):
+        wanted = options.recipe_from(args) if args.recipe_file else recipe.replace(**options.given_recipe(args))
+    for name in (info.name for info in options.recipe_fields()):
+        if getattr(wanted, name) != getattr(recipe, name):
+            problems.append(f"{name} is {getattr(wanted, name)!r}; the run has {getattr(recipe, name)!r}.")
+    given = options.given_workload(args)
+    settings = stored.settings.replace(**given)
+    free = CHANGEABLE if settings.lr_schedule == "constant" else CHANGEABLE[2:]
+    for name in given:
+        if name not in free and getattr(settings, name) != getattr(stored.settings, name):
+            problems.append(f"{name} is {getattr(settings, name)!r}; the run has {getattr(stored.settings, name)!r}.")
+    if problems:
+        problems.append(
+            f"Leave these options out, or start another run. What may change here: {', '.join(free)}, device."
+        )
+        raise RecipeError(problems, subject="--resume goes on with the run as it was started")
+    return dataclasses.replace(stored, settings=settings, device=args.device or stored.device)
+
+
+def default_run_dir(request: Request) -> Path:
+    """Returns the first free directory of the form `runs/MODEL-DATA`, `runs/MODEL-DATA-2`, ...
+
+    Args:
+        request: What is to be trained.
+
+    Returns:
+        A path that does not exist.
+    """
+    words = [re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") for text in (_last(request.model), request.data)]
+    base = Path("runs") / "-".join(word for word in words if word)
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def resume_command(path: Path) -> str:
+    """Returns the command that goes on with a run.
+
+    Args:
+        path: The run directory.
+
+    Returns:
+        A line for a shell.
+    """
+    return f"snugfit train --run-dir {shlex.quote(str(path))} --resume"
+
+
+def _last(spec: str) -> str:
+    return spec.rpartition(":")[2]

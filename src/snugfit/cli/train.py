@@ -1,0 +1,429 @@
+"""`snugfit train`: trains a model on data by a recipe, measures it, and leaves a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from snugfit.cli import options, output
+from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
+from snugfit.errors import InputError, TrainingError
+from snugfit.recipe import Recipe
+from snugfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.measure.meter import Meter
+    from snugfit.training.loop import Loop, LoopResult
+    from snugfit.training.run_dir import RunDirectory
+    from snugfit.training.step import Trainer
+    from snugfit.workloads.data import Splits
+    from snugfit.workloads.tasks import Task
+
+EPILOG = """\
+examples:
+  snugfit train timm:vit_tiny_patch16_224 --data digits --model-arg img_size=16 --model-arg patch_size=4
+  snugfit train torchvision:resnet18 --data cifar10:data --download --epochs 5 --precision bf16-mixed
+  snugfit train models.py:build --data imagefolder:photos --weights model.safetensors --recipe recipe.yaml
+  snugfit train --run-dir runs/resnet18-cifar10-data --resume
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `snugfit train`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="torchvision:NAME, timm:NAME or path/file.py:function (with --resume: the run's)",
+    )
+    add("--data", metavar="DATA", help="digits, cifar10:DIR, imagefolder:DIR or random (with --resume: the run's)")
+    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
+    add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
+    add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
+    add("--samples", metavar="N", type=int, help="samples of random data")
+    add("--download", action="store_true", help="fetch the data when it is not there")
+    add("--device", choices=("auto", "cpu", "cuda"), help="where to train. Default: auto, cuda where there is one.")
+    group = parser.add_argument_group("run directory")
+    add = group.add_argument
+    add("--run-dir", metavar="DIR", type=Path, help="where results go. Default: runs/MODEL-DATA, numbered.")
+    add("--resume", action="store_true", help="go on with the run in --run-dir, exactly where it stopped")
+    add("--overwrite", action="store_true", help="replace the run in --run-dir")
+    add("--keep-checkpoints", metavar="N", type=int, default=2, help="newest checkpoints that stay. Default: 2.")
+    add("--tensorboard", action="store_true", help="also write event files for TensorBoard")
+    output.add_json_option(parser)
+    options.add_recipe_options(parser)
+    options.add_workload_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, and prints the result.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        0 when the run is finished; 128 and the signal's number (130 for Ctrl-C) when it was stopped after saving.
+
+    Raises:
+        InputError: Something that was given cannot be used.
+        TrainingError: Training failed; says what is saved and how to go on.
+    """
+    from snugfit.measure.fresh import ensure_tuned_process
+    from snugfit.training.run_dir import RunDirectory, check_new
+
+    _check_numbers(args)
+    if args.resume and args.overwrite:
+        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+    if args.resume and args.run_dir is None:
+        raise InputError("--resume needs --run-dir DIR, the run to go on with.")
+    # Whatever needs no torch is checked before the process starts again with other allocator settings and loads it.
+    if args.resume:
+        path: Path = args.run_dir
+        with RunDirectory.open(path, keep=args.keep_checkpoints) as run_dir:
+            recipe = run_dir.read_recipe()
+            request = resumed_request(args, recipe, Request.from_mapping(run_dir.read_workload()))
+            summary = run_dir.read_summary()
+            if summary is not None and summary["steps"] >= _wanted_steps(request, summary):
+                print(f"snugfit: the run in {path} is finished; this is its result.", file=sys.stderr)
+                _print_result(summary, as_json=args.json)
+                return 0
+            ensure_tuned_process()
+            return _train(args, recipe, request, path, lambda: run_dir)
+    recipe, request = new_request(args)
+    path = args.run_dir if args.run_dir is not None else default_run_dir(request)
+    check_new(path, overwrite=args.overwrite)
+    ensure_tuned_process()
+    return _train(
+        args,
+        recipe,
+        request,
+        path,
+        lambda: RunDirectory.create(
+            path, recipe, request.to_mapping(), overwrite=args.overwrite, keep=args.keep_checkpoints
+        ),
+    )
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    if args.keep_checkpoints < 2:
+        raise InputError(
+            f"--keep-checkpoints is {args.keep_checkpoints}; give at least 2, so that a damaged one has a predecessor."
+        )
+    for name in ("image_size", "samples"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+
+
+def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
+    """How long the run is to be: as long as it was, unless the command line asks for more."""
+    settings = request.settings
+    if settings.max_steps is not None:
+        return settings.max_steps
+    steps: int = settings.epochs * summary["steps_per_epoch"]
+    return steps
+
+
+def _train(
+    args: argparse.Namespace, recipe: Recipe, request: Request, path: Path, open_run: Callable[[], RunDirectory]
+) -> int:
+    """Builds all parts, trains, and writes and prints the result; nothing is written before every part is there."""
+    from snugfit.measure.meter import Meter
+    from snugfit.training.loop import steps_of_run
+    from snugfit.training.progress import memory_reader
+    from snugfit.training.tensorboard import check_tensorboard
+    from snugfit.workloads.tasks import task_named
+
+    device = _device(request.device)
+    task = task_named(request.task)
+    data = _open_data(args, request)
+    settings = request.settings
+    assert settings.batch_size is not None
+    if args.tensorboard:
+        check_tensorboard()
+    if settings.batch_size > len(data.train):
+        raise InputError(
+            f"batch_size {settings.batch_size} is larger than the {len(data.train)} training samples of {data.name}; give "
+            f"at most {len(data.train)}."
+        )
+    total_steps = steps_of_run(settings, len(data.train))
+    meter = Meter(device)
+    with _measuring(meter):
+        memory = memory_reader(device)
+        trainer = _build_trainer(recipe, request, data, device, task, total_steps)
+        with open_run() as run_dir:
+            try:
+                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
+                if result.stopped_by is not None:
+                    print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
+                    return 128 + result.stopped_by
+                measured = meter.result(trainer.peak_host_bytes)
+                summary = _summary(trainer, request, measured, result, path, loop.steps_per_epoch)
+                _write_results(run_dir, trainer, summary)
+            except TrainingError as error:
+                raise TrainingError(f"{error} {_saved(run_dir)}") from error
+            except KeyboardInterrupt:
+                print(f"snugfit: stopped at once. {_saved(run_dir)}", file=sys.stderr)
+                return 130
+    _print_result(summary, as_json=args.json)
+    return 0
+
+
+@contextlib.contextmanager
+def _measuring(meter: Meter) -> Iterator[None]:
+    """Starts a measurement, and ends it when the run fails: a recording that is left open at exit crashes the process."""
+    meter.start()
+    try:
+        yield
+    except BaseException:
+        meter.result(0)
+        raise
+
+
+def _run_loop(
+    args: argparse.Namespace,
+    trainer: Trainer,
+    data: Splits,
+    task: Task,
+    run_dir: RunDirectory,
+    total_steps: int,
+    meter: Meter,
+    memory: Callable[[], tuple[int, int] | None],
+) -> tuple[Loop, LoopResult]:
+    from snugfit.training.loop import Loop
+    from snugfit.training.progress import Progress
+    from snugfit.training.stop_signal import StopSignal
+
+    # Signals are caught from here on: what is trained is never lost between two statements.
+    with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(args.tensorboard, run_dir.path) as on_row:
+        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=meter, on_row=on_row)
+        if args.resume and loop.resume():
+            print(f"snugfit: going on after step {trainer.steps_done} of {total_steps}.", file=sys.stderr)
+        loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
+        try:
+            return loop, loop.train(stop)
+        finally:
+            loop.progress.close()
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not there: torch sees no CUDA device. Use --device cpu, or leave it out.")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _open_data(args: argparse.Namespace, request: Request) -> Splits:
+    """Opens the data in the shape that the model takes, and checks that the two go together."""
+    from snugfit.workloads.data import open_data
+    from snugfit.workloads.models import input_channels, input_size, output_classes, parse_model_args
+
+    model_args = parse_model_args(request.model_args)
+    model = _skeleton(request)
+    # Labels of random data run over the classes that the model has; other data brings its own, and the head follows.
+    classes = output_classes(model) if request.data == "random" else model_args.get("num_classes")
+    data = open_data(
+        request.data,
+        image_size=request.image_size or input_size(model, request.model),
+        channels=input_channels(model),
+        num_classes=classes,
+        seed=request.settings.seed,
+        download=args.download,
+        samples=request.samples,
+    )
+    _check_shapes(data, request)
+    return data
+
+
+def _skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
+    """Builds the model without memory, to look at; for real where its constructor needs values."""
+    from snugfit.workloads.models import build_model, parse_model_args
+
+    model_args = parse_model_args(request.model_args)
+    try:
+        return build_model(request.model, model_args=model_args, num_classes=num_classes, init="device", device="meta")
+    except InputError:
+        return build_model(request.model, model_args=model_args, num_classes=num_classes)
+
+
+def _check_shapes(data: Splits, request: Request) -> None:
+    """Sends one image through the model, without memory where that works; there must be a score for each label."""
+    import torch
+
+    from snugfit.workloads.models import build_model, parse_model_args
+    from snugfit.workloads.tasks import classification_logits
+
+    images = data.train[0][0].unsqueeze(0)
+
+    def scores(model: torch.nn.Module) -> int:
+        place = next((weight.device for weight in model.parameters()), images.device)
+        with torch.no_grad():
+            return classification_logits(model.eval()(images.to(place))).shape[1]
+
+    try:
+        found = scores(_skeleton(request, data.num_classes))
+    except Exception:
+        # Some operators do not run without memory; what is really wrong, if anything, a real model says.
+        model_args = parse_model_args(request.model_args)
+        model = build_model(request.model, model_args=model_args, num_classes=data.num_classes)
+        try:
+            found = scores(model)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"model {request.model!r} cannot take an image of {data.name}, shape {list(images.shape[1:])}: "
+                f"{' '.join(str(error).split())}. Give --image-size, --model-arg, or a model for such images."
+            ) from error
+    if found < data.num_classes:
+        raise InputError(
+            f"model {request.model!r} tells {found} classes apart, and {data.name} has {data.num_classes}. Give the model a "
+            "num_classes argument, or other data."
+        )
+
+
+def _build_trainer(
+    recipe: Recipe,
+    request: Request,
+    data: Splits,
+    device: torch.device,
+    task: Task,
+    total_steps: int,
+) -> Trainer:
+    import torch
+
+    from snugfit.training.phases import phase
+    from snugfit.training.prepare import prepare
+    from snugfit.training.random_state import seed_everything
+    from snugfit.workloads.models import build_model, parse_model_args
+
+    settings = request.settings
+    dtypes = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
+    seed_everything(settings.seed)
+    with phase("build"):
+        model = build_model(
+            request.model,
+            model_args=parse_model_args(request.model_args),
+            num_classes=data.num_classes,
+            weights=settings.weights,
+            freeze=settings.freeze,
+            init=recipe.init,
+            device=device,
+            dtype=dtypes[recipe.true_precision],
+        )
+    given = {**settings.to_mapping(), "max_steps": total_steps}
+    for name in ("optimizer", *options.TRAITS):  # prepare reads the traits off the model
+        del given[name]
+    return prepare(
+        model,
+        recipe,
+        loss=task.loss,
+        loss_weight=cast(Any, task.loss_weight),
+        optimizer=settings.optimizer,
+        device=device,
+        **given,
+    )
+
+
+def _rows_to_tensorboard(wanted: bool, path: Path) -> Any:
+    if not wanted:
+        return contextlib.nullcontext()
+    from snugfit.training.tensorboard import tensorboard_rows
+
+    return tensorboard_rows(path)
+
+
+def _announce_stop() -> None:
+    sys.stderr.write("\nsnugfit: finishing this step, then saving; Ctrl-C again stops at once.\n")
+    sys.stderr.flush()
+
+
+def _saved(run_dir: RunDirectory) -> str:
+    """Says what a run that ended early leaves, and how to go on with it."""
+    paths = run_dir.checkpoints.paths()
+    saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
+    return f"{saved} Go on with: {resume_command(run_dir.path)}"
+
+
+def _summary(
+    trainer: Trainer,
+    request: Request,
+    measured: Mapping[str, int | None],
+    result: LoopResult,
+    path: Path,
+    steps_per_epoch: int,
+) -> dict[str, Any]:
+    import torch
+
+    workload = trainer.workload.replace(max_steps=request.settings.max_steps)
+    return {
+        "recipe": trainer.recipe.to_mapping(),
+        "workload": {**request.to_mapping(), "settings": workload.to_mapping()},
+        "fidelity": dataclasses.asdict(trainer.fidelity),
+        "predicted": None,
+        "measured": dict(measured),
+        "seconds": result.seconds,
+        "samples_per_second": result.samples_per_second,
+        "metrics": result.metrics,
+        "steps": result.steps,
+        "steps_per_epoch": steps_per_epoch,
+        "device": str(trainer.device),
+        "run_dir": str(path),
+        "torch_version": torch.__version__,
+    }
+
+
+def _write_results(run_dir: RunDirectory, trainer: Trainer, summary: Mapping[str, Any]) -> None:
+    """Writes the weights, and then the summary, whose being there says that the run is finished."""
+    from snugfit.training.model_file import save_model
+    from snugfit.training.run_dir import MODEL
+
+    try:
+        save_model(run_dir.path / MODEL, trainer.state_dict()["model"])
+    except OSError as error:
+        raise TrainingError(f"{run_dir.path / MODEL} cannot be written: {error.strerror}.") from error
+    run_dir.write_summary(summary)
+
+
+def _print_result(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(summary)
+        return
+    request = summary["workload"]
+    title = f"{request['model']} on {request['data']}: {summary['steps']} steps of {request['settings']['batch_size']}"
+    output.print_card(title, _card_rows(summary))
+
+
+def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    changed = Recipe.from_mapping(summary["recipe"]).to_mapping(defaults=False)
+    yield "recipe", ", ".join(f"{name}={value}" for name, value in changed.items()) or "plain"
+    reasons = summary["fidelity"]["reasons"].items()
+    lines = [f"{name} ({level}): {reason}" for name, (level, reason) in reasons]
+    yield "fidelity", "\n".join([summary["fidelity"]["level"], *lines])
+    for name, size in summary["measured"].items():
+        if size is not None:
+            yield name.removesuffix("_bytes").replace("_", " "), format_bytes(size)
+    yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
+    metrics = summary["metrics"]
+    for name in ("test_accuracy", "validation_accuracy"):
+        if metrics[name] is not None:
+            yield name.replace("_", " "), f"{metrics[name]:.2%}"
+    if metrics["train_loss"] is not None:
+        yield "train loss", f"{metrics['train_loss']:.4g}"
+    yield "files", summary["run_dir"]

@@ -1,0 +1,62 @@
+"""Files that appear under their name only when they are complete. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".writing-"
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Writes a file that appears under its name only when it is complete and on the disk.
+
+    Args:
+        path: Final name; an existing file is replaced in one step.
+
+    Yields:
+        The name of an empty temporary file in the same directory, to be written and closed. It is removed when the
+        block raises.
+
+    Raises:
+        OSError: The file cannot be written; whatever stood under `path` is still there.
+    """
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        _flush(temporary)
+        # mkstemp makes files private; the result gets the permissions that any new file of this user has.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # makes the rename survive a power cut; not every file system offers it
+        _flush(path.parent)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Removes temporary files that a killed process left behind.
+
+    Args:
+        directory: Where `replaced_file` writes; no other process may be writing there.
+    """
+    for path in directory.glob(TEMPORARY_PREFIX + "*"):
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Puts what was written to a file, or the names in a directory, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,403 @@
+"""The loop of a run: epochs over data, evaluation, rows of metrics, checkpoints, and going on where a run stopped.
+
+Losses stay on the device and are read every few steps, all at once, so logging never makes the device wait. Everything that
+decides the next step is in the checkpoint (weights, optimizer, schedule, scaler, random state, position in the epoch), and
+the order of the data depends on seed and epoch alone, so a resumed run takes the very steps of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import TrainingError
+from snugfit.recipe import Recipe
+from snugfit.techniques.loading import loading_options
+from snugfit.training import random_state
+from snugfit.training.evaluation import Evaluation, evaluate
+from snugfit.training.optimizers import OPTIMIZER_TABLE
+from snugfit.training.phases import phase
+from snugfit.training.progress import Progress
+from snugfit.training.run_dir import RunDirectory
+from snugfit.training.stop_signal import StopSignal
+from snugfit.workload import Workload
+from snugfit.workloads.loader import batches, steps_per_epoch
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
+    from snugfit.workloads.data import Splits
+    from snugfit.workloads.tasks import Task
+
+LOG_EVERY = 10
+"""Steps between readings of losses from the device."""
+
+STATE_VERSION = 1
+
+
+class Observer(Protocol):
+    """Someone who looks at a run from outside, such as a measurement."""
+
+    def after_step(self, steps_done: int) -> None:
+        """Called when an update was given to the device.
+
+        Args:
+            steps_done: Updates done by this process, from 1.
+        """
+
+    def before_evaluation(self) -> None:
+        """Called when an evaluation begins."""
+
+    def after_evaluation(self) -> None:
+        """Called when an evaluation ended."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoopResult:
+    """What a run came to."""
+
+    steps: int
+    """Updates done, those of earlier processes included."""
+
+    seconds: float
+    """Wall time of the loop: steps, evaluation and checkpoints, earlier processes included."""
+
+    samples_per_second: float
+    """Samples trained per second of training steps, evaluation and checkpoints left out."""
+
+    metrics: dict[str, float | None]
+    """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
+    metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
+
+    stopped_by: signal.Signals | None
+    """The signal that ended the run early, with its state saved; None: the run is finished."""
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Position:
+    """Where a run is, beside the trainer's own state."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    evaluated_step: int = 0
+    rows: int = 0
+    """Rows of metrics that belong to the checkpoint."""
+    loss_sum: float = 0.0
+    """Over the samples of this epoch."""
+    loss_samples: int = 0
+    samples: int = 0
+    """Trained in the whole run."""
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+
+def steps_of_run(workload: Workload, train_samples: int) -> int:
+    """Returns how many updates a run takes.
+
+    Args:
+        workload: `max_steps` decides where it is given, whatever the epochs; else `epochs`.
+        train_samples: Samples of the training data.
+
+    Returns:
+        Updates; the last batch of an epoch may be smaller and counts as one.
+    """
+    assert workload.batch_size is not None
+    if workload.max_steps is not None:
+        return workload.max_steps
+    return workload.epochs * math.ceil(train_samples / workload.batch_size)
+
+
+def base_learning_rate(recipe: Recipe, workload: Workload) -> float | None:
+    """Returns the learning rate before the schedule.
+
+    Args:
+        recipe: Its `optimizer` replaces the workload's.
+        workload: Its `lr`, or the default of its optimizer in torch.optim.
+
+    Returns:
+        The rate; None where the optimizer is the caller's own.
+    """
+    if workload.lr is not None:
+        return workload.lr
+    row = OPTIMIZER_TABLE.get(recipe.optimizer or workload.optimizer)
+    return None if row is None else float(inspect.signature(row.cls).parameters["lr"].default)
+
+
+class Loop:
+    """One run of training from its first or its saved step to the end."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Splits,
+        task: Task,
+        run: RunDirectory,
+        *,
+        total_steps: int,
+        observer: Observer | None = None,
+        progress: Progress | None = None,
+        on_row: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """Brings the parts of a run together; nothing is trained yet.
+
+        Args:
+            trainer: Model and step; its workload has a `batch_size`.
+            data: Training, validation and test samples.
+            task: Loss and metrics of the evaluation.
+            run: Where rows and checkpoints go.
+            total_steps: Updates of the whole run.
+            observer: Told of each step.
+            progress: Shows the run to a person; None: nobody looks.
+            on_row: Gets each row of metrics too.
+        """
+        assert trainer.workload.batch_size is not None
+        self.trainer, self.data, self.task, self.run_dir = trainer, data, task, run
+        self.workload = trainer.workload
+        self.batch_size: int = trainer.workload.batch_size
+        self.total_steps = total_steps
+        self.steps_per_epoch = steps_per_epoch(data.train, self.batch_size)
+        self.loading = loading_options(trainer.recipe)
+        self.base_rate = base_learning_rate(trainer.recipe, self.workload)
+        self.observer, self.progress, self.on_row = observer, progress, on_row
+        self.at = _Position()
+        self.stop = StopSignal()
+        self._pending: list[tuple[int, float | None, int, Tensor]] = []
+        self._first_step = self._saved_step = trainer.steps_done
+        self._resumed_at = time.perf_counter()
+        self._lap_started = self._resumed_at
+
+    def resume(self) -> bool:
+        """Takes up the newest checkpoint that is whole; without one the run starts over.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            InputError: All checkpoints are damaged.
+        """
+        state = self.run_dir.checkpoints.load_newest()
+        if state is not None:
+            self.trainer.load_state_dict(state["trainer"])
+            self.at = _Position(**state["position"])
+            random_state.restore(state["random"])
+            self._first_step = self._saved_step = self.trainer.steps_done
+        self.run_dir.rewind_metrics(self.at.rows)
+        return state is not None
+
+    def train(self, stop: StopSignal | None = None) -> LoopResult:
+        """Trains to the end, or until a signal asks to stop.
+
+        Args:
+            stop: A signal catcher that is open already; None: this call opens one.
+
+        Returns:
+            The result; everything is saved.
+
+        Raises:
+            TrainingError: The step failed for good, or the disk took no more.
+        """
+        self._resumed_at = self._lap_started = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            self.stop = stop if stop is not None else stack.enter_context(StopSignal())
+            try:
+                self._train_steps()
+            except TrainingError:
+                with contextlib.suppress(TrainingError):
+                    self._read_losses()
+                    self._write(self.run_dir.flush_metrics)
+                raise
+            if not self.stop:
+                self._evaluate_test()
+        return self._result()
+
+    def _train_steps(self) -> None:
+        # A run that was stopped between a step and its evaluation makes up for it first.
+        self._evaluate_if_due()
+        while self.trainer.steps_done < self.total_steps and not self.stop:
+            if self.at.batch >= self.steps_per_epoch:
+                self._read_losses()
+                self.at.epoch, self.at.batch, self.at.loss_sum, self.at.loss_samples = self.at.epoch + 1, 0, 0.0, 0
+            with self._epoch_batches() as epoch:
+                for batch in epoch:
+                    self._step(batch)
+                    if self.trainer.steps_done >= self.total_steps or self.stop:
+                        break
+        if self._saved_step < self.trainer.steps_done:
+            self._save()
+
+    def _step(self, batch: tuple[Tensor, ...]) -> None:
+        samples = len(batch[0])
+        rate = None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
+        loss = self.trainer.step(batch)
+        self.at.batch += 1
+        self.at.samples += samples
+        step = self.trainer.steps_done
+        if self.observer is not None:
+            self.observer.after_step(step - self._first_step)
+        if self.progress is not None:
+            self.progress.advance()
+        self._pending.append((step, rate, samples, loss))
+        if len(self._pending) >= LOG_EVERY or step == 1:
+            self._read_losses()
+        self._evaluate_if_due()
+        if self._due(self.workload.save_every):
+            self._save()
+
+    def _evaluate_if_due(self) -> None:
+        step = self.trainer.steps_done
+        due = step >= self.total_steps or self._due(self.workload.eval_every)
+        if due and self.at.evaluated_step < step and not self.stop:
+            measured = self._evaluate("validation", self.data.validation)
+            # Without validation data nothing is due again either.
+            if measured is not None or not self.stop:
+                self.at.evaluated_step = step
+
+    def _due(self, every: int | None) -> bool:
+        if every is None:
+            return self.at.batch == self.steps_per_epoch
+        return self.trainer.steps_done % every == 0
+
+    @contextlib.contextmanager
+    def _epoch_batches(self) -> Iterator[Iterator[tuple[Tensor, ...]]]:
+        source = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
+
+        def marked() -> Iterator[tuple[Tensor, ...]]:
+            while True:
+                with phase("data"):
+                    batch = next(source, None)
+                if batch is None:
+                    return
+                yield batch
+
+        try:
+            yield marked()
+        finally:
+            close = getattr(source, "close", None)  # ends the loading processes of an epoch that is left early
+            if close is not None:
+                close()
+
+    def _batches(
+        self, dataset: Any, size: int, *, epoch: int = 0, start: int = 0, shuffle: bool = True
+    ) -> Iterator[tuple[Tensor, ...]]:
+        return batches(
+            dataset,
+            batch_size=size,
+            seed=self.workload.seed,
+            epoch=epoch,
+            start=start,
+            shuffle=shuffle,
+            workers=self.loading.workers,
+            pin_memory=self.loading.pin_memory,
+            prefetch=self.loading.prefetch,
+        )
+
+    def _read_losses(self) -> None:
+        """Reads the losses of the last steps, which waits for the device once, and writes their rows."""
+        if not self._pending:
+            return
+        losses = torch.stack([loss for *_, loss in self._pending]).double().tolist()
+        now = time.perf_counter()
+        lap, self._lap_started = now - self._lap_started, now
+        samples = sum(count for _, _, count, _ in self._pending)
+        self.at.step_seconds += lap
+        speed = samples / lap
+        for (step, rate, count, _), loss in zip(self._pending, losses, strict=True):
+            self.at.loss_sum += loss * count
+            self.at.loss_samples += count
+            self._row({"step": step, "epoch": self.at.epoch, "loss": loss, "lr": rate, "samples_per_second": speed})
+        self._pending.clear()
+        if self.progress is not None:
+            self.progress.show(losses[-1], speed)
+
+    def _evaluate_test(self) -> None:
+        self._evaluate("test", self.data.test)
+        self._write(self.run_dir.flush_metrics)
+
+    def _evaluate(self, name: str, dataset: Any) -> Evaluation | None:
+        with self._between_steps():
+            self.trainer.finish()
+            size = min(self.trainer.recipe.microbatch_size or self.batch_size, self.batch_size)
+            held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
+            if self.observer is not None:
+                self.observer.before_evaluation()
+            measured = evaluate(self.trainer, held_out, self.task, stop=lambda: bool(self.stop))
+            if self.observer is not None:
+                self.observer.after_evaluation()
+        if measured is not None:
+            found = {f"{name}_{metric}": value for metric, value in measured.metrics.items()}
+            found[f"{name}_loss"] = measured.loss
+            self.at.metrics.update({key: _finite(value) for key, value in found.items()})
+            self._row({"step": self.trainer.steps_done, "epoch": self.at.epoch, **found})
+            if self.progress is not None:
+                told = ", ".join(f"{key.replace('_', ' ')} {value:.4f}" for key, value in found.items())
+                self.progress.say(f"step {self.trainer.steps_done}/{self.total_steps}: {told}")
+        return measured
+
+    def _save(self) -> None:
+        with self._between_steps():
+            self.trainer.finish()
+            now = time.perf_counter()
+            self.at.seconds += now - self._resumed_at
+            self._resumed_at = now
+            self.at.rows = self.run_dir.rows
+            state = {
+                "version": STATE_VERSION,
+                "trainer": self.trainer.state_dict(),
+                "random": random_state.capture(),
+                "position": dataclasses.asdict(self.at),
+            }
+            self._write(self.run_dir.flush_metrics)
+            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state))
+            self._saved_step = self.trainer.steps_done
+
+    @contextlib.contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Closes the lap of the steps before, and starts a new one after."""
+        self._read_losses()
+        yield
+        self._lap_started = time.perf_counter()
+
+    def _row(self, row: dict[str, Any]) -> None:
+        clean = {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
+        self._write(lambda: self.run_dir.log(clean))
+        if self.on_row is not None:
+            self.on_row(clean)
+
+    def _write(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            raise TrainingError(
+                f"the run directory {str(self.run_dir.path)!r} takes no more after step {self.trainer.steps_done}: "
+                f"{error.strerror or error}. Make room for it"
+            ) from error
+
+    def _result(self) -> LoopResult:
+        seconds = self.at.seconds + time.perf_counter() - self._resumed_at
+        mean = self.at.loss_sum / self.at.loss_samples if self.at.loss_samples else None
+        names = [f"{part}_{name}" for part in ("validation", "test") for name in ("loss", *self.task.metrics)]
+        return LoopResult(
+            steps=self.trainer.steps_done,
+            seconds=seconds,
+            samples_per_second=self.at.samples / self.at.step_seconds if self.at.step_seconds else 0.0,
+            metrics={
+                "train_loss": None if mean is None else _finite(mean),
+                **{name: self.at.metrics.get(name) for name in names},
+            },
+            stopped_by=self.stop.received,
+        )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,129 @@
+"""Progress for people, on stderr only: a bar with time left on a terminal, single lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from snugfit.units import format_bytes, format_seconds
+
+LINE_SECONDS = 30.0
+"""Seconds between lines where there is no terminal."""
+
+Memory = tuple[int, int]
+"""Bytes in use now and at most."""
+
+
+class Progress:
+    """Shows how far a run is; the same calls draw a bar or print lines."""
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        steps_done: int = 0,
+        memory: Callable[[], Memory | None] = lambda: None,
+        stream: TextIO | None = None,
+        line_seconds: float = LINE_SECONDS,
+    ) -> None:
+        """Starts to show.
+
+        Args:
+            total_steps: Updates of the whole run.
+            steps_done: Updates of earlier processes.
+            memory: Returns (bytes in use, most bytes so far), or None where unknown.
+            stream: Where to write; None: stderr.
+            line_seconds: Seconds between lines where the stream is no terminal.
+        """
+        self._stream = stream if stream is not None else sys.stderr
+        self._total, self._first, self._done = total_steps, steps_done, steps_done
+        self._memory = memory
+        self._started = self._shown = time.monotonic()
+        self._line_seconds = line_seconds
+        self._bar: Any = None
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total_steps, initial=steps_done, unit="step", file=self._stream, dynamic_ncols=True, leave=False
+            )
+
+    def advance(self) -> None:
+        """One more update is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update()
+
+    def show(self, loss: float, samples_per_second: float) -> None:
+        """Shows fresh numbers: at once in the bar, in a line when the last one is long ago.
+
+        Args:
+            loss: Of the newest step.
+            samples_per_second: Over the last few steps.
+        """
+        parts = [f"loss {loss:.4g}", f"{samples_per_second:.3g} samples/s"]
+        memory = self._memory()
+        if memory is not None:
+            parts.append(f"memory {format_bytes(memory[0])} (peak {format_bytes(memory[1])})")
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(parts))
+            return
+        now = time.monotonic()
+        if now - self._shown >= self._line_seconds:
+            self._shown = now
+            steps = max(1, self._done - self._first)
+            left = (now - self._started) / steps * (self._total - self._done)
+            self.say(f"step {self._done}/{self._total}: {', '.join(parts)}, {format_seconds(left)} left")
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar where there is one.
+
+        Args:
+            text: One line.
+        """
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def memory_reader(device: torch.device) -> Callable[[], Memory | None]:
+    """Returns a function that reads how much memory a training takes, as the system counts it.
+
+    Args:
+        device: Where the model is trained.
+
+    Returns:
+        Function giving (now, peak) in bytes: torch's allocated bytes on CUDA; on the CPU the process's resident bytes above
+        those at this call, so call it before the model is built; None where unknown.
+    """
+    if device.type == "cuda":
+        return lambda: (torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+    if device.type != "cpu" or not _STATUS.exists():
+        return lambda: None
+    baseline, _ = _resident_bytes()
+
+    def above_baseline() -> Memory:
+        now, peak = _resident_bytes()
+        return max(0, now - baseline), max(0, peak - baseline)
+
+    return above_baseline
+
+
+_STATUS = Path("/proc/self/status")
+
+
+def _resident_bytes() -> Memory:
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)
+    now, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # the kernel's kB are 1024 bytes
+    return now, peak

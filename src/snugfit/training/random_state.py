@@ -1,0 +1,54 @@
+"""Random numbers of a run: seeded once, kept with each checkpoint, put back on resume.
+
+Three generators are global to a process: Python's, NumPy's and torch's (one for each device). A resumed run draws the
+same numbers as one that was never stopped, so dropout masks and augmentations are the same.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of Python, NumPy and torch (all devices).
+
+    Args:
+        seed: 0 or more; NumPy takes its lowest 32 bits.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """Returns the state of all global generators, as plain data and tensors that `torch.load(weights_only=True)` reads.
+
+    Returns:
+        `python`, `numpy`, `torch`, and `cuda` (one state a device; empty without CUDA).
+    """
+    name, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached_gaussian)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Puts all global generators back into a state from `capture`.
+
+    Args:
+        state: What `capture` returned, in this process or in an earlier one.
+    """
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached_gaussian = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached_gaussian))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

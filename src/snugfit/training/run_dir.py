@@ -1,0 +1,288 @@
+"""The run directory: everything a run leaves behind, and everything it needs to go on.
+
+    recipe.yaml         how the step was held in memory
+    workload.yaml       model, data and training settings
+    metrics.jsonl       one JSON object a line: each step's loss and learning rate, each evaluation
+    summary.json        the result, once the run is finished
+    model.safetensors   the final weights under the plain model's keys
+    checkpoints/        step-00000123.ckpt, the newest two
+    tensorboard/        event files, when asked for
+
+A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Imports no
+torch before checkpoints are used.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+import yaml
+
+from snugfit.errors import InputError, TrainingError
+from snugfit.recipe import Recipe
+from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
+
+if TYPE_CHECKING:
+    from snugfit.training.checkpoint import CheckpointStore
+
+RECIPE, WORKLOAD, METRICS, SUMMARY, MODEL = (
+    "recipe.yaml",
+    "workload.yaml",
+    "metrics.jsonl",
+    "summary.json",
+    "model.safetensors",
+)
+DEFAULT_KEEP = 2
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+_LOCK = ".lock"
+
+
+def holds_run(path: Path) -> bool:
+    """Returns whether a run was started in a directory.
+
+    Args:
+        path: A directory that need not exist.
+
+    Returns:
+        True from the moment `RunDirectory.create` returned.
+    """
+    return (path / WORKLOAD).is_file()
+
+
+def check_new(path: Path, *, overwrite: bool = False) -> None:
+    """Checks, leaving nothing behind, that a new run can be written to a directory.
+
+    Args:
+        path: The directory, which need not exist.
+        overwrite: Whether a run that is there may be replaced.
+
+    Raises:
+        InputError: It holds a run already, is no directory, or cannot be written.
+    """
+    if holds_run(path) and not overwrite:
+        raise InputError(
+            f"run directory {str(path)!r} already holds a run. Go on with it (--resume), give another --run-dir, or "
+            "replace it (--overwrite)."
+        )
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"run directory {str(path)!r} cannot be written: {error.strerror}. Give another --run-dir."
+        ) from error
+    finally:
+        for folder in missing:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+class RunDirectory:
+    """One run on disk, open for writing; a context manager that lets go of the lock and the files."""
+
+    def __init__(self, path: Path, *, keep: int = DEFAULT_KEEP) -> None:
+        """Takes a directory for this process.
+
+        Args:
+            path: An existing directory.
+            keep: How many checkpoints stay.
+
+        Raises:
+            InputError: Another process is training there.
+        """
+        self.path = path
+        self._lock = _locked(path / _LOCK)
+        self._metrics: IO[str] | None = None
+        self.rows = 0
+        self._keep = keep
+        for folder in (path, path / CHECKPOINTS):
+            remove_leftovers(folder)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        recipe: Recipe,
+        workload: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        keep: int = DEFAULT_KEEP,
+    ) -> RunDirectory:
+        """Starts a new run.
+
+        Args:
+            path: The directory; made if missing.
+            recipe: How the step is held in memory.
+            workload: Plain data: all that `read_workload` must give back to build the same run again.
+            overwrite: Whether a run that is there is removed first.
+            keep: How many checkpoints stay.
+
+        Returns:
+            The directory, open.
+
+        Raises:
+            InputError: It holds a run already, or cannot be written.
+        """
+        check_new(path, overwrite=overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, keep=keep)
+        # The workload makes the directory a run, so it goes first when a run is removed and is written last.
+        for name in (WORKLOAD, RECIPE, METRICS, SUMMARY, MODEL):
+            (path / name).unlink(missing_ok=True)
+        for folder in (CHECKPOINTS, TENSORBOARD):
+            shutil.rmtree(path / folder, ignore_errors=True)
+        run._write_text(RECIPE, recipe.to_yaml())
+        run._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
+        return run
+
+    @classmethod
+    def open(cls, path: Path, *, keep: int = DEFAULT_KEEP) -> RunDirectory:
+        """Opens the run that a directory holds, to go on with it.
+
+        Args:
+            path: The directory.
+            keep: How many checkpoints stay.
+
+        Returns:
+            The directory, open.
+
+        Raises:
+            InputError: It holds no run, or another process is training there.
+        """
+        if not holds_run(path):
+            raise InputError(f"run directory {str(path)!r} holds no run to resume. Start one by leaving out --resume.")
+        return cls(path, keep=keep)
+
+    @functools.cached_property
+    def checkpoints(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        from snugfit.training.checkpoint import CheckpointStore
+
+        return CheckpointStore(self.path / CHECKPOINTS, keep=self._keep)
+
+    def read_recipe(self) -> Recipe:
+        """Returns the run's recipe."""
+        return Recipe.from_yaml(self.path / RECIPE)
+
+    def read_workload(self) -> dict[str, Any]:
+        """Returns the plain data that `create` was given.
+
+        Raises:
+            InputError: The file was altered and is no longer YAML.
+        """
+        path = self.path / WORKLOAD
+        try:
+            given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(given, dict):
+            raise InputError(f"{path} must hold `field: value` lines.")
+        return given
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Appends one row to the metrics.
+
+        Args:
+            row: Plain data with at least `step`.
+        """
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics.write(json.dumps(row) + "\n")
+        self.rows += 1
+
+    def flush_metrics(self) -> None:
+        """Puts all rows on the disk; called before each checkpoint, so that no checkpoint is ahead of its rows."""
+        if self._metrics is not None:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Returns the rows so far; a last line that a killed process left unfinished does not count."""
+        if self._metrics is not None:
+            self._metrics.flush()
+        path = self.path / METRICS
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def rewind_metrics(self, rows: int) -> None:
+        """Drops the rows that were written after a checkpoint; a resumed run writes them again.
+
+        Args:
+            rows: How many the checkpoint counts.
+        """
+        kept = self.read_metrics()[:rows]
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+        self.rows = len(kept)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes the result; its being there says that the run is finished.
+
+        Args:
+            summary: Plain data.
+        """
+        self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Returns the result, or None while the run is unfinished."""
+        path = self.path / SUMMARY
+        if not path.exists():
+            return None
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return summary
+
+    def close(self) -> None:
+        """Lets the directory go."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._lock.close()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_text(self, name: str, text: str) -> None:
+        try:
+            with replaced_file(self.path / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise TrainingError(f"{self.path / name} cannot be written: {error.strerror}.") from error
+
+
+def _locked(path: Path) -> IO[str]:
+    """Opens a file that only one process can hold; the system lets go of it when that process ends, however it ends."""
+    file = path.open("w")
+    try:
+        import fcntl
+    except ImportError:  # no advisory locks on this system
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise InputError(
+            f"another process is training in run directory {str(path.parent)!r}. Wait for it, or use another --run-dir."
+        ) from error
+    return file

@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM as a wish: the run ends after the step under way, and only the second one stops it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignal:
+    """Remembers the first signal that asks this process to stop; a context manager.
+
+    Outside the main thread, where Python delivers no signals, nothing is caught.
+    """
+
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        """Prepares to listen.
+
+        Args:
+            on_first: Called inside the signal handler when the first signal arrives, to tell the person.
+        """
+        self.received: signal.Signals | None = None
+        self._on_first = on_first
+        self._owner = os.getpid()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                before = signal.getsignal(number)
+                # A process started with nohup, or in the background by a script, is not to be stopped by this signal.
+                if before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    def __bool__(self) -> bool:
+        """Whether a signal has arrived."""
+        return self.received is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Data loading processes inherit this handler and get Ctrl-C too; they live until their parent lets them go.
+        if os.getpid() != self._owner:
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if self._on_first is not None:
+            self._on_first()

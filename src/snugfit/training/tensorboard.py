@@ -1,0 +1,52 @@
+"""Rows of metrics as TensorBoard event files, for those who ask for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError
+from snugfit.training.run_dir import TENSORBOARD
+
+
+def check_tensorboard() -> None:
+    """Raises where TensorBoard is not installed.
+
+    Raises:
+        InputError: Says how to install it.
+    """
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise InputError("--tensorboard needs the library tensorboard. Run: pip install snugfit[report]") from error
+
+
+@contextlib.contextmanager
+def tensorboard_rows(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Opens event files in a run directory.
+
+    Args:
+        path: The run directory.
+
+    Yields:
+        A function that takes rows of metrics. Rows that a resumed run takes again replace the earlier ones.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = None
+
+    def write(row: Mapping[str, Any]) -> None:
+        nonlocal writer
+        if writer is None:
+            writer = SummaryWriter(str(path / TENSORBOARD), purge_step=row["step"])
+        for name, value in row.items():
+            if name not in ("step", "epoch") and value is not None:
+                writer.add_scalar(name, value, row["step"])
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
