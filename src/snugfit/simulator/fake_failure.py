@@ -1,0 +1,55 @@
+"""Says in words why something cannot be simulated: which operator, in which module, at which line, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from snugfit.errors import CannotSimulateError
+from snugfit.simulator import private_torch
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def no_value(operator: str, module: str) -> CannotSimulateError:
+    """Returns the error for an operator that needs the values of a tensor.
+
+    Args:
+        operator: Its name.
+        module: Dotted path of the module that runs.
+
+    Returns:
+        The error.
+    """
+    return CannotSimulateError(
+        f"{operator}{_place(module)} needs the values of a tensor, and a simulated tensor has none. "
+        "Leave it out of the simulated step (printing or logging a loss, for example), write it without values "
+        "(torch.where in place of a mask that selects), or measure the run on the device."
+    )
+
+
+def explain(error: Exception, operator: str, module: str) -> CannotSimulateError | None:
+    """Returns the error for a person, where an operator has no version for fake tensors.
+
+    Args:
+        error: What torch raised.
+        operator: The operator.
+        module: Dotted path of the module that runs.
+
+    Returns:
+        The error; None where it is an ordinary mistake, which the real run would make too.
+    """
+    if isinstance(error, private_torch.DATA_DEPENDENT):
+        return no_value(operator, module)
+    if isinstance(error, private_torch.UNSUPPORTED):
+        return CannotSimulateError(
+            f"{operator}{_place(module)} has no version that works without values, so it cannot be simulated "
+            f"({str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__}). "
+            "Give the operator a fake version (torch.library.register_fake), or measure the run on the device."
+        )
+    return None
+
+
+def _place(module: str) -> str:
+    line = private_torch.source_line((_PACKAGE,))
+    words = f" in module {module!r}" if module else ""
+    return f"{words} at {line}" if line else words

@@ -1,0 +1,122 @@
+"""What an operator costs, from the shapes of its arguments: floating-point operations, bytes moved, kernels launched.
+
+Floating-point operations follow torch's own formulas (`torch.utils.flop_counter`); an operator without one counts 0 and
+is judged by its bytes. Multi-tensor operators launch as many kernels as torch's `MultiTensorApply.cuh` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+_TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+"""Tensors in one multi-tensor kernel, by number of lists. Source: MultiTensorApply.cuh, depth_to_max_tensors."""
+_CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH = 65536, 320
+"""Source: MultiTensorApply.cuh, kChunkSize and depth_to_max_blocks."""
+_PRODUCTS = {"aten.mm.default": 0, "aten.addmm.default": 1, "aten.bmm.default": 0, "aten.baddbmm.default": 1}
+"""Matrix products -> position of the left factor."""
+
+
+class Cost(NamedTuple):
+    """Cost of one run of an operator."""
+
+    flops: int
+    """Floating-point operations."""
+    read_bytes: int
+    """Bytes of all tensor arguments."""
+    written_bytes: int
+    """Bytes of all results that are not views."""
+    dtype: str
+    """Dtype it computes in."""
+    kernels: int
+    """Kernels launched; 0 for a view or an uninitialised tensor."""
+    product: tuple[int, int, int, int] | tuple[()]
+    """Batch, rows, columns and inner size of a matrix product; empty otherwise."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor's elements, those repeated by a stride of 0 counted once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride or size == 0:
+            elements *= size
+    return elements * tensor.dtype.itemsize
+
+
+def cost_of(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, written: Sequence[torch.Tensor]
+) -> Cost:
+    """Returns what a run of an operator costs.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments, fake tensors among them.
+        kwargs: Its keyword arguments.
+        result: What it returned.
+        written: The tensors it wrote: results that are not views, and arguments it changed.
+
+    Returns:
+        The cost.
+    """
+    name = str(operator)
+    inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+    makes_nothing = not written or name.startswith(("aten.empty", "aten.new_empty"))
+    formula = _formulas().get(operator.overloadpacket)
+    flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
+    return Cost(
+        flops=flops,
+        read_bytes=sum(map(tensor_bytes, inputs)),
+        written_bytes=sum(map(tensor_bytes, written)),
+        dtype=_compute_dtype(written, inputs),
+        kernels=0 if makes_nothing else _kernels(name, args),
+        product=_product(name, args),
+    )
+
+
+@functools.cache
+def _formulas() -> dict[Any, Any]:
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _compute_dtype(written: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
+    for tensors in (inputs, written):
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                return str(tensor.dtype).removeprefix("torch.")
+    for tensor in (*written, *inputs):
+        return str(tensor.dtype).removeprefix("torch.")
+    return "float32"
+
+
+def _kernels(name: str, args: Sequence[Any]) -> int:
+    if not name.startswith(("aten._foreach_", "aten._fused_")):
+        return 1
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
+    if not lists:
+        return 1
+    per_launch = _TENSORS_PER_LAUNCH[min(len(lists), len(_TENSORS_PER_LAUNCH)) - 1]
+    chunks = sum(math.ceil(tensor.numel() / _CHUNK_ELEMENTS) for tensor in lists[0])
+    return max(math.ceil(len(lists[0]) / per_launch), math.ceil(chunks / _CHUNKS_PER_LAUNCH))
+
+
+def _product(name: str, args: Sequence[Any]) -> tuple[int, int, int, int] | tuple[()]:
+    first = _PRODUCTS.get(name)
+    if first is None:
+        return ()
+    left, right = args[first], args[first + 1]
+    batch = left.shape[0] if left.dim() == 3 else 1
+    return batch, left.shape[-2], right.shape[-1], left.shape[-1]

@@ -1,0 +1,226 @@
+"""Every use of private torch API by the simulator, in one place, so that a new torch is checked here and nowhere else.
+
+Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does, and only the worker
+process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+__all__ = ["DATA_DEPENDENT", "UNSUPPORTED", "FakeTensor", "FakeTensorMode"]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised by an operator whose result depends on values that fake tensors do not have."""
+UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError)
+"""Raised by an operator without a fake version."""
+
+_make_subclass = torch.Tensor._make_subclass
+_forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
+_META = torch.device("meta")
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Returns the autograd node that runs, None outside of backward."""
+next_sequence: Callable[[], int] = torch.autograd._get_sequence_nr
+"""Returns the number that the next autograd node of this thread will get."""
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Returns a fake mode that takes real tensors as arguments, too."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class FakeFactory:
+    """Makes fake tensors from their layout alone, several times faster than their constructor.
+
+    All fake tensors of one device start with the same attributes; they are copied from one made the ordinary way.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        """Starts without templates.
+
+        Args:
+            mode: The mode that the tensors belong to.
+        """
+        self.mode = mode
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def wrap(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a fake tensor on a device that shares the storage of a meta tensor.
+
+        Args:
+            meta: A plain meta tensor.
+            device: The device the fake tensor claims to be on, with its index.
+
+        Returns:
+            The fake tensor.
+        """
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            attributes = dict(FakeTensor(self.mode, meta, device).__dict__)
+            self._attributes[device] = attributes
+        fake: torch.Tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+        fake.__dict__.update(attributes)
+        _forbid_data_access(fake)
+        return fake
+
+    def empty(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns a new fake tensor with a storage of its own.
+
+        Args:
+            shape: Its shape.
+            stride: Its strides, in elements.
+            dtype: Its dtype.
+            device: The device it claims to be on.
+
+        Returns:
+            The fake tensor.
+        """
+        return self.wrap(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
+
+    def view(
+        self, base: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Returns a fake tensor on the storage of another.
+
+        Args:
+            base: A fake tensor.
+            shape: Shape of the view.
+            stride: Its strides, in elements.
+            offset: Its offset into the storage, in elements.
+            dtype: Its dtype.
+
+        Returns:
+            The fake tensor.
+        """
+        meta = torch.empty(0, dtype=dtype, device=_META)
+        meta.set_(base.untyped_storage(), offset, shape, stride)  # type: ignore[call-overload]
+        return self.wrap(meta, base._fake_device)  # type: ignore[attr-defined]
+
+
+def is_composite(operator: Any) -> bool:
+    """Returns whether an operator is made of other operators (they reach a dispatch mode whole under inference mode)."""
+    name = operator.name()
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
+    )
+
+
+def register_backend(name: str, module: Any) -> None:
+    """Registers the pure-Python accelerator; once in a process.
+
+    Args:
+        name: Its device type.
+        module: What `torch.<name>` becomes.
+    """
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(name, backend_module=module)
+
+
+def let_optimizers_take_fakes() -> None:
+    """Lets optimizers and gradient clipping choose multi-tensor kernels for fake tensors, as they do for real ones."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        if FakeTensor not in types:
+            types.append(FakeTensor)  # type: ignore[arg-type]
+
+
+def without_autocast(key: str) -> Any:
+    """Returns a guard under which a dispatch key such as AutocastPrivateUse1 is skipped.
+
+    Args:
+        key: Its name.
+
+    Returns:
+        A context manager.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
+    """Calls a function whenever autocast drops its cache of cast weights, which it does when the outermost one ends.
+
+    Args:
+        callback: The function.
+    """
+    original = torch.clear_autocast_cache
+
+    def clear() -> None:
+        callback()
+        original()
+
+    torch.clear_autocast_cache = clear  # type: ignore[assignment]
+
+
+@contextmanager
+def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Calls a function whenever Python resizes a storage, as FSDP does to free and bring back parameters.
+
+    Args:
+        callback: Called with the storage after it was resized.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        callback(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def rounds_to_tf32(operator: str, is_product: bool) -> bool:
+    """Returns whether a float32 operator computes in TF32 on a card that has it.
+
+    Args:
+        operator: Its name.
+        is_product: Whether it is a matrix product.
+    """
+    if is_product:
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return operator.startswith("aten.convolution") and bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+def source_line(skip: tuple[str, ...]) -> str:
+    """Returns `file:line` of the innermost code on the stack that is neither torch's nor in the given folders.
+
+    Args:
+        skip: Folders to leave out.
+
+    Returns:
+        The place; empty when all of the stack is left out.
+    """
+    torch_folder = str(torch.__path__[0])
+    frame = sys._getframe(1)
+    for summary in traceback.walk_stack(frame):
+        filename = summary[0].f_code.co_filename
+        if not filename.startswith((torch_folder, *skip)) and not filename.startswith("<"):
+            return f"{filename}:{summary[1]}"
+    return ""

@@ -1,0 +1,393 @@
+"""Records a run on fake tensors: every storage with its birth and death, every operator, in exact order.
+
+The recorder is a dispatch mode below everything else, so it sees what reaches the kernels: after autograd, after autocast,
+after composite operators were taken apart.
+
+Small host tensors that Python code makes (a step count, an index list) are real, so their values stay true; everything
+else is fake and has no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from snugfit.simulator import accelerator, attention_kernels, dispatch_plan, fake_failure, kernels, private_torch
+from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
+from snugfit.simulator.dispatch_plan import Plan
+from snugfit.simulator.module_path import ModulePath
+from snugfit.simulator.operator_costs import cost_of
+from snugfit.simulator.private_torch import FakeTensor
+from snugfit.simulator.storage_ledger import StorageLedger
+from snugfit.simulator.trace import OperatorRun, Trace, TraceBuilder
+
+REAL_ELEMENTS = 1024
+"""Host tensors up to this size that Python code makes from values stay real."""
+
+_aten = torch.ops.aten
+_device = torch.ops.prim.device.default
+_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
+_plans: dict[Any, Plan] = {}
+_composite: dict[Any, bool] = {}
+
+
+class Recorder(TorchDispatchMode):
+    """Records what happens while it is entered; `build` then gives the trace."""
+
+    def __init__(self, personality: Personality) -> None:
+        """Makes a recorder with nothing recorded.
+
+        Args:
+            personality: The kind of device.
+        """
+        super().__init__()
+        self.personality = personality
+        self.step = 0
+        """Number of the training step, for the marks of phases."""
+        self.answered: set[str] = set()
+        """Questions about values that were answered although fake tensors have none; for the report."""
+        self.modules = ModulePath()
+        self._cuda = personality.kind == "cuda"
+        self._builder = TraceBuilder()
+        self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
+        self._mode = private_torch.new_fake_mode()
+        self._factory = private_torch.FakeFactory(self._mode)
+        self._state = _FORWARD
+        self._marks: list[str] = []
+        self._in_optimizer = 0
+        self._finite: set[int] = set()
+        self._stream = 0
+        self._last_run: dict[int, int] = {}
+        self._waits: dict[int, list[int]] = {}
+        self._library_workspaces: set[tuple[bool, int]] = set()
+        self._models: list[torch.nn.Module] = []
+        self._entered = ExitStack()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles inside a recording, so the guard against it would only cost time."""
+        return False
+
+    # -- the run from outside
+
+    def __enter__(self) -> Recorder:
+        """Starts to record."""
+        backend = accelerator.backend
+        self._before = (backend.observer, backend.memory, backend.capability, backend.current)
+        backend.observer = self._on_backend
+        backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
+        backend.capability = self.personality.capability
+        self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        self._entered.enter_context(self.modules)
+        self._entered.enter_context(self._watch_optimizers())
+        self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops to record."""
+        super().__exit__(*error)
+        self._entered.close()
+        backend = accelerator.backend
+        backend.observer, backend.memory, backend.capability, backend.current = self._before
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes a model's module names, and its parameters and buffers as weights.
+
+        Args:
+            model: The model, with fake parameters.
+        """
+        if all(model is not known for known in self._models):
+            self._models.append(model)
+        self.modules.watch(model)
+        self.claim((*model.parameters(), *model.buffers()), "weights")
+
+    def claim(self, tensors: Iterable[torch.Tensor | None], category: str) -> None:
+        """Says what the storages of tensors are.
+
+        Args:
+            tensors: Tensors of this recording; None and others are passed over.
+            category: One of `CATEGORIES`.
+        """
+        self._ledger.claim(tensors, category)
+
+    def host_pool(self) -> AbstractContextManager[None]:
+        """Returns a context in which tensors count as host memory, also in a run on cpu."""
+        return self._ledger.as_host()
+
+    def on_phase(self, name: str, entered: bool) -> None:
+        """Takes a mark of `snugfit.training.phases`.
+
+        Args:
+            name: The phase.
+            entered: Whether it was entered or left.
+        """
+        if entered:
+            self._marks.append(name)
+        elif self._marks:
+            if name == _BACKWARD:
+                self._claim_gradients()
+            self._marks.pop()
+        self._builder.mark(name, entered, self.step)
+
+    @property
+    def phase(self) -> str:
+        """The phase of the run: as marked, or else as autograd and the optimizer show it."""
+        return self._marks[-1] if self._marks else self._state
+
+    def build(self) -> Trace:
+        """Returns the trace so far, with the category of everything that is still alive decided."""
+        for model in self._models:
+            self.claim((*model.parameters(), *model.buffers()), "weights")
+        self._ledger.decide_all()
+        return self._builder.build()
+
+    # -- operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator on fake tensors and records it."""
+        if func is _device:
+            return args[0].device
+        kwargs = kwargs or {}
+        module = self._where()
+        found = dispatch_plan.key_of(func, args, kwargs)
+        if found is not None:
+            found = ((self.personality, found[0]), found[1])
+            plan = _plans.get(found[0])
+            if plan is not None:
+                result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
+                if fresh or plan.cost.kernels:
+                    self._note(plan, fresh, module)
+                    if func is _aten._to_copy.default:
+                        self._inherit(found[1], fresh)
+                return result
+        composite = _composite.get(func)
+        if composite is None:
+            composite = _composite[func] = private_torch.is_composite(func)
+        if composite:
+            with self:
+                if attention_kernels.runs_whole(func) and self._cuda:
+                    return attention_kernels.attention(*args, **kwargs)
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._work_out(func, args, kwargs, module, found)
+
+    def _work_out(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        module: str,
+        found: tuple[Any, list[torch.Tensor]] | None,
+    ) -> Any:
+        """Runs an operator that has no plan, and makes one where that is possible."""
+        tensors = _tensors_in((*args, *kwargs.values()))
+        if func is _aten._local_scalar_dense.default and type(tensors[0]) is FakeTensor:
+            return self._item(tensors[0], module)
+        if _all_real(tensors, kwargs):
+            result = func(*args, **kwargs)
+        else:
+            try:
+                with self._mode:
+                    result = func(*args, **kwargs)
+            except Exception as error:
+                problem = fake_failure.explain(error, str(func), module)
+                if problem is None:
+                    raise
+                raise problem from error
+        if func._opname.startswith("_amp_foreach_non_finite_check"):
+            self._finite.add(args[1].untyped_storage()._cdata)
+        resizing = func._opname in _RESIZING
+        if resizing:
+            self._ledger.resized(args[0].untyped_storage())
+        results = _tensors_in(result if isinstance(result, list | tuple) else (result,))
+        known = {tensor.untyped_storage()._cdata for tensor in tensors}
+        fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
+        plan = self._plan(func, args, kwargs, result, tensors, fresh)
+        if found is not None and not resizing and torch.Tag.inplace_view not in func.tags:
+            outputs = dispatch_plan.outputs_of(result, found[1])
+            if outputs is not None:
+                _plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+        self._note(plan, fresh, module)
+        if func is _aten._to_copy.default:
+            self._inherit(tensors, fresh)
+        return result
+
+    def _plan(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: Sequence[torch.Tensor],
+        fresh: Sequence[torch.Tensor],
+    ) -> Plan:
+        """Returns what a run of an operator costs, without the results."""
+        written = [*fresh, *_mutated(func, args, kwargs)]
+        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
+        link = self._cuda and devices == {"cpu", DEVICE_TYPE}
+        on_host = self._cuda and DEVICE_TYPE not in devices
+        waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
+        kind, capability = self.personality.kind, self.personality.capability
+        return Plan(
+            name=str(func),
+            outputs=(),
+            shape=None,
+            cost=cost_of(func, args, kwargs, result, written),
+            workspaces=() if on_host else tuple(kernels.workspaces(str(func), args, kwargs, kind, capability)),
+            device="link" if link else "host" if on_host else "device",
+            blocking=link and waits,
+        )
+
+    def _item(self, tensor: torch.Tensor, module: str) -> Any:
+        if tensor.untyped_storage()._cdata in self._finite:
+            self.answered.add("the loss scaler was told that all gradients are finite")
+            return 0.0
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            return constant.item()
+        raise fake_failure.no_value("reading a number out of a tensor (.item(), float(), int(), bool(), if)", module)
+
+    # -- taking down
+
+    def _where(self) -> str:
+        """Returns the running module, and notices whether we are in forward, backward or the optimizer."""
+        node = private_torch.current_node()
+        stack = self.modules.stack
+        if self._in_optimizer:
+            state = _OPTIMIZER
+        elif stack or node is None:
+            state = _FORWARD
+        else:
+            state = _BACKWARD
+        if state is not self._state:
+            self._change(state, node is not None)
+        if stack:
+            return stack[-1]
+        return self.modules.of_node(node) if node is not None else ""
+
+    def _change(self, state: str, in_backward: bool) -> None:
+        ledger = self._ledger
+        if state is _BACKWARD:
+            ledger.epoch += 1
+        elif self._state is _BACKWARD and not in_backward:
+            self._claim_gradients()
+        ledger.forward = state is _FORWARD
+        self._state = state
+
+    def _note(self, plan: Plan, fresh: Sequence[torch.Tensor], module: str) -> None:
+        """Takes down an operator: its new storages, the memory inside it, its cost."""
+        name, stream = plan.name, self._stream
+        phase = self._marks[-1] if self._marks else self._state
+        cost = plan.cost
+        if cost.product and self._cuda and plan.device == "device":
+            self._library_workspace(phase)
+        for tensor in fresh:
+            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+        for size in plan.workspaces:
+            self._builder.workspace(size, operator=name, module=module, phase=phase, stream=stream)
+            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
+        if not cost.kernels:
+            return
+        dtype = cost.dtype
+        if self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
+            dtype = "tf32"
+        after = tuple(self._waits.pop(stream, ()))
+        self._last_run[stream] = self._builder.run(
+            OperatorRun(
+                name, module, phase, cost.flops, cost.read_bytes, cost.written_bytes, dtype, cost.kernels, plan.device,
+                stream, cost.product, after, plan.blocking,
+            )  # fmt: skip
+        )
+
+    def _inherit(self, sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+        """A batch that is copied to the device is still the batch."""
+        if sources and self._ledger.category(sources[0]) == "inputs":
+            self._ledger.claim(copies, "inputs")
+
+    def _library_workspace(self, phase: str) -> None:
+        """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""
+        key = (private_torch.current_node() is not None, self._stream)
+        if key not in self._library_workspaces:
+            self._library_workspaces.add(key)
+            size = kernels.cublas_workspace_bytes(self.personality.capability)
+            self._builder.alloc(
+                size, category="temporaries", operator="cublas workspace", phase=phase, stream=self._stream
+            )
+            self._ledger.grow(size)
+
+    # -- gradients, optimizers, streams
+
+    def _claim_gradients(self) -> None:
+        for model in self._models:
+            self.claim((parameter.grad for parameter in model.parameters()), "gradients")
+
+    @contextmanager
+    def _watch_optimizers(self) -> Iterator[None]:
+        """Knows when an optimizer runs, which gradients it reads and which state it keeps."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        def before(optimizer: Any, *_: Any) -> None:
+            self._ledger.claim_left_by_backward()
+            self.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
+            self._in_optimizer += 1
+
+        def after(optimizer: Any, *_: Any) -> None:
+            self._in_optimizer -= 1
+            for state in optimizer.state.values():
+                self.claim((value for value in state.values() if isinstance(value, torch.Tensor)), "optimizer_state")
+
+        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
+        """Takes down what was asked of `torch.sim`: streams, events, the cache."""
+        if what == "stream":
+            self._stream = stream
+        elif what == "event":
+            return self._last_run.get(stream)
+        elif what == "wait":
+            self._waits.setdefault(stream, []).append(value)
+        elif what == "empty_cache":
+            self._builder.empty_cache()
+        return None
+
+
+def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(_tensors_in(value))
+    return found
+
+
+def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the arguments that an operator writes to."""
+    found: list[Any] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
+    return _tensors_in(found)
+
+
+def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator works on small real host tensors alone, so that its values can stay true."""
+    return (
+        bool(tensors)
+        and kwargs.get("device") in (None, torch.device("cpu"))
+        and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
+    )
