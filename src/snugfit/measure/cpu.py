@@ -1,0 +1,123 @@
+"""What a run on the CPU used: tensor bytes by the allocator's events, and the process's memory by the kernel.
+
+Recording every event of a long run would slow its steps and grow the very process that is measured, so only windows are
+recorded: from before the model is built through the first steps, and around the first evaluation. Steps in between
+repeat themselves. The balance is carried over from window to window. The kernel's peak covers the whole run; what the
+process grows by while a window is opened or closed is the recorder's own and is taken off.
+
+Known limitation: a training batch that the loop lets go during the first evaluation still counts as alive there, since
+torch does not report the release of memory that was allocated between the windows.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.measure.process_memory import ProcessMemory, read_process_memory, reset_peak
+
+_READ_EVERY_SECONDS = 0.25
+
+
+class CpuMeter:
+    """Meter of a run on the CPU; see `snugfit.measure.meter.Meter` for the hooks."""
+
+    def __init__(self, *, window_steps: int) -> None:
+        """Prepares, and measures nothing yet.
+
+        Args:
+            window_steps: First steps whose allocator events are recorded, at least 1.
+        """
+        self._window_steps = window_steps
+        self._events = AllocatorEvents()
+        self._baseline: ProcessMemory | None = None
+        self._peak_bytes = 0
+        self._recorder_bytes = 0
+        self._evaluation: str = "to come"
+        self._steps_done = 0
+        self._next_read = 0.0
+
+    def start(self) -> None:
+        """Takes the baseline; call before the model is built."""
+        warm_up()
+        gc.collect()
+        reset_peak()
+        self._baseline = read_process_memory()
+        self._off_the_record(self._events.start)
+
+    def after_step(self, steps_done: int) -> None:
+        """Notes that a step ended."""
+        self._steps_done = steps_done
+        self._close_or_cut()
+        if steps_done <= self._window_steps or time.monotonic() >= self._next_read:
+            self._read()
+
+    def before_evaluation(self) -> None:
+        """Notes that an evaluation begins; the first one is recorded."""
+        if self._evaluation == "to come":
+            self._evaluation = "recorded"
+            if not self._events.recording:
+                self._off_the_record(self._events.start)
+
+    def after_evaluation(self) -> None:
+        """Notes that an evaluation ended."""
+        if self._evaluation == "recorded":
+            self._evaluation = "done"
+            self._close_or_cut()
+        self._read()
+
+    def current_bytes(self) -> int:
+        """Returns the resident memory above the baseline, now."""
+        now = read_process_memory()
+        if now is None or self._baseline is None:
+            return self._events.balance_bytes
+        above_bytes = _anonymous(now.rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
+        return max(0, above_bytes - self._recorder_bytes)
+
+    def result(self, host_tensor_bytes: int) -> dict[str, int | None]:
+        """Ends the measurement.
+
+        Args:
+            host_tensor_bytes: Most bytes that the recipe kept in its host pool.
+
+        Returns:
+            `peak_tensor_bytes`, `host_tensor_bytes` and `rss_bytes` (None where the system does not tell).
+        """
+        self._off_the_record(self._events.stop)
+        rss_bytes = None if self._baseline is None else self._peak_bytes
+        return {
+            "peak_tensor_bytes": self._events.peak_bytes,
+            "host_tensor_bytes": host_tensor_bytes,
+            "rss_bytes": rss_bytes,
+        }
+
+    def _close_or_cut(self) -> None:
+        if not self._events.recording:
+            return
+        over = self._steps_done >= self._window_steps and self._evaluation != "recorded"
+        self._off_the_record(self._events.stop if over else self._events.cut)
+
+    def _off_the_record(self, act: Callable[[], None]) -> None:
+        """Opens or closes a window so that what the process needs for it counts nowhere."""
+        self._read()
+        before = read_process_memory()
+        act()
+        after = read_process_memory()
+        if before is not None and after is not None:
+            self._recorder_bytes += _anonymous(after.rss_bytes, after) - _anonymous(before.rss_bytes, before)
+            reset_peak()
+
+    def _read(self) -> None:
+        """Takes the kernel's peak, less the pages of program files and what the recorder keeps."""
+        self._next_read = time.monotonic() + _READ_EVERY_SECONDS
+        now = read_process_memory()
+        if now is None or self._baseline is None:
+            return
+        above_bytes = _anonymous(now.peak_rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
+        self._peak_bytes = max(self._peak_bytes, above_bytes - self._recorder_bytes)
+
+
+def _anonymous(rss_bytes: int, reading: ProcessMemory) -> int:
+    return rss_bytes - reading.file_bytes

@@ -1,0 +1,66 @@
+"""What a run on a CUDA device used: torch's own peaks, and what the driver counts for this process."""
+
+from __future__ import annotations
+
+import torch
+
+from snugfit.measure.nvml import process_bytes
+
+
+class CudaMeter:
+    """Meter of a run on a CUDA device; see `snugfit.measure.meter.Meter` for the hooks."""
+
+    def __init__(self, device: torch.device, *, window_steps: int) -> None:
+        """Prepares, and measures nothing yet.
+
+        Args:
+            device: The CUDA device.
+            window_steps: First steps after which the driver is asked, at least 1.
+        """
+        self._device = device
+        self._window_steps = window_steps
+        self._nvml_bytes: int | None = None
+
+    def start(self) -> None:
+        """Resets the peaks; call before the model is built."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def after_step(self, steps_done: int) -> None:
+        """Notes that a step ended."""
+        if steps_done <= self._window_steps:
+            self._ask_driver()
+
+    def before_evaluation(self) -> None:
+        """Notes that an evaluation begins."""
+
+    def after_evaluation(self) -> None:
+        """Notes that an evaluation ended."""
+        self._ask_driver()
+
+    def current_bytes(self) -> int:
+        """Returns the bytes of tensors on the device, now."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def result(self, host_tensor_bytes: int) -> dict[str, int | None]:
+        """Ends the measurement.
+
+        Args:
+            host_tensor_bytes: Most bytes that the recipe kept in its host pool; not on this device, so not in the result.
+
+        Returns:
+            `peak_allocated_bytes`, `peak_reserved_bytes` and `nvml_bytes` (None where the driver does not tell).
+        """
+        torch.cuda.synchronize(self._device)
+        self._ask_driver()
+        return {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            "nvml_bytes": self._nvml_bytes,
+        }
+
+    def _ask_driver(self) -> None:
+        used_bytes = process_bytes(self._device)
+        if used_bytes is not None:
+            self._nvml_bytes = max(used_bytes, self._nvml_bytes or 0)
