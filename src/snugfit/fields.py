@@ -123,7 +123,7 @@ def type_problems(settings: Any) -> list[str]:
         One sentence for each field that is wrong.
     """
     problems = []
-    for name, info in field_infos(type(settings)).items():
+    for name, info in field_infos(type(settings)).items():  # type: ignore[arg-type]
         problem = value_problem(info, getattr(settings, name))
         if problem:
             problems.append(problem)
@@ -145,7 +145,7 @@ def from_mapping(cls: type[T], given: Mapping[str, Any], *, subject: str) -> T:
     Raises:
         RecipeError: Listing all mistakes.
     """
-    infos = field_infos(cls)
+    infos = field_infos(cls)  # type: ignore[arg-type]
     problems, known = [], {}
     for key, value in given.items():
         name = str(key).replace("-", "_")

@@ -260,6 +260,11 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
             "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
             "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'."
         )
+    if recipe.checkpoint == "selective" and recipe.inplace:
+        yield (
+            "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
+            "Leave one of them out."
+        )
     if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
         yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
     if recipe.compile_memory_budget is not None and recipe.compile == "none":

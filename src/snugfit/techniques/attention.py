@@ -2,8 +2,9 @@
 
 Eager attention saves the score matrix and its softmax: heads x queries x keys a sample, which grows with the square of the
 sequence. The fused kernels (flash, memory-efficient) never hold it and are faster. `sdpa` switches a model's own eager
-path to torch's function and forbids the kernel that would build the matrix; `flash` allows only the flash kernel, and
-stops with the reason where that cannot run; `eager` holds everything, as a reference or for a mask the kernels refuse.
+path to torch's function, which takes the best kernel that can run (on CPU with attention dropout that is the one that
+builds the matrix); `flash` allows only the flash kernel, and stops with the reason where that cannot run; `eager` holds
+everything, as a reference or for a mask the kernels refuse.
 
 Models are switched by what they offer: transformers' `set_attn_implementation`, timm's `fused_attn` attribute; models that
 call torch's function are steered by `torch.nn.attention.sdpa_kernel`. Where there is no attention the field has no effect,
@@ -13,20 +14,17 @@ and says so. Fidelity: exact up to reordering. Source: Dao et al., FlashAttentio
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import InputError, SnugfitWarning
 from snugfit.techniques.base import ModelTechnique
 
-_KERNELS = {
-    "eager": [SDPBackend.MATH],
-    "sdpa": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
-    "flash": [SDPBackend.FLASH_ATTENTION],
-}
+_KERNELS = {"eager": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 class Attention(ModelTechnique):
@@ -55,5 +53,20 @@ class Attention(ModelTechnique):
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the context that limits torch's kernels."""
-        kernels = _KERNELS.get(self.setup.recipe.attention)
-        return sdpa_kernel(kernels) if kernels else nullcontext()
+        choice = self.setup.recipe.attention
+        return _only(choice) if choice in _KERNELS else nullcontext()
+
+
+@contextmanager
+def _only(choice: str) -> Iterator[None]:
+    """Allows one kernel, and says so in our words where it cannot run."""
+    try:
+        with sdpa_kernel(_KERNELS[choice]):
+            yield
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise InputError(
+            f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device (or no "
+            "attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
+        ) from error

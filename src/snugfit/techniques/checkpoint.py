@@ -79,6 +79,8 @@ class Checkpointing(ModelTechnique):
         if self._offload:
             self._offload.watch(model)
         for block in chosen_blocks(model, recipe.checkpoint).values():
+            if recipe.checkpoint == "selective":
+                _forbid_overwriting(block)
             block.forward = Checkpointed(block, recipe.checkpoint == "selective", self._offload)
 
     def around_training_forward(self) -> AbstractContextManager[Any]:
@@ -150,7 +152,8 @@ class Checkpointed:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         with self.offload.saving() if self.offload else nullcontext():
-            if self.selective or self.norms:
+            # A compiled graph moves the statistics once by itself, and takes no context that is not a dispatch mode.
+            if self.selective or (self.norms and not torch.compiler.is_compiling()):
                 kwargs["context_fn"] = self._contexts
             return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
 
@@ -159,6 +162,13 @@ class Checkpointed:
             return nullcontext(), _still_statistics(self.norms)
         keep, recompute = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
         return keep, _both(recompute, _still_statistics(self.norms))
+
+
+def _forbid_overwriting(block: nn.Module) -> None:
+    """Selective checkpointing keeps results of matmuls, and an in-place activation right behind one would spoil them."""
+    for module in block.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010 - Module declares no such attribute
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

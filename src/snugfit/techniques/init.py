@@ -14,7 +14,8 @@ bits, so a seed gives other weights than on the host, and buffers that a constru
 `meta` needs a file: a model without memory has no values to start from.
 
 When it is wrong. `meta` is refused when no file is given, when the constructor looks at the value of a parameter, and
-when a buffer is made from parameters, because such a buffer cannot be remade. All other buffers are sound, also those
+when a buffer is made from parameters, unless the file holds it or its module can make it again
+(`init_non_persistent_buffers`, timm's convention). All other buffers are sound, also those
 that no file holds: only parameters go to meta, at the moment a module registers them, and buffers are built for real on
 the host. A head that the file does not fit (another number of classes) is drawn afresh by its own `reset_parameters`.
 
@@ -98,9 +99,6 @@ def build(
     Returns:
         The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
         `device` in place, under `meta` with parameters that have no memory (`materialise` gives it).
-
-    Raises:
-        InputError: Under `meta`, for a model that cannot be built without the values of its parameters.
     """
     if init == "host":
         return make()
@@ -108,15 +106,7 @@ def build(
         with device, default_dtype(dtype):
             return make()
     with parameters_on_meta():
-        model = make()
-    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-    if lost:
-        raise InputError(
-            f"init='meta' cannot build this model: {_some(lost)} is computed from parameters, which have no values "
-            "yet. "
-            "Use init='device' or init='host'."
-        )
-    return model
+        return make()
 
 
 def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
@@ -153,7 +143,9 @@ def materialise(
         Names of parameters that nothing was read for; their module's `reset_parameters` has drawn them afresh.
 
     Raises:
-        InputError: A parameter has no stored value and its module cannot draw it.
+        InputError: A parameter has no stored value and its module cannot draw it, or a buffer was made from parameters
+        and
+            its module cannot make it again.
     """
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     unread: dict[torch.nn.Parameter, str] = {}
@@ -171,9 +163,10 @@ def materialise(
             if made[parameter] in unread and _read_into(made[parameter], read(full_name)):
                 del unread[made[parameter]]
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                stored = read(f"{prefix}.{name}" if prefix else name)
+            stored = read(f"{prefix}.{name}" if prefix else name) if buffer is not None else None
+            if buffer is not None and (stored is not None or not buffer.is_meta):
                 module._buffers[name] = _placed(buffer if stored is None else stored, buffer.dtype, device, dtype)
+    _remake_buffers(model)
     fresh = list(unread.values())
     _draw(model, set(unread), fresh)
     return fresh
@@ -192,6 +185,25 @@ def _placed(
     """A buffer of its own memory on the device: a stored tensor may be a view of the file."""
     target = dtype if dtype is not None and own_dtype.is_floating_point else own_dtype
     return torch.empty(value.shape, dtype=target, device=device).copy_(value)
+
+
+def _remake_buffers(model: torch.nn.Module) -> None:
+    """Makes the buffers that followed their parameters to meta and that no file holds."""
+    for prefix, module in model.named_modules():
+        lost = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        if not lost:
+            continue
+        remake = getattr(module, "init_non_persistent_buffers", None)  # timm's name for just this
+        if callable(remake):
+            remake()
+        left = [name for name in lost if (buffer := module._buffers[name]) is not None and buffer.is_meta]
+        if left:
+            raise InputError(
+                f"init='meta' cannot build this model: buffer {_some(left)} of {prefix or 'the model'} is made from "
+                "parameters, which have no "
+                "values "
+                "while it is built. Use init='device' or init='host'."
+            )
 
 
 def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterable[str]) -> None:
