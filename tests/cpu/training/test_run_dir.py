@@ -1,0 +1,136 @@
+"""The run directory: one run, one process, nothing half-written, rows never doubled."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from snugfit.errors import InputError, TrainingError
+from snugfit.recipe import Recipe
+from snugfit.training.run_dir import RunDirectory, check_new, holds_run
+
+WORKLOAD = {"model": "m.py:f", "settings": {"epochs": 2, "betas": [0.9, 0.99]}}
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_create_and_open_give_the_same_run(tmp_path):
+    recipe = Recipe(precision="bf16-true", microbatch_size=4, checkpoint=("a", "b"))
+    path = tmp_path / "deep" / "run"
+    with RunDirectory.create(path, recipe, WORKLOAD):
+        pass
+    with RunDirectory.open(path) as run:
+        assert run.read_recipe() == recipe
+        assert run.read_workload() == WORKLOAD
+        assert run.read_summary() is None
+        run.write_summary({"steps": 3})
+        assert run.read_summary() == {"steps": 3}
+
+
+def test_existing_run_is_not_replaced_unless_asked(tmp_path):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        run.log({"step": 1})
+        run.write_summary({"steps": 1})
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"--resume.*--overwrite"):
+        RunDirectory.create(tmp_path, Recipe(), WORKLOAD)
+    with RunDirectory.create(tmp_path, Recipe(inplace=True), WORKLOAD, overwrite=True) as run:
+        assert run.read_metrics() == []
+        assert run.read_summary() is None
+        assert run.read_recipe().inplace
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_only_a_missing_run_is_an_error_on_open(tmp_path):
+    with pytest.raises(InputError, match="holds no run"):
+        RunDirectory.open(tmp_path / "absent")
+    with pytest.raises(InputError, match="holds no run"):
+        RunDirectory.open(tmp_path)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run", "file"])
+def test_unwritable_directory_is_found_before_anything(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        check_new(tmp_path / place)
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_check_leaves_no_directory_behind(tmp_path):
+    check_new(tmp_path / "a" / "b" / "c")
+    assert names_in(tmp_path) == []
+    (tmp_path / "mine").mkdir()
+    check_new(tmp_path / "mine")
+    assert names_in(tmp_path) == ["mine"]
+
+
+def test_killed_while_it_is_made_it_is_no_run_yet(tmp_path):
+    # The workload is written last; a directory with all but that one is free for a new run.
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD):
+        pass
+    (tmp_path / "workload.yaml").unlink()
+    assert not holds_run(tmp_path)
+    check_new(tmp_path)
+
+
+def test_second_process_is_refused(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom snugfit.training.run_dir import RunDirectory\n"
+        "from snugfit.errors import InputError\n"
+        "try:\n    RunDirectory.open(Path(sys.argv[1])).close()\nexcept InputError as error:\n    print(error)\n"
+    )
+
+    def other():
+        return subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True).stdout
+
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD):
+        assert "another process is training" in other()
+    assert other() == ""
+
+
+def test_rewind_drops_later_rows_and_half_a_line(tmp_path):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        for step in range(1, 6):
+            run.log({"step": step, "loss": step / 3})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    with RunDirectory.open(tmp_path) as run:
+        assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4, 5]
+        run.rewind_metrics(3)
+        assert run.rows == 3
+        run.log({"step": 4, "loss": 9.0})
+        run.flush_metrics()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["loss"] == 9.0 and rows[0]["loss"] == 1 / 3
+
+
+def test_leftovers_of_a_killed_process_go_when_the_run_is_opened(tmp_path):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        run.checkpoints.save(1, {"x": 1})
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        (folder / ".writing-abc").write_text("half")
+    with RunDirectory.open(tmp_path):
+        pass
+    assert not list(tmp_path.rglob(".writing-*"))
+    assert (tmp_path / "checkpoints" / "step-00000001.ckpt").exists()
+
+
+def test_summary_on_a_full_disk_is_a_training_error(tmp_path, monkeypatch):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        monkeypatch.setattr(type(tmp_path), "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(TrainingError, match=r"summary\.json cannot be written: full"):
+            run.write_summary({})
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_run_directory_is_looked_at_without_torch(tmp_path):
+    code = (
+        "import sys, pathlib\nfrom snugfit.training.run_dir import RunDirectory\nfrom snugfit.recipe import Recipe\n"
+        "RunDirectory.create(pathlib.Path(sys.argv[1]), Recipe(), {}).close()\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=True)
