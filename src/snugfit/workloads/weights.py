@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from snugfit.errors import InputError
@@ -23,8 +25,21 @@ _LISTED = 4
 logger = logging.getLogger("snugfit")
 
 
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Names of dtypes in safetensors files (the format's README)."""
+
+
 class StoredWeights:
-    """A safetensors file: names and shapes at hand, tensors read one at a time."""
+    """A safetensors file: names and shapes at hand, tensors read one at a time.
+
+    The library checks the file and its table of contents. The bytes are mapped here, because the library's torch reader
+    holds one storage of the size of the whole file for as long as it is open.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Opens a file and reads its table of contents.
@@ -47,19 +62,25 @@ class StoredWeights:
         if not self.path.is_file():
             raise InputError(f"weights file {str(path)!r} does not exist. Give an existing .safetensors file.")
         try:
-            file: Any = safe_open(str(self.path), framework="pt", device="cpu")
-            names = list(file.keys())
-            self.shapes: dict[str, tuple[int, ...]] = {
-                name: tuple(file.get_slice(name).get_shape()) for name in names
-            }
-            self._file = file
+            with safe_open(str(self.path), framework="np"):
+                pass  # checks that offsets, shapes and the file's length agree
+            with self.path.open("rb") as file:
+                header_bytes = int.from_bytes(file.read(8), "little")
+                self._table: dict[str, Any] = json.loads(file.read(header_bytes))
+            # Copy-on-write, because torch wants memory that may be written; nothing writes to it.
+            self._bytes = np.memmap(self.path, dtype=np.uint8, mode="c", offset=0)[8 + header_bytes :]
         except (SafetensorError, OSError, ValueError) as error:
             raise InputError(
                 f"weights file {str(path)!r} cannot be read: {error}. It is damaged, cut short, or no safetensors file."
             ) from error
+        self._table.pop("__metadata__", None)
+        odd = {entry["dtype"] for entry in self._table.values()} - set(_DTYPES)
+        if odd:
+            raise InputError(f"weights file {str(path)!r} has tensors of dtype {', '.join(sorted(odd))}; convert them.")
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in self._table.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns one tensor, on the host; it may be a view of the file.
+        """Returns one tensor, on the host, as a view of the mapped file; do not write to it.
 
         Args:
             name: Its name in the file.
@@ -67,8 +88,11 @@ class StoredWeights:
         Returns:
             The tensor.
         """
-        tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
+        entry = self._table[name]
+        begin, end = entry["data_offsets"]
+        if begin == end:
+            return torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+        return torch.from_numpy(self._bytes[begin:end]).view(_DTYPES[entry["dtype"]]).view(entry["shape"])
 
 
 def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, str | None]:

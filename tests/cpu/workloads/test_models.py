@@ -34,7 +34,9 @@ def test_torchvision_model_has_the_asked_classes():
 
 
 def test_model_args_reach_the_builder_and_win_over_num_classes():
-    model = build_model("torchvision:resnet18", model_args={"num_classes": 4, "zero_init_residual": True}, num_classes=3)
+    model = build_model(
+        "torchvision:resnet18", model_args={"num_classes": 4, "zero_init_residual": True}, num_classes=3
+    )
     assert model.fc.out_features == 4
     assert model.layer1[0].bn2.weight.abs().sum() == 0
 
@@ -177,14 +179,21 @@ def test_files_that_do_not_load(tmp_path):
     assert "does not exist" in refused(f"{tmp_path}/absent.py:model")
     assert "names no function" in refused(f"{write(tmp_path, BAD)}")
     assert "line 2: def f(" in refused(f"{write(tmp_path, 'x = 1' + chr(10) + 'def f(', 'syntax.py')}:f")
-    assert "line 1: import not_there_at_all" in refused(
-        f"{write(tmp_path, 'import not_there_at_all', 'missing.py')}:f"
-    )
+    assert "line 1: import not_there_at_all" in refused(f"{write(tmp_path, 'import not_there_at_all', 'missing.py')}:f")
     assert "no library of pretrained weights" in refused(f"{write(tmp_path, BAD)}:inside", weights="DEFAULT")
 
 
 def test_model_args_from_text():
-    given = ["num_classes=10", "rate=1e-3", "flag=true", "other=False", "name=relu", "sizes=(1, 2)", "none=None", "a-b=x=y"]
+    given = [
+        "num_classes=10",
+        "rate=1e-3",
+        "flag=true",
+        "other=False",
+        "name=relu",
+        "sizes=(1, 2)",
+        "none=None",
+        "a-b=x=y",
+    ]
     assert parse_model_args(given) == {
         "num_classes": 10, "rate": 1e-3, "flag": True, "other": False, "name": "relu", "sizes": (1, 2), "none": None,
         "a_b": "x=y",

@@ -1,0 +1,261 @@
+"""Data sources: their parts, their numbers, and every way in which a folder can be wrong."""
+
+import hashlib
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from snugfit.errors import InputError
+from snugfit.workloads.data import cifar10, open_data
+from snugfit.workloads.data.splits import stratified_parts
+
+
+def opened(spec, **settings):
+    return open_data(spec, **{"image_size": None, "channels": 3, "num_classes": None, "seed": 0, **settings})
+
+
+def refused(spec, **settings):
+    with pytest.raises(InputError) as caught:
+        opened(spec, **settings)
+    return str(caught.value)
+
+
+def parts(data):
+    return data.train, data.validation, data.test
+
+
+def test_digits_are_all_there_once():
+    data = opened("digits", channels=1)
+    assert [len(part) for part in parts(data)] == [1258, 180, 359]
+    rows = np.concatenate([part.images.reshape(len(part), -1) for part in parts(data)])
+    from sklearn.datasets import load_digits
+
+    original = np.rint(load_digits().data * 255 / 16).astype(np.uint8)
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, original))
+    for part, share in zip(parts(data), (0.7, 0.1, 0.2), strict=True):
+        assert abs(len(part) / 1797 - share) < 0.01
+        assert np.bincount(part.labels).min() > 0.9 * share * 174
+
+
+def test_digits_are_normalised_resized_and_the_same_for_every_seed():
+    data = opened("digits", image_size=16, seed=1)
+    other = opened("digits", image_size=16, seed=2)
+    images, labels = data.train.batch(range(len(data.train)))
+    assert images.shape == (len(data.train), 3, 16, 16)
+    assert images.is_contiguous()
+    assert torch.equal(images[:, 0], images[:, 2])
+    assert abs(float(images.mean())) < 1e-4
+    assert abs(float(images.std()) - 1) < 1e-3
+    assert torch.equal(labels, other.train.batch(range(len(other.train)))[1])
+    assert data.train.images.dtype == np.uint8
+
+
+def test_fewer_samples_keep_all_classes():
+    data = opened("digits", samples=100)
+    assert len(data.train) == pytest.approx(100, abs=10)
+    assert len(set(data.train.labels)) == 10
+    assert len(data.test) == pytest.approx(100 * 2 / 7, abs=10)
+
+
+def test_labels_beyond_the_model():
+    message = refused("digits", num_classes=7)
+    assert "labels from 0 to 9" in message
+    assert "num_classes=10" in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("digit", "did you mean 'digits'"),
+        ("cifar10", "Write cifar10:DIR"),
+        ("imagefolder:", "Write imagefolder:DIR"),
+        ("digits:x", "unknown"),
+        ("hf:mnist", "Allowed: digits, cifar10:DIR, imagefolder:DIR, random"),
+    ],
+)
+def test_unknown_data(spec, expected):
+    assert expected in refused(spec)
+
+
+def test_random_is_decided_by_seed_and_index():
+    one, same, other = (opened("random", seed=seed, num_classes=5, image_size=9, channels=2) for seed in (1, 1, 2))
+    assert torch.equal(one.train[3][0], same.train[3][0])
+    assert not torch.equal(one.train[3][0], other.train[3][0])
+    assert not torch.equal(one.train[3][0], one.test[3][0])
+    assert set(one.train.labels) == set(range(5))
+    images, _ = one.train.batch(range(200))
+    assert abs(float(images.mean())) < 0.05
+    assert abs(float(images.std()) - 1) < 0.05
+
+
+def test_stratified_parts_are_a_partition():
+    labels = np.repeat(np.arange(3), [50, 7, 13])
+    cut = stratified_parts(labels, [0.7, 0.1])
+    assert sorted(np.concatenate(cut)) == list(range(70))
+    assert [len(part) for part in cut] == [49, 7, 14]
+
+
+def cifar_folder(root, *, classes=2, per_file=20, **changes):
+    folder = root / cifar10.FOLDER
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for file in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
+        content = {
+            b"data": random.integers(256, size=(per_file, 3072), dtype=np.uint8),
+            b"labels": [row % classes for row in range(per_file)],
+        }
+        (folder / file).write_bytes(pickle.dumps({**content, **changes.get(file, {})}, protocol=2))
+    meta = {b"label_names": [b"cat", b"dog"][:classes]}
+    (folder / cifar10.META_FILE).write_bytes(pickle.dumps(meta, protocol=2))
+    return folder
+
+
+def test_cifar10_from_folder_and_archive(tmp_path):
+    folder = cifar_folder(tmp_path / "a")
+    first = pickle.loads((folder / "test_batch").read_bytes())
+    (tmp_path / "b").mkdir()
+    with tarfile.open(tmp_path / "b" / cifar10.ARCHIVE, "w:gz") as archive:
+        archive.add(folder, arcname=cifar10.FOLDER)
+    for root in (tmp_path / "a", folder, tmp_path / "b"):
+        data = opened(f"cifar10:{root}")
+        assert [len(part) for part in parts(data)] == [90, 10, 20]
+        assert data.class_names == ("cat", "dog")
+        stored = data.test.images[4]
+        assert (stored == first[b"data"][4].reshape(3, 32, 32).transpose(1, 2, 0)).all()
+        images, _ = data.train.batch(range(90))
+        assert images.shape == (90, 3, 32, 32)
+        assert torch.allclose(images.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-4)
+        assert torch.allclose(images.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-3)
+
+
+def test_cifar10_is_resized_by_batch(tmp_path):
+    cifar_folder(tmp_path)
+    data = opened(f"cifar10:{tmp_path}", image_size=48, channels=1)
+    assert data.train.images.shape[1:] == (32, 32, 3)
+    assert data.train.batch([0, 5, 7])[0].shape == (3, 1, 48, 48)
+    assert "takes 4 channels" in refused(f"cifar10:{tmp_path}", channels=4)
+
+
+def test_cifar10_missing_says_where_to_get_it(tmp_path):
+    message = refused(f"cifar10:{tmp_path}/none")
+    assert cifar10.URL in message
+    assert "download=True" in message
+    assert not (tmp_path / "none").exists()
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("run by a pickle",))
+
+
+def test_cifar10_pickles_cannot_run_code(tmp_path, capsys):
+    cifar_folder(tmp_path, data_batch_2={b"extra": Harmful()})
+    assert "asks for" in refused(f"cifar10:{tmp_path}")
+    assert capsys.readouterr().out == ""
+
+
+def test_cifar10_damage_is_named(tmp_path):
+    folder = cifar_folder(tmp_path / "a")
+    (folder / "data_batch_3").write_bytes((folder / "data_batch_3").read_bytes()[:500])
+    assert "data_batch_3 cannot be read" in refused(f"cifar10:{tmp_path / 'a'}")
+    (folder / "data_batch_3").unlink()
+    assert "data_batch_3 is missing" in refused(f"cifar10:{tmp_path / 'a'}")
+    cifar_folder(tmp_path / "b", data_batch_1={b"labels": [5] * 20})
+    assert "data_batch_1 has labels that do not fit" in refused(f"cifar10:{tmp_path / 'b'}")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / cifar10.ARCHIVE).write_bytes(b"\x1f\x8b not a tar")
+    assert "cannot be read" in refused(f"cifar10:{tmp_path / 'c'}")
+
+
+def test_fetch_checks_what_it_got(tmp_path, capsys):
+    source = tmp_path / "source.bin"
+    source.write_bytes(b"x" * 3_000_000)
+    md5 = hashlib.md5(source.read_bytes()).hexdigest()
+    assert cifar10.fetch(tmp_path / "to", source.as_uri(), md5).read_bytes() == source.read_bytes()
+    assert "100%" in capsys.readouterr().err
+    with pytest.raises(InputError, match="another checksum"):
+        cifar10.fetch(tmp_path / "bad", source.as_uri(), "0" * 32)
+    with pytest.raises(InputError, match="could not be fetched"):
+        cifar10.fetch(tmp_path / "gone", (tmp_path / "absent").as_uri(), md5)
+    assert list((tmp_path / "bad").iterdir()) == list((tmp_path / "gone").iterdir()) == []
+
+
+def picture(path, size=(10, 8), colour=(200, 30, 60)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def class_folders(root, counts=(20, 20), **settings):
+    for label, count in enumerate(counts):
+        for number in range(count):
+            picture(root / f"class{label}" / f"{number}.png", **settings)
+    return root
+
+
+def test_imagefolder_is_cut_by_class(tmp_path):
+    data = opened(f"imagefolder:{class_folders(tmp_path)}")
+    assert [len(part) for part in parts(data)] == [28, 4, 8]
+    assert data.class_names == ("class0", "class1")
+    paths = [path for part in parts(data) for path in part.paths]
+    assert len(set(paths)) == 40
+    image, label = data.train[0]
+    assert image.shape == (3, 8, 10)
+    assert label == 0
+    red = (200 / 255 - 0.485) / 0.229
+    assert torch.allclose(image[0], torch.full((8, 10), red), atol=1e-5)
+
+
+def test_imagefolder_with_its_own_parts(tmp_path):
+    for part, count in (("train", 20), ("val", 3), ("test", 2)):
+        class_folders(tmp_path / "three" / part, (count, count))
+    assert [len(part) for part in parts(opened(f"imagefolder:{tmp_path / 'three'}"))] == [40, 6, 4]
+    for part, count in (("train", 20), ("val", 3)):
+        class_folders(tmp_path / "two" / part, (count, count))
+    assert [len(part) for part in parts(opened(f"imagefolder:{tmp_path / 'two'}"))] == [36, 4, 6]
+    class_folders(tmp_path / "two" / "test", (0, 0, 1))
+    assert "class 'class2' of test is not among" in refused(f"imagefolder:{tmp_path / 'two'}")
+
+
+def test_imagefolder_sizes(tmp_path):
+    class_folders(tmp_path)
+    picture(tmp_path / "class1" / "other.png", size=(30, 12))
+    message = refused(f"imagefolder:{tmp_path}")
+    assert "2 sizes" in message
+    assert "30x12 (other.png)" in message
+    data = opened(f"imagefolder:{tmp_path}", image_size=6)
+    images, labels = data.train.batch(range(len(data.train)))
+    assert images.shape == (len(labels), 3, 6, 6)
+
+
+def test_imagefolder_centre_is_cut_not_squashed(tmp_path):
+    from snugfit.workloads.data.imagefolder import read_image
+
+    wide = np.zeros((4, 12, 3), dtype=np.uint8)
+    wide[:, 4:8] = 255
+    Image.fromarray(wide).save(tmp_path / "w.png")
+    assert (read_image(str(tmp_path / "w.png"), 4) == 255).all()
+
+
+def test_imagefolder_problems_are_named(tmp_path):
+    assert "does not exist" in refused(f"imagefolder:{tmp_path}/none")
+    (tmp_path / "empty").mkdir()
+    assert "no class folders" in refused(f"imagefolder:{tmp_path}/empty")
+    (tmp_path / "empty" / "cat").mkdir()
+    assert "has no images" in refused(f"imagefolder:{tmp_path}/empty")
+    class_folders(tmp_path / "few", (1, 1))
+    assert "too few" in refused(f"imagefolder:{tmp_path}/few")
+    class_folders(tmp_path / "bad")
+    (tmp_path / "bad" / "class0" / "7.png").write_bytes(b"not a picture")
+    assert "7.png" in refused(f"imagefolder:{tmp_path}/bad", image_size=8)
+    class_folders(tmp_path / "cut", size=(300, 300))
+    for path in (tmp_path / "cut" / "class0").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    data = opened(f"imagefolder:{tmp_path}/cut", image_size=8)
+    with pytest.raises(InputError, match=r"class0.*\.png' cannot be read"):
+        data.train[0]
+    class_folders(tmp_path / "val_only" / "val")
+    assert "no train folder" in refused(f"imagefolder:{tmp_path}/val_only")
