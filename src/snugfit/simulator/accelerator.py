@@ -263,6 +263,9 @@ def register() -> None:
     _registered = True
     private_torch.register_backend(DEVICE_TYPE, backend)
     private_torch.let_optimizers_take_fakes()
+    from snugfit.simulator.recorder import Recorder
+
+    private_torch.skip_dispatch_rules(Recorder)
     from snugfit.simulator import attention_kernels, autocast
 
     autocast.register()

@@ -10,6 +10,7 @@ in a way that makes the origin of a view ambiguous.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,9 +80,14 @@ def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
                 return None
     if tensors and all(type(tensor) is not FakeTensor for tensor in tensors):
         return None
-    if not tensors or any(part in operator._opname for part in _BY_VALUE):
+    if not tensors or _is_by_value(operator):
         parts.append(repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)]))
     return tuple(parts), tensors
+
+
+@functools.cache
+def _is_by_value(operator: Any) -> bool:
+    return any(part in operator._opname for part in _BY_VALUE)
 
 
 def _has_tensor(value: Any) -> bool:
@@ -92,10 +98,11 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
-            if value.constant is not None or value.dtype.is_complex:
+            dtype = value.dtype
+            if value.constant is not None or dtype.is_complex:
                 return False
             tensors.append(value)
-            parts.append((value.shape, value.stride(), value.storage_offset(), value.dtype, value._fake_device))
+            parts.append((value.shape, value.stride(), value.storage_offset(), dtype, value._fake_device))
         elif kind in _PLAIN:
             parts.append(kind)
             parts.append(value)

@@ -49,6 +49,12 @@ def explain(error: Exception, operator: str, module: str) -> CannotSimulateError
     return None
 
 
+def asked_by_training_step() -> bool:
+    """Returns whether the code that reads a value is snugfit's own step, which only asks whether all is well."""
+    place = private_torch.source_line((str(Path(__file__).parent),))
+    return place.startswith((str(Path(_PACKAGE) / "training"), str(Path(_PACKAGE) / "techniques")))
+
+
 def _place(module: str) -> str:
     line = private_torch.source_line((_PACKAGE,))
     words = f" in module {module!r}" if module else ""

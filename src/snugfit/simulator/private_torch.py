@@ -134,6 +134,22 @@ def register_backend(name: str, module: Any) -> None:
     _setup_privateuseone_for_python_backend(name, backend_module=module)
 
 
+def skip_dispatch_rules(mode_class: type) -> None:
+    """Spares a dispatch mode torch's search for rules registered for its class, which costs as much as an operator.
+
+    Args:
+        mode_class: A mode for which no rule is ever registered.
+    """
+    from torch._library import simple_registry
+
+    original = simple_registry.find_torch_dispatch_rule
+
+    def find(operator: Any, dispatch_class: type) -> Any:
+        return None if dispatch_class is mode_class else original(operator, dispatch_class)
+
+    simple_registry.find_torch_dispatch_rule = find
+
+
 def let_optimizers_take_fakes() -> None:
     """Lets optimizers and gradient clipping choose multi-tensor kernels for fake tensors, as they do for real ones."""
     from torch.optim import optimizer

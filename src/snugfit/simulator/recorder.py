@@ -30,9 +30,10 @@ REAL_ELEMENTS = 1024
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
+_item = _aten._local_scalar_dense.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
-_plans: dict[Any, Plan] = {}
+_plans: dict[Personality, dict[Any, Plan]] = {}
 _composite: dict[Any, bool] = {}
 
 
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.modules = ModulePath()
+        self._plans = _plans.setdefault(personality, {})
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
@@ -60,7 +62,6 @@ class Recorder(TorchDispatchMode):
         self._state = _FORWARD
         self._marks: list[str] = []
         self._in_optimizer = 0
-        self._finite: set[int] = set()
         self._stream = 0
         self._last_run: dict[int, int] = {}
         self._waits: dict[int, list[int]] = {}
@@ -116,6 +117,14 @@ class Recorder(TorchDispatchMode):
         """
         self._ledger.claim(tensors, category)
 
+    def is_true(self, tensor: torch.Tensor) -> None:
+        """Says that a tensor of one truth value would be true in a run where all goes well.
+
+        Args:
+            tensor: A tensor of this recording.
+        """
+        self._ledger.set_value(tensor, 1.0)
+
     def host_pool(self) -> AbstractContextManager[None]:
         """Returns a context in which tensors count as host memory, also in a run on cpu."""
         return self._ledger.as_host()
@@ -155,12 +164,13 @@ class Recorder(TorchDispatchMode):
         """Runs one operator on fake tensors and records it."""
         if func is _device:
             return args[0].device
+        if func is _item and type(args[0]) is not FakeTensor:
+            return func(*args)
         kwargs = kwargs or {}
         module = self._where()
         found = dispatch_plan.key_of(func, args, kwargs)
         if found is not None:
-            found = ((self.personality, found[0]), found[1])
-            plan = _plans.get(found[0])
+            plan = self._plans.get(found[0])
             if plan is not None:
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
@@ -190,7 +200,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Runs an operator that has no plan, and makes one where that is possible."""
         tensors = _tensors_in((*args, *kwargs.values()))
-        if func is _aten._local_scalar_dense.default and type(tensors[0]) is FakeTensor:
+        if func is _item:
             return self._item(tensors[0], module)
         if _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
@@ -203,8 +213,10 @@ class Recorder(TorchDispatchMode):
                 if problem is None:
                     raise
                 raise problem from error
-        if func._opname.startswith("_amp_foreach_non_finite_check"):
-            self._finite.add(args[1].untyped_storage()._cdata)
+        unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
+        if unscaling:
+            self._ledger.set_value(args[1], 0.0)
+            self.answered.add("the loss scaler was told that all gradients are finite")
         resizing = func._opname in _RESIZING
         if resizing:
             self._ledger.resized(args[0].untyped_storage())
@@ -212,10 +224,10 @@ class Recorder(TorchDispatchMode):
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
         plan = self._plan(func, args, kwargs, result, tensors, fresh)
-        if found is not None and not resizing and torch.Tag.inplace_view not in func.tags:
+        if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
-                _plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+                self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
         if func is _aten._to_copy.default:
             self._inherit(tensors, fresh)
@@ -248,12 +260,15 @@ class Recorder(TorchDispatchMode):
         )
 
     def _item(self, tensor: torch.Tensor, module: str) -> Any:
-        if tensor.untyped_storage()._cdata in self._finite:
-            self.answered.add("the loss scaler was told that all gradients are finite")
-            return 0.0
+        value = self._ledger.value(tensor)
         constant = getattr(tensor, "constant", None)
-        if constant is not None:
+        if value is None and constant is not None:
             return constant.item()
+        if value is None and fake_failure.asked_by_training_step():
+            self.answered.add("the training step was told that losses and gradients are finite")
+            value = 0.0 if tensor.dtype == torch.bool else 1.0
+        if value is not None:
+            return bool(value) if tensor.dtype == torch.bool else value
         raise fake_failure.no_value("reading a number out of a tensor (.item(), float(), int(), bool(), if)", module)
 
     # -- taking down

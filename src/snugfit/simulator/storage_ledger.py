@@ -21,7 +21,7 @@ from snugfit.simulator.trace import TraceBuilder
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A weak reference that knows which storage it was."""
 
-    __slots__ = ("claimed", "epoch", "forward", "index", "key", "on_device", "size")
+    __slots__ = ("claimed", "epoch", "forward", "index", "key", "on_device", "size", "value")
     index: int
     key: int
     size: int
@@ -29,6 +29,7 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     forward: bool
     epoch: int
     claimed: bool
+    value: float | None
 
 
 class StorageLedger:
@@ -76,7 +77,7 @@ class StorageLedger:
         ref.key = key
         ref.size = storage.nbytes()
         ref.on_device = device == self._device_type and not self.host_pool
-        ref.forward, ref.epoch, ref.claimed = self.forward, self.epoch, False
+        ref.forward, ref.epoch, ref.claimed, ref.value = self.forward, self.epoch, False, None
         ref.index = self.builder.alloc(
             ref.size,
             place="device" if ref.on_device else "host",
@@ -114,6 +115,22 @@ class StorageLedger:
         """Returns what a tensor was claimed to be; None where it was not or is not known."""
         ref = self._alive.get(tensor.untyped_storage()._cdata)
         return self.builder.category(ref.index) if ref is not None and ref.claimed else None
+
+    def set_value(self, tensor: torch.Tensor, value: float) -> None:
+        """Remembers what a tensor of one element would hold in a run where all goes well.
+
+        Args:
+            tensor: The tensor.
+            value: Its value.
+        """
+        ref = self._alive.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            ref.value = value
+
+    def value(self, tensor: torch.Tensor) -> float | None:
+        """Returns what `set_value` was told, None where it was not."""
+        ref = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.value
 
     def claim_left_by_backward(self) -> None:
         """What backward made and the optimizer finds is a gradient, even where no parameter holds it."""

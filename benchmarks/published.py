@@ -1,0 +1,160 @@
+"""The published ViT-L/16 memory ladder, simulated: every rung as a hand-written step in the order of its source.
+
+Source: `rasbt/pytorch-memory-optim` and its article: ViT-L/16 fine-tuned on CIFAR-10 at 224 x 224 (10 classes), Adam, one
+GPU, `torch.cuda.max_memory_reserved() / 1e9`, torch 2.1 nightly. In that script `zero_grad` stands between forward and
+backward, so the gradients of the step before are alive during the forward pass.
+
+Nothing here is fitted: the steps are run on fake tensors, and the caching allocator is replayed without a limit.
+
+    python benchmarks/published.py        (writes benchmarks/results/published.json)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from snugfit.simulator.pool import Pool
+from snugfit.simulator.replay import replay
+from snugfit.simulator.session import simulate_step
+
+RESULTS = Path(__file__).parent / "results" / "published.json"
+
+
+def vit() -> torch.nn.Module:
+    import torchvision
+
+    return torchvision.models.vit_l_16(num_classes=10)
+
+
+def half_vit() -> torch.nn.Module:
+    return vit().to(torch.bfloat16)
+
+
+def plain(model: Any, optimizer: Any, batch: Any) -> None:
+    features, targets = batch
+    features, targets = features.to("cuda"), targets.to("cuda")
+    logits = model(features)
+    loss = F.cross_entropy(logits, targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class Mixed:
+    """The step of Fabric's `16-mixed`: autocast around the forward pass, and a loss scaler that lives as long as training."""
+
+    def __init__(self) -> None:
+        self.scaler: Any = None
+
+    def __call__(self, model: Any, optimizer: Any, batch: Any) -> None:
+        self.scaler = self.scaler or torch.amp.GradScaler("cuda")
+        features, targets = batch
+        features, targets = features.to("cuda"), targets.to("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = model(features)
+        loss = F.cross_entropy(logits.float(), targets)
+        optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+def true_bf16(model: Any, optimizer: Any, batch: Any) -> None:
+    features, targets = batch
+    plain(model, optimizer, (features.to("cuda").to(torch.bfloat16), targets))
+
+
+def accumulating(model: Any, optimizer: Any, batch: Any) -> None:
+    """Batches of 4, a step every 4 of them; gradients are dropped after the step."""
+    features, targets = batch
+    for start in range(0, 16, 4):
+        inputs = features[start : start + 4].to("cuda").to(torch.bfloat16)
+        loss = F.cross_entropy(model(inputs), targets[start : start + 4].to("cuda"))
+        (loss / 4).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=5e-5)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=5e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    name: str
+    published_gb: float
+    model: Callable[[], torch.nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    step: Callable[..., None]
+    batch_size: int = 64
+
+
+RUNGS = (
+    Rung("fp32", 26.79, vit, adam, plain),
+    Rung("16-mixed", 18.21, vit, adam, Mixed()),
+    Rung("bf16-true", 13.82, half_vit, adam, true_bf16),
+    Rung("bf16-true, batch 16", 5.69, half_vit, adam, true_bf16, 16),
+    Rung("bf16-true, batch 4 x 4 accumulation", 3.91, half_vit, adam, accumulating, 16),
+    Rung("the same with SGD", 2.02, half_vit, sgd, accumulating, 16),
+)
+
+
+def main() -> dict[str, Any]:
+    import torchvision
+
+    rows = []
+    pool = Pool()
+    for rung in RUNGS:
+        size = rung.batch_size
+        batch = (
+            torch.empty(size, 3, 224, 224, device="meta"),
+            torch.empty(size, dtype=torch.long, device="meta"),
+        )
+        started = time.perf_counter()
+        recording = simulate_step(rung.step, rung.model, rung.optimizer, batch, batch_on="host", steps=3, pool=pool)
+        seconds = time.perf_counter() - started
+        result = replay(recording.trace)
+        reserved = result.peak_reserved_bytes / 1e9
+        rows.append(
+            {
+                "name": rung.name,
+                "published_reserved_gb": rung.published_gb,
+                "simulated_reserved_gb": round(reserved, 3),
+                "difference_percent": round(100 * (reserved / rung.published_gb - 1), 2),
+                "simulated_allocated_gb": round(result.peak_allocated_bytes / 1e9, 3),
+                "seconds": round(seconds, 2),
+                "answered": recording.answered,
+            }
+        )
+        print(
+            f"{rung.name:38} published {rung.published_gb:6.2f} GB   simulated {reserved:6.2f} GB   "
+            f"{100 * (reserved / rung.published_gb - 1):+6.2f} %   {seconds:5.2f} s",
+            flush=True,
+        )
+    pool.close()
+    document = {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "published_torch": "2.1 nightly",
+        "rungs": rows,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return document
+
+
+if __name__ == "__main__":
+    main()

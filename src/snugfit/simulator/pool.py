@@ -1,0 +1,188 @@
+"""Simulation workers: started once, kept warm, several at a time; a dead or stuck one is replaced."""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from snugfit.errors import CannotSimulateError, InputError
+from snugfit.simulator import wire
+
+T = TypeVar("T")
+START_TIMEOUT_SECONDS = 120.0
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self) -> None:
+        """Starts the process; it loads torch while the caller goes on."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "snugfit.simulator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._ready = False
+        wire.send(self._stdin, pickle.dumps({"path": list(sys.path)}))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def call(self, request: bytes, timeout_seconds: float) -> Any:
+        """Sends a request and waits for its answer.
+
+        Args:
+            request: A function and its arguments, from `skeleton.dumps`.
+            timeout_seconds: How long it may take.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            SnugfitError: What the function raised.
+            CannotSimulateError: The worker died or took too long.
+        """
+        timed_out = threading.Event()
+
+        def give_up() -> None:
+            timed_out.set()
+            self._process.kill()
+
+        timer = threading.Timer(timeout_seconds + (0 if self._ready else START_TIMEOUT_SECONDS), give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            if not self._ready:
+                self._receive(timed_out, timeout_seconds)
+                self._ready = True
+            try:
+                wire.send(self._stdin, request)
+            except OSError:
+                self._died(timed_out, timeout_seconds)
+            kind, value = self._receive(timed_out, timeout_seconds)
+        finally:
+            timer.cancel()
+        if kind == "error":
+            raise wire.error_from_plain(value)
+        return value
+
+    def _receive(self, timed_out: threading.Event, timeout_seconds: float) -> Any:
+        answer = wire.receive(self._stdout)
+        if answer is None:
+            self._died(timed_out, timeout_seconds)
+        assert answer is not None
+        return pickle.loads(answer)
+
+    def _died(self, timed_out: threading.Event, timeout_seconds: float) -> None:
+        code = self._process.wait()
+        if timed_out.is_set():
+            raise CannotSimulateError(
+                f"the simulation took longer than {timeout_seconds:g} s and was stopped. "
+                "Allow more time, or simulate a smaller model or fewer microbatches."
+            )
+        raise CannotSimulateError(
+            f"the simulation's process ended with status {code}; what it printed last says why "
+            "(out of host memory, or a crash in an extension)."
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._stdin, self._stdout):
+            try:
+                stream.close()
+            except OSError:
+                pass
+
+
+class Pool:
+    """Workers that share the requests of any number of threads."""
+
+    def __init__(self, workers: int = 1) -> None:
+        """Makes a pool; workers start with the first request that needs them.
+
+        Args:
+            workers: The most processes at a time, at least 1.
+
+        Raises:
+            InputError: For fewer than 1.
+        """
+        if workers < 1:
+            raise InputError(f"workers is {workers}; a simulation needs at least 1.")
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._idle.put(None)
+        self._started: list[Worker] = []
+        atexit.register(self.close)
+
+    def start(self) -> None:
+        """Starts one worker in the background, so that the first request finds it warm."""
+        worker = self._idle.get()
+        self._idle.put(worker if worker is not None and worker.alive else self._new())
+
+    def call(self, function: Callable[..., T], *args: Any, timeout_seconds: float = 600.0, **kwargs: Any) -> T:
+        """Runs a function in a worker; tensors in its arguments travel without values.
+
+        Args:
+            function: What to run; anything that can be pickled, lambdas and closures included.
+            *args: Its arguments.
+            timeout_seconds: How long it may take.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            InputError: The arguments cannot travel.
+            SnugfitError: What the function raised.
+            CannotSimulateError: The worker died or took too long.
+        """
+        from snugfit.simulator import skeleton
+
+        try:
+            request = skeleton.dumps((function, args, kwargs))
+        except Exception as error:
+            raise InputError(
+                f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
+                "It must not hold open files, locks, processes or running generators."
+            ) from error
+        worker = self._idle.get()
+        try:
+            if worker is None or not worker.alive:
+                worker = self._new()
+            result: T = worker.call(request, timeout_seconds)
+            return result
+        finally:
+            self._idle.put(worker)
+
+    def _new(self) -> Worker:
+        self._started = [worker for worker in self._started if worker.alive]
+        worker = Worker()
+        self._started.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Ends all workers; the pool stays usable and starts new ones when asked."""
+        for worker in self._started:
+            worker.close()
+        self._started = []
+
+
+_shared: Pool | None = None
+
+
+def shared_pool() -> Pool:
+    """Returns the pool of this process, with one worker."""
+    global _shared
+    if _shared is None:
+        _shared = Pool()
+    return _shared

@@ -1,0 +1,254 @@
+"""What is recorded of a run, and in which order: building, first step, steady step, evaluation.
+
+`record` is the common part: it runs a function on the fake device inside a worker. `simulate_step` records a hand-written
+`step(model, optimizer, batch)` as it is; `simulate_training` records the very step of `snugfit.prepare`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+from snugfit.errors import InputError
+from snugfit.recipe import Recipe
+from snugfit.simulator.accelerator import Personality
+from snugfit.simulator.pool import Pool, shared_pool
+from snugfit.simulator.trace import Trace
+
+STEPS = 2
+"""Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """A recorded run."""
+
+    trace: Trace
+    """Every storage and operator."""
+
+    answered: tuple[str, ...] = ()
+    """Questions about values that were answered although fake tensors have none."""
+
+    torch_version: str = ""
+    """The torch whose operators were recorded."""
+
+
+def record(run: Callable[[Any], None], personality: Personality) -> Recording:
+    """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
+
+    Args:
+        run: Called with the recorder, whose `personality.device` is where tensors belong.
+        personality: The kind of device.
+
+    Returns:
+        The recording.
+    """
+    import torch
+
+    from snugfit.simulator.recorder import Recorder
+    from snugfit.simulator.translate import cuda_means_sim
+    from snugfit.training import phases
+
+    recorder = Recorder(personality)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with ExitStack() as around:
+            around.enter_context(phases.listen(recorder.on_phase))
+            around.enter_context(recorder)
+            if personality.kind == "cuda":
+                around.enter_context(cuda_means_sim(recorder.is_true))
+            run(recorder)
+            trace = recorder.build()
+    finally:
+        if collecting:
+            gc.enable()
+    return Recording(trace=trace, answered=tuple(sorted(recorder.answered)), torch_version=torch.__version__)
+
+
+def simulate_step(
+    step: Callable[[Any, Any, Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    personality: Personality | None = None,
+    steps: int = STEPS,
+    batch_on: Literal["device", "host"] = "device",
+    pool: Pool | None = None,
+) -> Recording:
+    """Records a hand-written training step as it is, "cuda" in it included.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        optimizer: An optimizer of the model, a function from parameters to one, or None.
+        batch: What the step takes; its tensors may be on any device, meta included.
+        personality: The kind of device; None: a CUDA card of capability 8.0.
+        steps: How many steps are recorded.
+        batch_on: Where the step finds the batch.
+        pool: Workers to use; None: those of this process.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model, step or batch cannot be sent or do not fit each other.
+        CannotSimulateError: Something in the step needs values.
+    """
+    return (pool or shared_pool()).call(
+        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on
+    )
+
+
+def simulate_training(
+    model: Any,
+    recipe: Recipe,
+    batch: Any,
+    *,
+    personality: Personality | None = None,
+    steps: int = STEPS,
+    evaluate: bool = True,
+    pool: Pool | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Recording:
+    """Records training by a recipe: building, first step, steady step, and one batch of evaluation in between.
+
+    Args:
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        recipe: How the step is held in memory.
+        batch: One batch of training, or a list of batches that the steps go through.
+        personality: The kind of device; None: a CUDA card of capability 8.0.
+        steps: How many steps are recorded.
+        evaluate: Whether a forward pass without gradients is recorded between the steps.
+        pool: Workers to use; None: those of this process.
+        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model, recipe or batch cannot be sent or do not fit each other.
+        CannotSimulateError: Something in the step needs values.
+    """
+    return (pool or shared_pool()).call(
+        _training_job, model, recipe, batch, personality or Personality(), steps, evaluate, dict(arguments or {})
+    )
+
+
+def _built(model: Any) -> Any:
+    """Returns the model, built without memory when it is a function."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return model
+    if not callable(model):
+        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
+    with torch.device("meta"):
+        made = model()
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
+    return made
+
+
+def _step_job(
+    step: Callable[[Any, Any, Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    personality: Personality,
+    steps: int,
+    batch_on: str,
+) -> Recording:
+    import torch
+
+    from snugfit.simulator.materialise import Materialiser
+
+    model = _built(model)
+
+    def run(recorder: Any) -> None:
+        device = personality.device
+        fake = Materialiser()
+        _weights(recorder, fake, model, device)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            fake.optimizer(optimizer, device)
+            used = optimizer
+        else:
+            used = optimizer(model.parameters()) if optimizer is not None else None
+        place = device if batch_on == "device" else torch.device("cpu")
+        for number in range(steps):
+            recorder.step = number
+            given = _batch(recorder, batch, place)
+            step(model, used, given)
+            del given
+
+    return record(run, personality)
+
+
+def _training_job(
+    model: Any,
+    recipe: Recipe,
+    batch: Any,
+    personality: Personality,
+    steps: int,
+    evaluate: bool,
+    arguments: dict[str, Any],
+) -> Recording:
+    import torch
+
+    from snugfit.simulator.materialise import Materialiser
+    from snugfit.training.phases import phase
+    from snugfit.training.prepare import prepare
+
+    model = _built(model)
+    batches = batch if isinstance(batch, list) else [batch]
+    host = torch.device("cpu")
+
+    def run(recorder: Any) -> None:
+        device = personality.device
+        with phase("build"):
+            final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
+            built_on = host if recipe.init == "host" else device
+            _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
+        trainer = prepare(model, recipe, device=device, **arguments)
+        recorder.watch(trainer.model)
+        for number in range(steps):
+            recorder.step = number
+            given = _batch(recorder, batches[number % len(batches)], host if personality.kind == "cuda" else device)
+            trainer.step(given)
+            if evaluate and number == 0:
+                _evaluate(trainer, given)
+            del given
+
+    return record(run, personality)
+
+
+def _evaluate(trainer: Any, batch: Any) -> None:
+    """One batch of evaluation, as the loop does it: a forward pass without gradients, in evaluation mode."""
+    import torch
+
+    from snugfit.training.phases import phase
+
+    modes = {module: module.training for module in trainer.model.modules()}
+    trainer.model.eval()
+    with phase("evaluation"), torch.no_grad():
+        trainer.evaluate_batch(batch)
+    for module, mode in modes.items():
+        module.training = mode
+
+
+def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = None) -> None:
+    fake.module(model, device, dtype)
+    recorder.watch(model)
+
+
+def _batch(recorder: Any, batch: Any, device: Any) -> Any:
+    """Returns a batch of fake tensors, made anew for each step as a loader does."""
+    from snugfit.simulator.materialise import Materialiser
+    from snugfit.training.phases import phase
+
+    with phase("data"):
+        return Materialiser().tree(batch, device)

@@ -1,0 +1,118 @@
+"""Sends models and batches to another process without their values: only shapes, dtypes and structure travel.
+
+Anything that cloudpickle takes can be sent: modules, lambdas, closures, classes of a notebook. Every tensor in it becomes a
+meta tensor on the way, with its dtype, strides and `requires_grad`; tensors that share a storage share one again, so tied
+weights stay tied. Small host tensors that are no parameters of a module keep their values, because Python code may read
+them (an index table, a step count).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+REAL_ELEMENTS = 1024
+_storages: dict[int, torch.UntypedStorage] = {}
+
+
+def dumps(value: Any) -> bytes:
+    """Returns anything as bytes, its tensors without values.
+
+    Args:
+        value: What to send; modules, functions and containers of them included.
+
+    Returns:
+        Bytes for `loads`.
+
+    Raises:
+        Exception: What pickling raises for something that cannot travel.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc,name-defined]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor):
+                return _reduce(obj)
+            if isinstance(obj, torch.Generator):
+                return torch.Generator, ()
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """Returns what `dumps` sent, with meta tensors in place of tensors.
+
+    Args:
+        data: The bytes.
+
+    Returns:
+        The value.
+    """
+    _storages.clear()
+    try:
+        return pickle.loads(data)
+    finally:
+        _storages.clear()
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    device = tensor.device.type
+    if (
+        device == "cpu"
+        and not parameter
+        and tensor.numel() <= REAL_ELEMENTS
+        and not tensor.requires_grad
+        and (tensor.dim() == 0 or not tensor.is_floating_point())
+        and type(tensor) is torch.Tensor
+    ):
+        return _real, (tensor.tolist(), tensor.dtype)
+    if tensor.layout is not torch.strided:
+        return _meta, (-1, None, tuple(tensor.shape), None, 0, tensor.dtype, tensor.requires_grad, parameter, {})
+    storage = tensor.untyped_storage()
+    return _meta, (
+        storage._cdata,
+        storage.nbytes(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.requires_grad,
+        parameter,
+        {"was_on": device},
+    )
+
+
+def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def _meta(
+    key: int,
+    size_bytes: int | None,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] | None,
+    offset: int,
+    dtype: torch.dtype,
+    requires_grad: bool,
+    parameter: bool,
+    marks: dict[str, str],
+) -> torch.Tensor:
+    if size_bytes is None or stride is None:
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+    else:
+        storage = _storages.get(key)
+        if storage is None:
+            storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")
+        tensor = torch.empty(0, dtype=dtype, device="meta")
+        tensor.set_(storage, offset, shape, stride)  # type: ignore[call-overload]
+    result = torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+    for name, value in marks.items():
+        setattr(result, f"_snugfit_{name}", value)
+    return result

@@ -1,0 +1,114 @@
+"""Hand-written code says "cuda"; in a simulation that reaches the fake accelerator.
+
+`tensor.cuda()`, `to("cuda")`, `device="cuda"`, `torch.autocast("cuda")`, `torch.amp.GradScaler("cuda")`, `tensor.is_cuda`
+and the functions of `torch.cuda` that training code calls (`is_available`, `synchronize`, `empty_cache`, memory statistics,
+streams and events) are led to `torch.sim` while the context is open. What cannot be translated is the text of a device:
+`tensor.device.type` is `sim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from snugfit.simulator.accelerator import DEVICE_TYPE, backend
+
+_SAME_NAME = (
+    "is_available is_initialized device_count current_device set_device device get_device_capability get_device_name "
+    "is_bf16_supported manual_seed manual_seed_all get_rng_state set_rng_state current_stream default_stream stream "
+    "set_stream synchronize empty_cache memory_allocated max_memory_allocated reset_peak_memory_stats Stream Event"
+).split()
+_OTHER_NAME = {
+    "memory_reserved": "memory_allocated",
+    "max_memory_reserved": "max_memory_allocated",
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "init": "init",
+    "_lazy_init": "init",
+}
+
+
+def device_of(value: Any) -> Any:
+    """Returns the fake device for a CUDA device or its name, and anything else as it is."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device(DEVICE_TYPE, 0)
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return torch.device(DEVICE_TYPE, 0)
+    return value
+
+
+class _CudaMeansSim(TorchFunctionMode):
+    """Changes CUDA devices among the arguments of torch functions, and says that all is finite."""
+
+    def __init__(self, is_true: Callable[[torch.Tensor], None]) -> None:
+        """Makes the mode.
+
+        Args:
+            is_true: Told of every result of torch.isfinite.
+        """
+        super().__init__()
+        self._is_true = is_true
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs a torch function on the fake device where it asks for CUDA."""
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
+        if func is torch.isfinite:
+            finite = func(*args, **kwargs)
+            self._is_true(finite)
+            return finite
+        if func is _IS_CUDA:
+            return args[0].device.type == DEVICE_TYPE
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": device_of(kwargs["device"])}
+        if any(isinstance(a, str | torch.device) for a in args):
+            args = tuple(device_of(a) for a in args)
+        return func(*args, **kwargs)
+
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+@contextmanager
+def cuda_means_sim(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Leads what says "cuda" to the fake accelerator while the context is open.
+
+    Args:
+        is_true: Told of every result of torch.isfinite, which is true in a run where all goes well.
+
+    Yields:
+        Nothing.
+    """
+    from torch.amp import autocast_mode, grad_scaler
+
+    changes: list[tuple[Any, str, Any]] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
+    changes += [(torch.cuda, name, getattr(backend, other)) for name, other in _OTHER_NAME.items()]
+    autocast_init = autocast_mode.autocast.__init__
+    scaler_init = grad_scaler.GradScaler.__init__
+
+    def make_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast_init(self, DEVICE_TYPE if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def make_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        if not isinstance(device, str):
+            device, args = "cuda", (device, *args)
+        scaler_init(self, DEVICE_TYPE if device == "cuda" else device, *args, **kwargs)
+
+    changes.append((autocast_mode.autocast, "__init__", make_autocast))
+    changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes if hasattr(owner, name)]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        with _CudaMeansSim(is_true):
+            yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

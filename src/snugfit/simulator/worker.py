@@ -1,0 +1,72 @@
+"""A simulation worker: `python -m snugfit.simulator.worker` answers requests on its standard input until it is closed.
+
+It is started as a module of ours, never by multiprocessing, so the user's script is not run again and notebooks, lambdas and
+closures work. It alone registers the fake accelerator; the process that asks stays as it was. What requests print goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+from snugfit.errors import InputError, SnugfitError
+from snugfit.simulator import wire
+
+
+def main() -> None:
+    """Answers requests until standard input closes."""
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    hello = wire.receive(requests)
+    if hello is None:
+        return
+    sys.path[:] = pickle.loads(hello)["path"]
+
+    import torch
+
+    from snugfit.simulator import accelerator, skeleton
+
+    torch.set_num_threads(1)
+    accelerator.register()
+    gc.collect()
+    gc.freeze()
+    wire.send(answers, pickle.dumps(("ready", None)))
+    while (request := wire.receive(requests)) is not None:
+        wire.send(answers, _answer(request, skeleton.loads))
+        gc.collect()
+
+
+def _answer(request: bytes, loads: Any) -> bytes:
+    try:
+        function, args, kwargs = loads(request)
+        result = function(*args, **kwargs)
+        return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
+    except SnugfitError as error:
+        return pickle.dumps(("error", wire.error_to_plain(error)))
+    except Exception as error:
+        return pickle.dumps(("error", wire.error_to_plain(_in_words(error))))
+
+
+def _in_words(error: Exception) -> InputError:
+    """An error of the user's code, or of torch about it: what it said, and where."""
+    from pathlib import Path
+
+    ours, torch_folder = str(Path(__file__).resolve().parents[1]), os.sep + "torch" + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(ours) and torch_folder not in f.filename]
+    place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    text = " ".join(str(error).split())[:500]
+    return InputError(
+        f"the step cannot run{place}: {type(error).__name__}: {text}. "
+        "The same would happen in a real run; check that model, batch and loss fit each other."
+    )
+
+
+if __name__ == "__main__":
+    main()
