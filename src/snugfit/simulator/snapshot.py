@@ -85,7 +85,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
     allocator = player.allocator
     segments = []
     for segment in allocator.segments():
-        blocks = [
+        blocks: list[dict[str, Any]] = [
             {
                 "address": block.address, "size": block.size_bytes, "requested_size": block.requested_bytes,
                 "state": "active_allocated" if block.live else "inactive",

@@ -1,0 +1,147 @@
+"""The table of GPUs: names, aliases, sources, nothing guessed."""
+
+import argparse
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from snugfit.cli import devices as command
+from snugfit.devices import DEVICES, device_named, device_names
+from snugfit.errors import InputError
+
+GIB = 2**30
+REQUIRED = (
+    *("t4-16gb", "v100-16gb", "v100-32gb", "a10g-24gb", "l4-24gb", "l40s-48gb", "a100-40gb", "a100-80gb", "h100-80gb"),
+    *("h200-141gb", "b200-192gb", "rtx-3060-12gb", "rtx-3080-10gb", "rtx-3090", "rtx-4060-8gb", "rtx-4070-12gb"),
+    *("rtx-4080-16gb", "rtx-4090", "rtx-5080-16gb", "rtx-5090", "rtx-6000-ada", "rtx-a6000", "mi300x-192gb", "m3-max"),
+    "cpu",
+)
+
+
+def test_all_cards_of_the_design_are_there():
+    assert set(REQUIRED) | {"local"} <= set(device_names())
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("rtx-4090", "rtx-4090"),
+        ("RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("rtx-4090-24gb", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("h100", "h100-80gb"),
+        ("Tesla T4", "t4-16gb"),
+        ("a6000", "rtx-a6000"),
+        ("rtx-5090-32gb", "rtx-5090"),
+        ("mi300x", "mi300x-192gb"),
+        ("CPU", "cpu"),
+    ],
+)
+def test_names(text, name):
+    assert device_named(text).name == name
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_name_finds_its_own_row(device):
+    assert device_named(device.name) is device
+    assert device_named(device.vendor_name) is device
+    assert pickle.loads(pickle.dumps(device)) == device
+
+
+def test_a_name_of_several_cards_is_refused_with_all_of_them():
+    with pytest.raises(InputError) as error:
+        device_named("a100")
+    assert "a100-40gb" in str(error.value) and "a100-80gb" in str(error.value)
+
+
+@pytest.mark.parametrize("text, meant", [("rtx-4900", "rtx-4090"), ("h10", "h100-80gb"), ("a100-80", "a100-80gb")])
+def test_unknown_cards_are_refused_with_the_nearest(text, meant):
+    with pytest.raises(InputError) as error:
+        device_named(text)
+    assert meant in str(error.value)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_rows_are_sane_and_have_a_source(device):
+    assert device.source and device.memory_source
+    if device.name == "cpu":
+        assert device.memory_bytes is None
+        return
+    nominal = device.name.rsplit("-", 1)[-1]
+    if nominal.endswith("gb"):
+        assert 0.9 < device.memory_bytes / GIB / int(nominal[:-2]) <= 1.0
+    if device.bytes_only:
+        assert not device.flops
+        return
+    assert 0 < device.flops["float32"] <= device.flops["float16"]
+    assert device.flops.get("bfloat16", device.flops["float16"]) == device.flops["float16"]
+    assert ("bfloat16" in device.flops) == ("tf32" in device.flops) == (device.compute_capability >= (8, 0))
+    assert ("float8" in device.flops) == (device.compute_capability >= (8, 9))
+    if "float8" in device.flops:
+        assert device.flops["float8"] == pytest.approx(2 * device.flops["float16"], rel=0.02)
+    # 128 lanes (64 before Ampere's GeForce cards and in A100) of one multiply-add at 1.1 to 2.7 GHz
+    lanes = 64 if device.compute_capability in ((7, 0), (7, 5), (8, 0)) else 128
+    clock = device.flops["float32"] / (device.sm_count * lanes * 2)
+    assert 1.1e9 < clock < 2.7e9
+    assert 10 < device.flops["float16"] / device.memory_bandwidth < 500
+
+
+def test_only_a_measured_context_is_given():
+    given = {device.name: device.context_bytes for device in DEVICES if device.context_bytes is not None}
+    assert given == {"v100-16gb": 1343 * 2**20, "v100-32gb": 1343 * 2**20}
+
+
+def test_local_without_a_gpu_says_what_to_do(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="Name a card"):
+        device_named("local")
+
+
+def test_local_takes_bytes_from_the_driver_and_speed_from_the_table(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    class Properties:
+        name, total_memory, major, minor, multi_processor_count = "NVIDIA GeForce RTX 4090", 25_000_000_000, 8, 9, 128
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    local = device_named("local")
+    assert (local.name, local.memory_bytes) == ("local", 25_000_000_000)
+    assert local.flops == device_named("rtx-4090").flops
+    Properties.name = "NVIDIA Something New"
+    assert device_named("local").flops == {}
+
+
+def run_command(*options):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(options))
+
+
+def test_the_command_prints_every_card(capsys):
+    assert run_command() == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0].rstrip("*") for line in lines[2:] if line]
+    assert names[: len(DEVICES)] == [device.name for device in DEVICES]
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_the_command_as_json(capsys):
+    assert run_command("--json") == 0
+    rows = json.loads(capsys.readouterr().out)["devices"]
+    assert {row["name"] for row in rows} >= set(REQUIRED)
+    assert all(row["source"] and row["memory_source"] for row in rows)
+
+
+def test_torch_is_not_imported():
+    code = "import sys, snugfit.devices, snugfit.simulator.replay; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
