@@ -1,0 +1,1 @@
+"""What is trained: models by name, their weights, data, and tasks."""
