@@ -115,7 +115,7 @@ def warm_up() -> None:
         weights = [torch.nn.Parameter(torch.zeros(outer, inner)), torch.nn.Parameter(torch.zeros(inner, outer))]
         optimizer = torch.optim.AdamW(weights)
         hidden = torch.nn.functional.linear(torch.zeros(rows, inner), weights[0])
-        torch.nn.functional.linear(hidden, weights[1]).square().mean().backward()
+        torch.nn.functional.linear(hidden, weights[1]).square().mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     events.stop()

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -81,14 +81,20 @@ def _replace_process() -> NoReturn:
     os.execve(sys.executable, arguments, {**os.environ, **TUNED_ENVIRONMENT})
 
 
-def run_json(argv: Sequence[str], timeout_seconds: float | None = None) -> dict[str, Any]:
+def run_json(
+    argv: Sequence[str],
+    timeout_seconds: float | None = None,
+    *,
+    on_line: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Runs a snugfit command in a fresh, tuned process and returns its JSON document.
 
-    What the command writes to stderr (progress, warnings) is passed on as it comes.
+    What the command writes to stderr (progress, warnings) is passed on line by line as it comes.
 
     Args:
         argv: The command and its options, without `snugfit` and without `--json`.
         timeout_seconds: Time after which the command is killed; None: no limit.
+        on_line: Gets each line of the command's stderr, on another thread; None: it goes to stderr.
 
     Returns:
         The document on the command's stdout.
@@ -101,7 +107,7 @@ def run_json(argv: Sequence[str], timeout_seconds: float | None = None) -> dict[
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
     lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-    errors = threading.Thread(target=_pass_on, args=(process.stderr, lines), daemon=True)
+    errors = threading.Thread(target=_pass_on, args=(process.stderr, lines, on_line or _to_stderr), daemon=True)
     errors.start()
     timer = threading.Timer(timeout_seconds, process.kill) if timeout_seconds is not None else None
     if timer is not None:
@@ -131,11 +137,15 @@ def run_json(argv: Sequence[str], timeout_seconds: float | None = None) -> dict[
     return document
 
 
-def _pass_on(stream: IO[str], lines: collections.deque[str]) -> None:
+def _pass_on(stream: IO[str], lines: collections.deque[str], on_line: Callable[[str], None]) -> None:
     for line in stream:
-        sys.stderr.write(line)
-        sys.stderr.flush()
         lines.append(line.rstrip("\n"))
+        on_line(lines[-1])
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def _message(lines: Sequence[str], code: int) -> str:

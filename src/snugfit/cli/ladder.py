@@ -1,0 +1,330 @@
+"""`snugfit ladder`: the cumulative study of the guides, each rung trained and measured in a fresh process."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit.cli import output
+from snugfit.errors import InputError, RecipeError, SnugfitError
+from snugfit.fields import field_infos, from_text
+from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
+from snugfit.measure.device_probe import probe_device
+from snugfit.report.console import Column, Table
+from snugfit.report.ladder_figure import NoMatplotlibError, draw_ladder
+from snugfit.report.ladder_rows import measured_bytes
+from snugfit.units import format_bytes, format_seconds
+from snugfit.workload import Workload
+
+TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
+"""Takes the arguments of `snugfit train` and returns its JSON document; raises `SnugfitError` when the run failed."""
+
+SHARED_SETTINGS = ("weights", "freeze", "weight_decay", "no_decay", "warmup_steps", "epochs", "max_steps", "seed")
+"""Training settings that are the same on every rung; the others are what the ladder changes."""
+
+EPILOG = """\
+examples:
+  snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
+  snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
+  snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
+
+The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
+first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `snugfit ladder`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="torchvision:NAME, timm:NAME or path/file.py:function")
+    add("--data", metavar="DATA", required=True, help="digits, cifar10:DIR, imagefolder:DIR or random")
+    add(
+        "--rungs",
+        metavar="NAMES",
+        help="only these rungs, separated by commas; each stays as it is in the whole ladder",
+    )
+    add("--batch-size", metavar="N", default="64", help="samples of an update on the first rung. Default: 64.")
+    add("--lr", metavar="X", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
+    add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
+    add("--out", metavar="DIR", type=Path, help="where results go. Default: runs/ladder-MODEL-DATA, numbered.")
+    add("--overwrite", action="store_true", help="replace the ladder in --out")
+    output.add_json_option(parser)
+    group = parser.add_argument_group("model and data, as for `snugfit train`")
+    add = group.add_argument
+    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
+    add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
+    add("--image-size", metavar="N", help="side of the images. Default: the model's own.")
+    add("--samples", metavar="N", help="samples of random data")
+    add("--download", action="store_true", help="fetch the data when it is not there")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train. Default: auto.")
+    group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
+    for name in SHARED_SETTINGS:
+        info = field_infos(Workload)[name]
+        text = info.doc.replace("%", "%%")
+        if info.kinds == (bool,):
+            group.add_argument(info.option, dest=name, action="store_true", default=None, help=text)
+        else:
+            group.add_argument(info.option, dest=name, metavar="N" if int in info.kinds else "X", help=text)
+
+
+def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
+    """Trains rung after rung and reports them.
+
+    Args:
+        args: What the command line gave.
+        train: What trains one rung; None: `snugfit train` in a fresh process.
+
+    Returns:
+        0 when the first rung was trained, else 4.
+
+    Raises:
+        InputError: Something that was given cannot be used.
+    """
+    device = probe_device(args.device)
+    ladder = _ladder_of(args, device=device.kind, bf16=device.bf16)
+    out = _output_directory(args)
+    progress = _Progress(len(ladder.rungs))
+    train = train or functools.partial(_train_in_fresh_process, progress=progress)
+    title = f"{args.model} on {args.data}, {device.name}"
+    table = _table(ladder) if not args.json else None
+    if table is not None:
+        print(title)
+        table.print_header()
+    rungs: list[dict[str, Any]] = []
+    for rung in ladder.rungs:
+        progress.begin(rung)
+        rungs.append(_climb(rung, args, out, ladder, train))
+        progress.end()
+        if table is not None:
+            table.print_row(_cells(rungs[-1], rungs[0]))
+            if rungs[-1]["error"] is not None:
+                print(f"    failed: {rungs[-1]['error']}")
+    document = {
+        "model": args.model,
+        "data": args.data,
+        "device": device.name,
+        "rungs": rungs,
+        "left_out": ladder.left_out,
+    }
+    files = _write(out, document, title)
+    if args.json:
+        output.print_json(document)
+    else:
+        for name, reason in ladder.left_out.items():
+            print(f"left out: {name}: {reason}")
+        print(f"written: {', '.join(map(str, files))}")
+    return 0 if rungs[0]["error"] is None else 4
+
+
+def _ladder_of(args: argparse.Namespace, *, device: str, bf16: bool) -> Ladder:
+    """Builds the ladder from the options, with all mistakes in one error."""
+    infos = field_infos(Workload)
+    given = {name: getattr(args, name) for name in (*SHARED_SETTINGS, "lr", "batch_size")}
+    values = {
+        name: from_text(infos[name], value) if isinstance(value, str) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    problems: list[str] = []
+    sgd_lr = None
+    try:
+        Workload.from_mapping(values)
+    except RecipeError as error:
+        problems += error.problems
+    if args.sgd_lr is not None:
+        try:
+            sgd_lr = Workload.from_mapping({"lr": from_text(infos["lr"], args.sgd_lr)}).lr
+        except RecipeError as error:
+            problems += [problem.replace("lr is", "sgd_lr is", 1) for problem in error.problems]
+    for name in ("image_size", "samples"):
+        text = getattr(args, name)
+        if text is not None and not (text.isdecimal() and int(text) > 0):
+            problems.append(f"{name} is {text!r}; it must be a whole number of at least 1.")
+    if problems:
+        raise RecipeError(problems, subject="ladder")
+    batch_size = values.pop("batch_size")
+    ladder = build_ladder(Workload.from_mapping(values), device=device, bf16=bf16, sgd_lr=sgd_lr, batch_size=batch_size)
+    if args.rungs is None:
+        return ladder
+    return ladder.choose(name.strip() for name in args.rungs.split(",") if name.strip())
+
+
+def _output_directory(args: argparse.Namespace) -> Path:
+    """Returns the directory of this ladder, made and free of an earlier one."""
+    if args.out is not None:
+        out: Path = args.out
+        if (out / "ladder.json").exists() and not args.overwrite:
+            raise InputError(f"{out} holds a ladder already. Give --overwrite to replace it, or another --out.")
+    else:
+        model = Path(args.model.rsplit(":", 1)[-1]).name
+        words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in ("ladder", model, args.data)]
+        base = Path("runs") / "-".join(word for word in words if word)
+        number, out = 1, base
+        while out.exists():
+            number += 1
+            out = base.with_name(f"{base.name}-{number}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        for name in ("ladder.json", "ladder.png", "ladder.svg"):
+            (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / "rungs", ignore_errors=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}. Give another --out.") from error
+    return out
+
+
+def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, train: TrainCommand) -> dict[str, Any]:
+    """Trains one rung and returns its entry."""
+    entry: dict[str, Any] = {
+        "name": rung.name,
+        "change": rung.change,
+        "recipe": rung.recipe.to_mapping(),
+        "workload": rung.workload.to_mapping(),
+        "fidelity": dataclasses.asdict(rung.fidelity_against(ladder.first)),
+        "predicted": None,
+        "measured": None,
+        "seconds": None,
+        "samples_per_second": None,
+        "metrics": None,
+        "run_dir": str(out / "rungs" / rung.name),
+        "error": None,
+    }
+    try:
+        document = train(train_arguments(rung, args, out / "rungs" / rung.name))
+    except SnugfitError as error:
+        return {**entry, "error": str(error)}
+    for name in ("predicted", "measured", "seconds", "samples_per_second", "metrics"):
+        entry[name] = document[name]
+    settings = document["workload"]["settings"]
+    traits = {name: settings[name] for name in ("batch_norm", "dropout")}
+    entry["workload"] = {**entry["workload"], **traits}
+    entry["fidelity"] = dataclasses.asdict(rung.fidelity_against(ladder.first, **traits))
+    return entry
+
+
+def train_arguments(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
+    """Returns the command line of a rung.
+
+    Args:
+        rung: The rung.
+        args: What the ladder's command line gave.
+        run_dir: Where the rung's run goes.
+
+    Returns:
+        Arguments for `snugfit`, `--json` left out.
+    """
+    words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
+    for text in args.model_args or ():
+        words += ["--model-arg", text]
+    for name in ("task", "image_size", "samples"):
+        if getattr(args, name) is not None:
+            words += ["--" + name.replace("_", "-"), str(getattr(args, name))]
+    if args.download:
+        words.append("--download")
+    words += ["--device", args.device]
+    for name, value in {
+        **rung.recipe.to_mapping(defaults=False),
+        **rung.workload.to_mapping(defaults=False),
+        "optimizer": rung.workload.optimizer,
+    }.items():
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+    return words
+
+
+def _train_in_fresh_process(argv: Sequence[str], progress: _Progress) -> Mapping[str, Any]:
+    from snugfit.measure.fresh import run_json
+
+    return run_json(argv, on_line=progress.show)
+
+
+class _Progress:
+    """Says on stderr which rung is trained: in one line that is rewritten on a terminal, else a line a rung."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._number, self._label = total, 0, ""
+        self._live = sys.stderr.isatty()
+
+    def begin(self, rung: Rung) -> None:
+        self._number += 1
+        self._label = f"rung {self._number}/{self._total} {rung.name}"
+        self.show("") if self._live else print(self._label, file=sys.stderr, flush=True)
+
+    def show(self, line: str) -> None:
+        """Passes a line of the rung's own stderr on: messages as they are, progress only where it can be overwritten."""
+        if line.startswith("snugfit:"):
+            self.end()
+            print(line, file=sys.stderr, flush=True)
+        elif self._live:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write("\r\x1b[K" + f"{self._label}  {line}"[:width])
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _table(ladder: Ladder) -> Table:
+    return Table(
+        [
+            Column("rung", max(len(rung.name) for rung in ladder.rungs)),
+            Column("peak memory", 11, right=True),
+            Column("less", 7, right=True),
+            Column("time", 10, right=True),
+            Column("samples/s", 9, right=True),
+            Column("test acc.", 9, right=True),
+            Column("fidelity", 9),
+            Column("what changes", 12),
+        ]
+    )
+
+
+def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    size, reference = measured_bytes(entry), measured_bytes(first)
+    accuracy = (entry["metrics"] or {}).get("test_accuracy")
+    seconds, rate = entry["seconds"], entry["samples_per_second"]
+    return [
+        entry["name"],
+        "-" if size is None else format_bytes(size),
+        "-" if size is None or reference is None else f"{reference / size:.1f}x",
+        "-" if seconds is None else format_seconds(seconds),
+        "-" if rate is None else f"{rate:.4g}",
+        "-" if accuracy is None else f"{accuracy:.2%}",
+        entry["fidelity"]["level"],
+        entry["change"],
+    ]
+
+
+def _write(out: Path, document: Mapping[str, Any], title: str) -> list[Path]:
+    """Writes the document and, where matplotlib is there, the figure; returns what was written."""
+    files = [out / "ladder.json"]
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    figures = [out / "ladder.png", out / "ladder.svg"]
+    try:
+        files[0].write_text(text, encoding="utf-8")
+        draw_ladder(document["rungs"], title=title, paths=figures)
+    except NoMatplotlibError as error:
+        print(f"snugfit: {error}", file=sys.stderr)
+        return files
+    except OSError as error:
+        raise InputError(f"{error.filename or out} cannot be written: {error.strerror}.") from error
+    return [*files, *figures]

@@ -1,0 +1,79 @@
+"""Aligned tables for a console, row by row as results come, readable in any encoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+_PLAIN = {"─": "-", "…": "..."}
+"""Character -> what stands for it where the console cannot show it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    width: int
+    """Characters reserved; a longer cell pushes the rest of its row to the right and is never cut."""
+    right: bool = False
+    """Whether cells stand at the right end, as numbers do."""
+
+
+class Table:
+    """A table whose rows are printed one at a time, so a person can follow a long run."""
+
+    def __init__(self, columns: Sequence[Column], stream: TextIO | None = None) -> None:
+        """Sets the columns.
+
+        Args:
+            columns: From left to right.
+            stream: Where to print; None: stdout, as it is when a row is printed.
+        """
+        self._columns = tuple(columns)
+        self._stream = stream
+
+    def print_header(self) -> None:
+        """Prints the titles and a rule."""
+        self.print_row([column.title for column in self._columns])
+        self._print("  ".join("─" * max(column.width, len(column.title)) for column in self._columns))
+
+    def print_row(self, cells: Sequence[str]) -> None:
+        """Prints one row.
+
+        Args:
+            cells: A text for each column; fewer leave the rest empty.
+        """
+        parts = []
+        for column, cell in zip(self._columns, cells, strict=False):
+            width = max(column.width, len(column.title))
+            parts.append(cell.rjust(width) if column.right else cell.ljust(width))
+        self._print("  ".join(parts).rstrip())
+
+    def _print(self, text: str) -> None:
+        stream = self._stream or sys.stdout
+        stream.write(plain_for(text, stream.encoding) + "\n")
+        stream.flush()
+
+
+def plain_for(text: str, encoding: str | None) -> str:
+    """Returns a text that an encoding can show.
+
+    Args:
+        text: Any text.
+        encoding: Of the console; None where it takes all characters.
+
+    Returns:
+        The text itself, or one with plain characters for those that the encoding lacks.
+    """
+    if encoding is None:
+        return text
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        for fancy, plain in _PLAIN.items():
+            text = text.replace(fancy, plain)
+        return text.encode("ascii", "replace").decode("ascii")
+    return text
