@@ -1,0 +1,44 @@
+# Everything sets itself up from a bare Python >= 3.10: the first target that needs it builds .venv.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+EXTRAS = vision,report
+
+.PHONY: demo test check gpu bench docs clean
+
+demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
+	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --image-size 16 --out runs/demo --overwrite
+
+test: $(VENV)/.dev  ## the whole test suite
+	$(RUN) -m pytest
+
+check: $(VENV)/.dev  ## lint, formatting and types
+	$(RUN) -m ruff check src tests benchmarks examples
+	$(RUN) -m ruff format --check src tests benchmarks examples
+	$(RUN) -m mypy
+
+gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+	PYTHONPATH=src $(PYTHON) -m benchmarks.step_overhead
+
+bench: $(VENV)/.dev  ## regenerate benchmarks/results
+	$(RUN) -m benchmarks.step_overhead
+	$(RUN) -m benchmarks.techniques
+
+docs: $(VENV)/.dev  ## regenerate docs/techniques from the essays and the measurements
+	$(RUN) -m benchmarks.technique_pages
+
+clean:
+	rm -rf $(VENV) runs build
+
+$(VENV)/bin/python:
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 10), 'snugfit needs Python 3.10 or newer'"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet -e '.[$(EXTRAS)]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet -e '.[$(EXTRAS),dev]'
+	touch $@ $(VENV)/.demo

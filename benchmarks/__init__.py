@@ -1,0 +1,1 @@
+"""Speed and memory, measured against a peer in the same run; results as JSON under `results/`."""
