@@ -8,6 +8,7 @@ event of the peak counts as temporaries.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from snugfit.simulator.allocator_config import AllocatorConfig
 from snugfit.simulator.replay import Player, Replay, replay
@@ -58,7 +59,7 @@ class Anatomy:
     largest: tuple[LiveTensor, ...]
     """The largest tensors, largest first."""
     blocks: tuple[BlockShare, ...]
-    """The blocks of the model in the order in which they first made something that lives at the peak."""
+    """The blocks of the model by name, numbers counted as numbers, what is outside of the model first."""
     rounding_bytes: int
     """How much of the peak is rounding up."""
 
@@ -101,6 +102,12 @@ def block_of(module: str) -> str:
         if part[-1:].isdigit():
             return ".".join(parts[: i + 1])
     return parts[0]
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts `layer.9` before `layer.10`."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def anatomy(
@@ -154,7 +161,7 @@ def anatomy(
         largest=tuple(sorted(tensors, key=lambda tensor: -tensor.size_bytes)[:largest]),
         blocks=tuple(
             BlockShare(name=name, size_bytes=sum(share.values()), bytes_by_category=share)
-            for name, share in by_block.items()
+            for name, share in sorted(by_block.items(), key=lambda item: _natural(item[0]))
         ),
         rounding_bytes=played.peak_allocated_bytes - player.allocator.requested_bytes,
     )

@@ -23,10 +23,11 @@ import dataclasses
 from snugfit.devices import Device
 from snugfit.simulator.trace import MARK, OperatorRun, Trace
 
-HOST_OPERATOR_SECONDS = 14.8e-6
-"""Host time of one dispatched operator: Python, autograd, dispatcher. Measured with torch 2.15 on a 2.5 GHz Xeon core:
-forward and backward of a 24-block vision transformer 16 channels wide (3013 operators, kernels of almost no work) take
-44.6 ms of thread time."""
+HOST_OPERATOR_SECONDS = 40e-6
+"""Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
+around it. Eager PyTorch 2.6 on an A6000 that idles 86 % of the time takes 53.7 ms for 1185 launches, 45 microseconds each
+(github.com/facebookresearch/sam2/issues/768). It agrees with torch 2.15 on one 2.5 GHz Xeon core: forward and backward
+of a vision transformer of 24 blocks, 16 channels wide, take 44.6 ms of thread time for 951 operators and 2062 views."""
 HOST_LAUNCH_SECONDS = 5e-6
 """Host time to submit a kernel: 4 to 6 microseconds, measured on an RTX 5070 Ti (susun-blog.com, "pegainfer 3")."""
 KERNEL_SECONDS = 1.3e-6
@@ -135,7 +136,7 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
     Args:
         trace: The recording.
         device: The card.
-        step: Which step, by the number of its marks; None for the last one, or for the whole trace without marks.
+        step: Which step, by the number of its marks; None for the last one. A trace without marks is one step.
 
     Returns:
         The timing; None for devices of which only bytes are known, and where a type has no known speed on the card.
@@ -188,10 +189,11 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
 
 
 def _step_events(trace: Trace, step: int | None) -> tuple[int, int]:
-    """Returns the first and the last event of a step."""
+    """Returns the first and the last event of a step, which lasts from its first mark to the next step's first."""
     marks = [(i, trace.values[i] >> 1) for i, kind in enumerate(trace.kinds) if kind == MARK]
     if not marks:
         return 0, len(trace)
     wanted = max(number for _, number in marks) if step is None else step
-    events = [i for i, number in marks if number == wanted]
-    return (events[0], events[-1]) if events else (0, -1)
+    begin = min((i for i, number in marks if number == wanted), default=len(trace) + 1)
+    end = min((i for i, number in marks if number > wanted and i > begin), default=len(trace))
+    return begin + 1, end

@@ -129,7 +129,8 @@ class Player:
         """
         trace, held, observer = self.trace, self.held, self.observer
         allocator = self.allocator
-        malloc, free, storages = allocator.malloc, allocator.free, trace.storages
+        malloc, free = allocator.malloc, allocator.free
+        storages, kinds, subjects = trace.storages, trace.kinds, trace.subjects
         host, host_sizes = self.host_bytes, self.host_sizes
         peak = allocator.peak_allocated_bytes
         end = len(trace) if through is None else through + 1
@@ -138,8 +139,8 @@ class Player:
             for index in range(self.event, end):
                 if observer is not None:
                     self.event = index
-                kind = trace.kinds[index]
-                subject = trace.subjects[index]
+                kind = kinds[index]
+                subject = subjects[index]
                 if kind == ALLOC:
                     row = storages[subject]
                     nbytes = row[1]

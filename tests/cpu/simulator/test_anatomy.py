@@ -57,6 +57,18 @@ def test_rounding_goes_to_the_category_and_a_workspace_to_temporaries():
     assert parts.rounding_bytes == MIB
 
 
+def test_blocks_come_by_name_with_numbers_as_numbers():
+    build = TraceBuilder()
+    for module in ("h.10.mlp", "head", "h.9.attn", "", "h.10"):
+        build.alloc(MIB, module=module, category="activations")
+    assert [(block.name, block.size_bytes, block.bytes_by_category) for block in anatomy(build.build()).blocks] == [
+        (OUTSIDE, MIB, {"activations": MIB}),
+        ("h.9", MIB, {"activations": MIB}),
+        ("h.10", 2 * MIB, {"activations": 2 * MIB}),
+        ("head", MIB, {"activations": MIB}),
+    ]
+
+
 def test_a_trace_without_allocations_has_an_empty_anatomy():
     parts = anatomy(TraceBuilder().build())
     assert (parts.peak_allocated_bytes, parts.largest, parts.blocks) == (0, (), ())

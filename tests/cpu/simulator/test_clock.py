@@ -84,7 +84,7 @@ def test_copies_on_a_side_stream_overlap_and_waits_are_kept():
     assert timing(work, copy._replace(stream=1), work).step_seconds == pytest.approx(alone, rel=0.03)
     assert timing(work, copy, work).step_seconds == pytest.approx(alone + run_seconds(copy, A100), rel=0.03)
     waiting = timing(copy._replace(stream=1), work._replace(after=(0,)))
-    assert waiting.step_seconds == pytest.approx(waiting.link_seconds + waiting.device_seconds, rel=0.02)
+    assert waiting.step_seconds == pytest.approx(ISSUE + waiting.link_seconds + waiting.device_seconds, rel=0.001)
 
 
 def test_a_blocking_operator_stops_the_host():
@@ -103,9 +103,9 @@ def work_seconds(run):
 def test_only_the_asked_step_counts():
     build = TraceBuilder()
     for step, size in enumerate((10**9, 10**8, 2 * 10**8)):
-        build.mark("forward", True, step)
+        build.mark("data", True, step)
+        build.mark("data", False, step)
         build.run(op(written=size))
-        build.mark("forward", False, step)
     trace = build.build()
     assert clock(trace, A100) == clock(trace, A100, step=2)
     assert [clock(trace, A100, step=i).device_seconds for i in range(3)] == [
@@ -127,7 +127,7 @@ def test_no_time_where_a_number_is_missing():
 def vit_large(batch, *, dtype, bytes_each, microbatches=1, moments=2, mixed=False, parameters=303_300_000):
     """Forward and backward of ViT-L/16 (24 blocks of width 1024, 197 tokens) and a foreach update, as operators.
 
-    The counts of a block are those of torchvision's: 125 operators forward and backward, 86 of them views.
+    A recording of torchvision's has 933 operators that compute, forward and backward; this has 816.
     """
     build = TraceBuilder()
     tokens, width = batch * 197, 1024
@@ -158,8 +158,6 @@ def vit_large(batch, *, dtype, bytes_each, microbatches=1, moments=2, mixed=Fals
             for _ in range(6):  # two norms, two sums, GELU, and their backward
                 elementwise(tokens * width, reads=2)
             elementwise(tokens * 4 * width, reads=2)
-            for _ in range(86):
-                build.run(op(kernels=0))
     for _ in range(4 + 3 * moments):  # a few groups of tensors, each a few kernels
         build.run(op(read=2 * parameters * bytes_each, written=parameters * bytes_each, kernels=20))
     return build.build()
