@@ -10,14 +10,15 @@ dtype, so the host holds the whole model, and a file with pretrained weights is 
   a time, and each is read from a safetensors file straight into its place, so the host never holds the model.
 
 What it costs. Nothing in a training step. `device` draws the initial weights with the device's generator and in 16
-bits, so a seed gives other weights than on the host, and buffers that a constructor computes are computed in 16 bits.
+bits, so a seed gives other weights than on the host, and what a constructor computes in tensors (buffers, the rates of
+stochastic depth in timm) is rounded to 16 bits as well.
 `meta` needs a file: a model without memory has no values to start from.
 
 When it is wrong. `meta` is refused when no file is given, when the constructor looks at the value of a parameter, and
-when a buffer is made from parameters, unless the file holds it or its module can make it again
-(`init_non_persistent_buffers`, timm's convention). All other buffers are sound, also those
-that no file holds: only parameters go to meta, at the moment a module registers them, and buffers are built for real on
-the host. A head that the file does not fit (another number of classes) is drawn afresh by its own `reset_parameters`.
+when a buffer is made from parameters, unless the file holds it or its module can make it again (timm's convention
+`init_non_persistent_buffers`). All other buffers are sound, also those that no file holds: only parameters go to meta,
+at the moment a module registers them, and buffers are built for real on the host. A head that the file does not fit
+(another number of classes) is drawn afresh by its own `reset_parameters`.
 
 Tied parameters stay tied under all three. Values are those of the file, rounded to the final dtype, under all three.
 
@@ -144,8 +145,7 @@ def materialise(
 
     Raises:
         InputError: A parameter has no stored value and its module cannot draw it, or a buffer was made from parameters
-        and
-            its module cannot make it again.
+            and its module cannot make it again.
     """
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     unread: dict[torch.nn.Parameter, str] = {}
@@ -164,8 +164,8 @@ def materialise(
                 del unread[made[parameter]]
         for name, buffer in module._buffers.items():
             stored = read(f"{prefix}.{name}" if prefix else name) if buffer is not None else None
-            if buffer is not None and (stored is not None or not buffer.is_meta):
-                module._buffers[name] = _placed(buffer if stored is None else stored, buffer.dtype, device, dtype)
+            if buffer is not None and stored is not None:  # `settle` moves those that were built for real
+                module._buffers[name] = _placed(stored, buffer.dtype, device, dtype)
     _remake_buffers(model)
     fresh = list(unread.values())
     _draw(model, set(unread), fresh)
@@ -182,7 +182,7 @@ def _read_into(parameter: torch.nn.Parameter, stored: torch.Tensor | None) -> bo
 def _placed(
     value: torch.Tensor, own_dtype: torch.dtype, device: torch.device, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """A buffer of its own memory on the device: a stored tensor may be a view of the file."""
+    """A buffer in memory of its own: a stored tensor is a view of the file."""
     target = dtype if dtype is not None and own_dtype.is_floating_point else own_dtype
     return torch.empty(value.shape, dtype=target, device=device).copy_(value)
 
@@ -200,9 +200,7 @@ def _remake_buffers(model: torch.nn.Module) -> None:
         if left:
             raise InputError(
                 f"init='meta' cannot build this model: buffer {_some(left)} of {prefix or 'the model'} is made from "
-                "parameters, which have no "
-                "values "
-                "while it is built. Use init='device' or init='host'."
+                "parameters, which have no values while it is built. Use init='device' or init='host'."
             )
 
 
@@ -215,8 +213,7 @@ def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterab
         if reset is None or len(own) < len(list(module.parameters(recurse=False))):
             raise InputError(
                 f"init='meta' cannot draw fresh values for {_some(names)}: module {prefix!r} "
-                f"({type(module).__name__}) has "
-                "no reset_parameters for them. Use init='device' or init='host'."
+                f"({type(module).__name__}) has no reset_parameters for them. Use init='device' or init='host'."
             )
         reset()
 

@@ -67,8 +67,7 @@ def build_model(
     if init == "meta" and not from_file:
         raise InputError(
             "init='meta' needs weights from a .safetensors file: a model that is built without memory has no values, "
-            "so "
-            "without a file they would be undefined. Give weights=FILE.safetensors, or use init='device' or "
+            "so without a file they would be undefined. Give weights=FILE.safetensors, or use init='device' or "
             "init='host'."
         )
     stored = StoredWeights(weights) if from_file and weights is not None else None
@@ -219,8 +218,7 @@ def _call_builder(
         if weights is not None and _is_about_network(error):
             raise InputError(
                 f"weights {weights!r} of {spec} could not be fetched: {reason}. They are downloaded once and kept; "
-                "connect "
-                "to the network, or give a .safetensors file of this model."
+                "connect to the network, or give a .safetensors file of this model."
             ) from error
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
         raise InputError(

@@ -56,8 +56,7 @@ class StoredWeights:
         if self.path.suffix != ".safetensors":
             raise InputError(
                 f"weights file {str(path)!r} is no .safetensors file. Pickled checkpoints (.pt, .pth, .bin) can run "
-                "code "
-                "when they are opened; convert them with safetensors.torch.save_file."
+                "code when they are opened; convert them with safetensors.torch.save_file."
             )
         if not self.path.is_file():
             raise InputError(f"weights file {str(path)!r} does not exist. Give an existing .safetensors file.")

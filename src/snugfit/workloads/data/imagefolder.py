@@ -215,8 +215,8 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
         found = sorted(path for path in child.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
         if not found:
             raise InputError(
-                f"data {name!r}: {str(child)!r} has no images. Put some in ({', '.join(sorted(SUFFIXES))}), or "
-                "remove it."
+                f"data {name!r}: {str(child)!r} has no images. Put some in ({', '.join(sorted(SUFFIXES))}), or remove "
+                "it."
             )
         paths.extend(found)
         labels.extend([class_names.index(child.name)] * len(found))
@@ -244,7 +244,6 @@ def _check_files(name: str, paths: Sequence[Path], image_size: int | None) -> No
     if image_size is None and len(sizes) > 1:
         listed = ", ".join(f"{width}x{height} ({path.name})" for (width, height), path in list(sizes.items())[:3])
         raise InputError(
-            f"data {name!r} has images of {len(sizes)} sizes ({listed}), and the model does not say which it takes, "
-            "so they "
-            "cannot share a batch. Give --image-size, or resize the files."
+            f"data {name!r} has images of {len(sizes)} sizes ({listed}), and the model does not say which it takes, so "
+            "they cannot share a batch. Give --image-size, or resize the files."
         )
