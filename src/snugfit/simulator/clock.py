@@ -25,7 +25,7 @@ from snugfit.simulator.trace import MARK, OperatorRun, Trace
 
 HOST_OPERATOR_SECONDS = 40e-6
 """Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
-around it. Eager PyTorch 2.6 on an A6000 that idles 86 % of the time takes 53.7 ms for 1185 launches, 45 microseconds each
+around it. Eager PyTorch 2.6 on an A6000 that idles 86 % of the time takes 53.7 ms for 1185 launches, 45 us each
 (github.com/facebookresearch/sam2/issues/768). It agrees with torch 2.15 on one 2.5 GHz Xeon core: forward and backward
 of a vision transformer of 24 blocks, 16 channels wide, take 44.6 ms of thread time for 951 operators and 2062 views."""
 HOST_LAUNCH_SECONDS = 5e-6

@@ -195,7 +195,7 @@ def test_accumulation_is_slower_than_the_batch_it_stands_for(device):
     "device", [device for device in DEVICES if not device.bytes_only], ids=lambda device: device.name
 )
 def test_a_smaller_microbatch_is_never_faster(device):
-    times = [seconds_per_image(64 // n, microbatches=n, device=device, **BF16) for n in (1, 4, 16, 64)]
+    times = [seconds_per_image(64 // n, microbatches=n, device=device, **BF16) for n in (1, 4, 16)]
     assert times == sorted(times)
 
 
