@@ -1,0 +1,55 @@
+"""Runs real `snugfit` commands, as a person would type them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MODEL_FILE = """
+import torch
+from torch import nn
+
+
+def build(num_classes=10, width=16, dropout=0.1):
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, num_classes),
+    )
+
+
+def raises():
+    raise RuntimeError("no such layer")
+
+
+def no_module():
+    return 3
+
+
+def two_classes():
+    return nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(64, 2))
+"""
+"""User models for [1, 8, 8] images."""
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "snugfit", *map(str, words)]
+
+
+def environment() -> dict[str, str]:
+    """One thread: bitwise equality is a promise for the same number of threads, and small models run faster."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run_command(*words: object, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def tiny_run(*more: object) -> list[object]:
+    """A run on random images that takes moments."""
+    return [
+        "train", "model.py:build", "--data", "random", "--samples", "96", "--image-size", "8", "--batch-size", "16", *more
+    ]  # fmt: skip

@@ -1,0 +1,161 @@
+"""The command as such: help without torch, hints for typos, one line for errors and warnings, pipes that close."""
+
+import resource
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from command_line import command, environment, run_command
+
+import snugfit.cli
+from snugfit.cli import COMMANDS, _available, main
+from snugfit.errors import SnugfitWarning, TrainingError
+
+PRESENT = sorted(dict(_available()))
+
+
+def child_cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in PRESENT)], ids=lambda words: " ".join(words) or "snugfit")
+def test_help_takes_no_time_and_no_torch(words, tmp_path):
+    code = (
+        "import sys\nfrom snugfit.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "finally:\n    assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy import'\n"
+    )
+    checked = subprocess.run(
+        [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    times = []
+    for _ in range(3):
+        before = child_cpu_seconds()
+        shown = run_command(*words, "--help", cwd=tmp_path)
+        times.append(child_cpu_seconds() - before)
+        assert shown.returncode == 0 and shown.stdout.startswith("usage: snugfit")
+        assert shown.stderr == ""
+    assert min(times) < 0.4
+
+
+def test_help_lists_what_is_there_and_train_shows_examples(tmp_path):
+    shown = run_command("--help", cwd=tmp_path).stdout
+    assert all(name in shown for name in PRESENT)
+    assert "train" in PRESENT
+    assert (
+        "snugfit train torchvision:resnet18 --data cifar10:data" in run_command("train", "--help", cwd=tmp_path).stdout
+    )
+
+
+def test_absent_subcommand_is_not_listed_and_breaks_nothing(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "nonesuch", "not written")
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "nonesuch" not in capsys.readouterr().out
+    assert main(["nonesuch"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'? Allowed: "),
+        ([], "the following arguments are required: COMMAND; see `snugfit --help`."),
+        (["train", "m", "--bach-size", "3"], "unknown option '--bach-size'; did you mean '--batch-size'?"),
+        (["train", "m", "--batch-siz=3"], "unknown option '--batch-siz'; did you mean '--batch-size'?"),
+        (["train", "m", "--zzzzzz"], "unknown option '--zzzzzz'; see `snugfit train --help`."),
+        (["train", "m", "extra"], "unexpected argument 'extra'; see `snugfit train --help`."),
+        (["train", "m", "--image-size", "big"], "argument --image-size: invalid int value: 'big'"),
+        (["train", "m", "--data"], "argument --data: expected one argument"),
+    ],
+)
+def test_what_cannot_be_read_is_exit_2_with_one_line(words, message, capsys):
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("snugfit: ") and message in err and err.count("\n") == 1
+
+
+def test_version(tmp_path):
+    from importlib.metadata import version
+
+    assert run_command("--version", cwd=tmp_path).stdout == f"snugfit {version('snugfit')}\n"
+
+
+class FakeCommand:
+    """Stands in for the module of a subcommand."""
+
+    def __init__(self, action):
+        self.run = action
+
+    def add_arguments(self, parser):
+        parser.add_argument("--json", action="store_true")
+
+
+def with_command(monkeypatch, action):
+    monkeypatch.setattr(snugfit.cli, "_available", lambda: [("train", "x")])
+    monkeypatch.setattr(snugfit.cli.importlib, "import_module", lambda name: FakeCommand(action))
+
+
+def test_errors_carry_their_exit_code_and_leave_stdout_empty(monkeypatch, capsys):
+    def fails(args):
+        raise TrainingError("it went wrong.")
+
+    with_command(monkeypatch, fails)
+    assert main(["train", "--json"]) == 4
+    assert capsys.readouterr() == ("", "snugfit: it went wrong.\n")
+
+
+def test_ctrl_c_is_130(monkeypatch, capsys):
+    def stopped(args):
+        raise KeyboardInterrupt
+
+    with_command(monkeypatch, stopped)
+    assert main(["train"]) == 130
+    assert capsys.readouterr() == ("", "snugfit: stopped.\n")
+
+
+def test_our_warnings_are_one_clean_line(monkeypatch, capsys):
+    def warns(args):
+        for _ in range(2):
+            warnings.warn("pin_memory has no effect here.", SnugfitWarning)
+        return 0
+
+    with_command(monkeypatch, warns)
+    before = warnings.showwarning
+    assert main(["train"]) == 0
+    assert capsys.readouterr() == ("", "snugfit: pin_memory has no effect here.\n")
+    assert warnings.showwarning is before
+
+
+def test_closed_pipe_is_no_traceback(tmp_path):
+    writer = (
+        "import sys\nimport snugfit.cli as cli\n"
+        "class Long:\n"
+        "    add_arguments = staticmethod(lambda parser: None)\n"
+        "    run = staticmethod(lambda args: [print('line', number) for number in range(100000)] and 0)\n"
+        "cli.importlib.import_module = lambda name: Long\n"
+        "sys.exit(cli.main(['train']))\n"
+    )
+    script = tmp_path / "writer.py"
+    script.write_text(writer)
+    ended = subprocess.run(
+        ["bash", "-c", f"{sys.executable} {script} | head -1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout == "line 0\n141\n"
+
+
+def test_module_and_console_script_are_the_same_command(tmp_path):
+    script = Path(sys.executable).with_name("snugfit")
+    by_script = subprocess.run([script, "train"], capture_output=True, text=True, env=environment(), check=False)
+    by_module = subprocess.run(command("train"), capture_output=True, text=True, env=environment(), check=False)
+    assert by_script.returncode == by_module.returncode == 2
+    assert by_script.stderr == by_module.stderr
+    assert by_script.stdout == ""
