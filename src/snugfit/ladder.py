@@ -32,7 +32,10 @@ class Rung:
     """Short name, for tables and for choosing."""
 
     change: str
-    """What is new against the rung before."""
+    """What is new against the rung before, in a few words."""
+
+    note: str = ""
+    """Why it is done this way, where that needs saying."""
 
     recipe: Recipe
     """How the step is held in memory."""
@@ -126,16 +129,22 @@ def build_ladder(
     recomputed = rounded.replace(checkpoint="all")
     stepped = recomputed.replace(microbatch_size=None, step_in_backward=True)
 
-    mixed_change = (
-        "autocast to bf16: as wide a range as fp32, so the loss needs no scaling"
+    mixed_note = (
+        "bf16 has the range of fp32, so the loss needs no scaling; CPUs and cards since Ampere compute in it."
         if bf16
-        else "autocast to fp16 with a scaled loss: this device has no bf16 of its own"
+        else "this device does not compute in bf16 by itself, so fp16 with a scaled loss is taken."
     )
     accumulate = f"accumulate-{micro}x{-(-quarter // micro)}"
     rungs = [
         Rung(name="fp32", change=f"plain PyTorch: Adam, batch {batch_size}", recipe=Recipe(), workload=plain),
-        Rung(name=mixed, change=mixed_change, recipe=Recipe(precision=mixed), workload=plain),
-        Rung(name="bf16-true", change="weights, gradients and Adam's state in bf16 too", recipe=held, workload=plain),
+        Rung(
+            name=mixed,
+            change="autocast to bf16" if bf16 else "autocast to fp16, scaled loss",
+            note=mixed_note,
+            recipe=Recipe(precision=mixed),
+            workload=plain,
+        ),
+        Rung(name="bf16-true", change="weights, gradients, Adam's state in bf16 too", recipe=held, workload=plain),
         Rung(name=f"batch-{quarter}", change=f"batch {quarter}", recipe=held, workload=small),
         Rung(
             name=accumulate,
@@ -145,14 +154,17 @@ def build_ladder(
         ),
         Rung(
             name="sgd-cosine",
-            change="SGD without momentum, cosine schedule; stochastic rounding, or bf16 loses its small updates",
+            change="SGD with cosine schedule, stochastic rounding",
+            note="SGD's momentum is 0, as in the guides, so it has no state; rounding to the nearest bf16 would lose its "
+            "small updates.",
             recipe=rounded,
             workload=sgd,
         ),
         Rung(name="checkpoint", change="every block recomputed in backward", recipe=recomputed, workload=sgd),
         Rung(
             name="step-in-backward",
-            change=f"each gradient used at once; nothing accumulates, so the batch is {micro}",
+            change=f"batch {micro}, each gradient used at once",
+            note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}.",
             recipe=stepped,
             workload=sgd.replace(batch_size=micro),
         ),

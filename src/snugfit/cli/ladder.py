@@ -124,6 +124,9 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     if args.json:
         output.print_json(document)
     else:
+        for rung in ladder.rungs:
+            if rung.note:
+                print(f"{rung.name}: {rung.note}")
         for name, reason in ladder.left_out.items():
             print(f"left out: {name}: {reason}")
         print(f"written: {', '.join(map(str, files))}")
@@ -194,6 +197,7 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
     entry: dict[str, Any] = {
         "name": rung.name,
         "change": rung.change,
+        "note": rung.note,
         "recipe": rung.recipe.to_mapping(),
         "workload": rung.workload.to_mapping(),
         "fidelity": dataclasses.asdict(rung.fidelity_against(ladder.first)),

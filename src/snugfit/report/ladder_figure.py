@@ -44,13 +44,13 @@ def draw_ladder(rungs: Sequence[Mapping[str, Any]], *, title: str, paths: Sequen
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
-    figure = Figure(figsize=(12.5, 1.9 + 0.62 * len(rungs)), dpi=150, facecolor="white")
+    figure = Figure(figsize=(12.5, 2.05 + 0.62 * len(rungs)), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     height = figure.get_figheight()
     memory, seconds, accuracy = figure.subplots(
         1, 3, sharey=True, gridspec_kw={"width_ratios": [3.0, 1.5, 1.5], "wspace": 0.07}
     )
-    figure.subplots_adjust(left=0.235, right=0.975, top=1 - 1.22 / height, bottom=0.5 / height)
+    figure.subplots_adjust(left=0.235, right=0.975, top=1 - 1.22 / height, bottom=0.65 / height)
     kinds = [_kind(rung, first=at == 0) for at, rung in enumerate(rungs)]
     _memory_panel(memory, rungs, kinds)
     _seconds_panel(seconds, rungs, kinds)
@@ -158,7 +158,7 @@ def _rung_labels(axes: Any, rungs: Sequence[Mapping[str, Any]]) -> None:
     for at, rung in enumerate(rungs):
         name = str(rung["name"]) if at == 0 else f"+ {rung['name']}"
         axes.text(-0.02, at - 0.17, name, transform=place, ha="right", va="center", fontsize=11, color=_INK)
-        change = textwrap.shorten(str(rung["change"]), 46, placeholder=" …")
+        change = textwrap.shorten(str(rung["change"]), 48, placeholder=" …")
         axes.text(-0.02, at + 0.2, change, transform=place, ha="right", va="center", fontsize=8, color=_FAINT)
 
 

@@ -1,0 +1,76 @@
+"""Peaks from tables of events, and the real allocator's events."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snugfit.measure.allocator_events import AllocatorEvents, peak_of
+
+
+@pytest.mark.parametrize(
+    ("events", "balance_bytes", "peak_bytes"),
+    [
+        ([], 0, 0),
+        ([], 7, 7),
+        ([(1, 100)], 0, 100),
+        ([(1, 100), (2, -100), (3, 60)], 0, 100),
+        ([(1, 100), (2, 50), (3, -100), (4, 70)], 0, 150),
+        ([(1, 100), (2, 50), (3, -100), (4, 101)], 0, 151),
+        ([(4, 101), (3, -100), (1, 100), (2, 50)], 0, 151),  # out of order, as events of several threads come
+        ([(1, -30), (2, 20)], 40, 40),  # memory from before is released
+        ([(1, 2**50), (2, -(2**50))], 1, 2**50 + 1),
+    ],
+)
+def test_peak_of_a_table(events, balance_bytes, peak_bytes):
+    assert peak_of(events, balance_bytes) == peak_bytes
+
+
+def test_real_events_are_exact_to_the_byte():
+    events = AllocatorEvents()
+    events.start()
+    first = torch.empty(1000)
+    second = torch.empty(3, 7, dtype=torch.float64)
+    del first
+    third = torch.empty(500)
+    events.stop()
+    assert events.peak_bytes == 4000 + 168
+    assert events.balance_bytes == 168 + 2000
+    del second, third
+
+
+def test_balance_goes_on_over_a_cut_and_a_gap():
+    events = AllocatorEvents()
+    events.start()
+    kept = torch.empty(1000)
+    events.cut()
+    passing = torch.empty(2000)
+    del passing
+    events.stop()
+    unseen = torch.empty(10_000)
+    events.start()
+    again = torch.empty(1500)
+    events.stop()
+    assert events.peak_bytes == 4000 + 8000
+    assert events.balance_bytes == 4000 + 6000
+    del kept, unseen, again
+
+
+def test_temporaries_inside_operators_are_seen():
+    data = torch.randn(64, 64)
+    events = AllocatorEvents()
+    events.start()
+    torch.linalg.inv(data)
+    events.stop()
+    assert events.peak_bytes > data.nbytes  # the result and the factorisation's own workspace
+    assert events.balance_bytes == 0
+
+
+def test_interpreter_may_end_in_an_open_window():
+    program = "import torch; from snugfit.measure.allocator_events import AllocatorEvents as A; A().start(); 1 / 0"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
