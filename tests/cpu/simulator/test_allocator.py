@@ -415,7 +415,12 @@ def test_a_split_segment_cannot_be_given_back():
 def test_expandable_segments_leave_no_slivers():
     growing = "a=30 a- b=40 b- c=50 c- d=60"
     assert play(growing).reserved_bytes == 180 * MIB
-    assert play(growing, AllocatorConfig(expandable_segments=True)).reserved_bytes == 60 * MIB
+    config = AllocatorConfig(expandable_segments=True)
+    assert play(growing, config).reserved_bytes == 60 * MIB
+    exact = play(growing, config, 60 * MIB)  # fits to the byte, nothing given back
+    assert (exact.reserved_bytes, exact.retries) == (60 * MIB, 0)
+    with pytest.raises(OutOfMemory):
+        play(growing, config, 60 * MIB - 1)
 
 
 def test_expandable_segments_unmap_whole_granules_inside_a_free_block():
@@ -437,6 +442,8 @@ def test_expandable_segments_unmap_whole_granules_inside_a_free_block():
 def test_oversize_blocks_serve_only_oversize_requests():
     config = AllocatorConfig(max_split_size_mb=40)
     assert play("a=64 a- b=12", config).reserved_bytes == 76 * MIB
+    assert play("a=40 a- b=12", config).reserved_bytes == 52 * MIB  # the limit itself is oversize
+    assert play("a=38 a- b=12", config).reserved_bytes == 38 * MIB
     assert play("a=64 a- b=45", config).allocated_bytes == 64 * MIB  # within 20 MiB: taken whole
     assert play("a=66 a- b=46", config).reserved_bytes == (66 + 46) * MIB  # not within
 
