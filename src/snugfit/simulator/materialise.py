@@ -106,6 +106,9 @@ class Materialiser:
         def one(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
+            if leaf.device.type != "meta":
+                leaf = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+                self._keep.append(leaf)
             return self.tensor(leaf, device(leaf) if callable(device) else device)
 
         return tree_map(one, value)

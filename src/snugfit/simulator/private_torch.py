@@ -43,6 +43,17 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def forget_conversions(mode: FakeTensorMode) -> None:
+    """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
+
+    Args:
+        mode: The mode.
+    """
+    converter = mode.fake_tensor_converter.meta_converter
+    converter.tensor_memo.clear()
+    converter.storage_memo.clear()
+
+
 class FakeFactory:
     """Makes fake tensors from their layout alone, several times faster than their constructor.
 
@@ -132,6 +143,24 @@ def register_backend(name: str, module: Any) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(name, backend_module=module)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty_strided", _empty_for_values, "PrivateUse1")
+    library.impl("_copy_from", _copy_values, "PrivateUse1")
+    _libraries.append(library)
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
+    """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
+    made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)  # type: ignore[attr-defined]
+    return made
+
+
+def _copy_values(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copies nothing: fake tensors have no values."""
+    return target
 
 
 def skip_dispatch_rules(mode_class: type) -> None:

@@ -205,6 +205,8 @@ class Recorder(TorchDispatchMode):
         if _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
         else:
+            if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
+                args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
             try:
                 with self._mode:
                     result = func(*args, **kwargs)
@@ -213,6 +215,7 @@ class Recorder(TorchDispatchMode):
                 if problem is None:
                     raise
                 raise problem from error
+            private_torch.forget_conversions(self._mode)
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
         if unscaling:
             self._ledger.set_value(args[1], 0.0)
@@ -232,6 +235,12 @@ class Recorder(TorchDispatchMode):
         if func is _aten._to_copy.default:
             self._inherit(tensors, fresh)
         return result
+
+    def _fakes(self, value: Any) -> Any:
+        """Returns arguments with fake tensors in place of real host tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._factory.empty(value.shape, value.stride(), value.dtype, value.device)
+        return type(value)(map(self._fakes, value)) if isinstance(value, list | tuple) else value
 
     def _plan(
         self,
@@ -265,8 +274,9 @@ class Recorder(TorchDispatchMode):
         if value is None and constant is not None:
             return constant.item()
         if value is None and fake_failure.asked_by_training_step():
-            self.answered.add("the training step was told that losses and gradients are finite")
             value = 0.0 if tensor.dtype == torch.bool else 1.0
+        if fake_failure.asked_by_training_step():
+            self.answered.add("the training step was told that losses and gradients are finite")
         if value is not None:
             return bool(value) if tensor.dtype == torch.bool else value
         raise fake_failure.no_value("reading a number out of a tensor (.item(), float(), int(), bool(), if)", module)

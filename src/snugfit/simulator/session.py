@@ -49,7 +49,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     import torch
 
     from snugfit.simulator.recorder import Recorder
-    from snugfit.simulator.translate import cuda_means_sim
+    from snugfit.simulator.translate import cuda_means_sim, pool_on_host, told_finite
     from snugfit.training import phases
 
     recorder = Recorder(personality)
@@ -59,8 +59,11 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
         with ExitStack() as around:
             around.enter_context(phases.listen(recorder.on_phase))
             around.enter_context(recorder)
+            around.enter_context(told_finite(recorder.is_true))
             if personality.kind == "cuda":
-                around.enter_context(cuda_means_sim(recorder.is_true))
+                around.enter_context(cuda_means_sim())
+            else:
+                around.enter_context(pool_on_host(recorder.host_pool))
             run(recorder)
             trace = recorder.build()
     finally:

@@ -9,7 +9,7 @@ streams and events) are led to `torch.sim` while the context is open. What canno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -41,16 +41,7 @@ def device_of(value: Any) -> Any:
 
 
 class _CudaMeansSim(TorchFunctionMode):
-    """Changes CUDA devices among the arguments of torch functions, and says that all is finite."""
-
-    def __init__(self, is_true: Callable[[torch.Tensor], None]) -> None:
-        """Makes the mode.
-
-        Args:
-            is_true: Told of every result of torch.isfinite.
-        """
-        super().__init__()
-        self._is_true = is_true
+    """Changes CUDA devices among the arguments of torch functions."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -60,11 +51,7 @@ class _CudaMeansSim(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
             return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
-        if func is torch.isfinite:
-            finite = func(*args, **kwargs)
-            self._is_true(finite)
-            return finite
-        if func is _IS_CUDA:
+        if func == _IS_CUDA:
             return args[0].device.type == DEVICE_TYPE
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
@@ -77,16 +64,68 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 @contextmanager
-def cuda_means_sim(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Leads what says "cuda" to the fake accelerator while the context is open.
+def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tells of every result of torch.isfinite while the context is open: in a run where all goes well it is true.
 
     Args:
-        is_true: Told of every result of torch.isfinite, which is true in a run where all goes well.
+        is_true: Called with the result.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.isfinite
+
+    def isfinite(tensor: torch.Tensor) -> torch.Tensor:
+        result = original(tensor)
+        is_true(result)
+        return result
+
+    torch.isfinite = isfinite  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.isfinite = original  # type: ignore[assignment]
+
+
+@contextmanager
+def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Counts the host pool of a simulated CPU run as host memory while the context is open.
+
+    Args:
+        as_host: Returns a context in which tensors count as host memory.
+
+    Yields:
+        Nothing.
+    """
+    from snugfit.techniques.host_pool import HostPool
+
+    original = HostPool.empty
+
+    def empty(self: Any, shape: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before, self.device = self.device, torch.device("meta")
+        try:
+            with as_host():
+                return original(self, shape, dtype, *args, **kwargs)
+        finally:
+            self.device = before
+
+    HostPool.empty = empty  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HostPool.empty = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def cuda_means_sim() -> Iterator[None]:
+    """Leads what says "cuda" to the fake accelerator while the context is open.
 
     Yields:
         Nothing.
     """
     from torch.amp import autocast_mode, grad_scaler
+
+    from snugfit.training import optimizers
 
     changes: list[tuple[Any, str, Any]] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
     changes += [(torch.cuda, name, getattr(backend, other)) for name, other in _OTHER_NAME.items()]
@@ -101,13 +140,20 @@ def cuda_means_sim(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
             device, args = "cuda", (device, *args)
         scaler_init(self, DEVICE_TYPE if device == "cuda" else device, *args, **kwargs)
 
+    class Generator(torch.Generator):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            kind = torch.device(device).type
+            return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)
+
+    changes.append((torch, "Generator", Generator))
+    changes.append((optimizers, "_FUSED_DEVICES", (*optimizers._FUSED_DEVICES, DEVICE_TYPE)))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes if hasattr(owner, name)]
     for owner, name, value in changes:
         setattr(owner, name, value)
     try:
-        with _CudaMeansSim(is_true):
+        with _CudaMeansSim():
             yield
     finally:
         for owner, name, value in before:

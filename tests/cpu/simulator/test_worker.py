@@ -1,0 +1,97 @@
+"""Worker processes: what travels, what comes back, and what happens when one dies."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from snugfit.errors import CannotSimulateError, InputError, RecipeError
+from snugfit.simulator import skeleton
+from snugfit.simulator.pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool()
+    yield made
+    made.close()
+
+
+def test_lambdas_and_closures_run_in_a_warm_process(pool):
+    base = 40
+    first = pool.call(lambda: (base + 2, os.getpid()))
+    second = pool.call(lambda: (base + 3, os.getpid()))
+    assert (first[0], second[0]) == (42, 43)
+    assert first[1] == second[1] != os.getpid()
+
+
+def test_skeleton_has_no_weights_and_keeps_ties():
+    model = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000, bias=False))
+    model[1].weight = model[0].weight
+    model[0].weight.requires_grad_(False)
+    model.eval()
+    model.register_buffer("table", torch.arange(4))
+    data = skeleton.dumps((model, model[0].weight))
+    assert len(data) < 20_000
+    made, weight = skeleton.loads(data)
+    assert made[0].weight is made[1].weight is weight
+    assert weight.is_meta and weight.shape == (1000, 64) and not weight.requires_grad and not made.training
+    assert made.table.tolist() == [0, 1, 2, 3]
+
+
+def test_skeleton_keeps_shared_storage():
+    base = torch.zeros(10_000)
+    first, second = skeleton.loads(skeleton.dumps((base[:6000].requires_grad_(), base[5000:])))
+    assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    assert second.storage_offset() == 5000
+
+
+def test_the_asking_process_stays_as_it_was(pool):
+    pool.call(lambda: None)
+    assert not hasattr(torch, "sim")
+
+
+def test_errors_come_back_whole(pool):
+    def fail():
+        raise RecipeError(["one", "two"])
+
+    with pytest.raises(RecipeError, match="2 problems") as caught:
+        pool.call(fail)
+    assert caught.value.problems == ("one", "two")
+
+
+def test_a_dead_worker_is_replaced(pool):
+    before = pool.call(os.getpid)
+    with pytest.raises(CannotSimulateError, match="status 7"):
+        pool.call(lambda: os._exit(7))
+    assert pool.call(os.getpid) != before
+
+
+def test_a_stuck_worker_is_stopped(pool):
+    pool.call(lambda: None)
+    with pytest.raises(CannotSimulateError, match="longer than"):
+        pool.call(lambda: time.sleep(60), timeout_seconds=0.5)
+    assert pool.call(lambda: 1) == 1
+
+
+def test_what_cannot_travel_is_said(pool):
+    lock = threading.Lock()
+    with pytest.raises(InputError, match="cannot be sent"):
+        pool.call(lambda: lock.locked())
+
+
+def test_a_script_is_not_run_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('started')\n"
+        "from snugfit.simulator.pool import Pool\n"
+        "def twice(x): return 2 * x\n"
+        "pool = Pool()\n"
+        "print(pool.call(twice, 21))\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["started", "42"]
