@@ -1,0 +1,121 @@
+"""What each technique saves and costs on this machine: peak tensor bytes and step time with it and without it.
+
+One model and batch for all, so that rows can be compared: the transformer of `step_overhead.py`. Each row is a pair of
+recipes that differ in the technique alone. Peaks are counted from the allocator's events over three steps from before the
+optimizer is made, weights excluded (both runs hold the same); on a CPU run what a recipe moves to the host is counted apart.
+Times are the median of paired steps. `benchmarks/results/techniques.json` feeds the technique pages.
+
+    python -m benchmarks.techniques [--pairs 8] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import snugfit
+from benchmarks.results_file import write
+from benchmarks.step_overhead import BATCH, make_batches, make_model, our_step, paired, peak_bytes
+from snugfit import Recipe, SnugfitWarning
+
+PLAIN: dict[str, Any] = {}
+MICRO = {"microbatch_size": 4}
+BF16 = {"precision": "bf16-true"}
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mixed_precision": (PLAIN, {"precision": "bf16-mixed"}),
+    "true_precision": (PLAIN, BF16),
+    "microbatch": (PLAIN, MICRO),
+    "accumulate_dtype": (BF16 | MICRO, BF16 | MICRO | {"accumulate_dtype": "fp32"}),
+    "checkpoint": (PLAIN, {"checkpoint": "all"}),
+    "offload_activations": (PLAIN, {"offload_activations": "all"}),
+    "optimizer": (MICRO, MICRO | {"optimizer": "sgd"}),
+    "offload_optimizer": (MICRO, MICRO | {"offload_optimizer": True}),
+    "step_in_backward": ({"checkpoint": "all"}, {"checkpoint": "all", "step_in_backward": True}),
+    "optimizer_impl": (MICRO | {"optimizer_impl": "foreach"}, MICRO | {"optimizer_impl": "fused"}),
+    "stochastic_rounding": (BF16, BF16 | {"stochastic_rounding": True}),
+    "inplace": (PLAIN, {"inplace": True}),
+    "compile": (PLAIN, {"compile": "aot_eager_decomp_partition"}),
+    "attention": ({"attention": "eager"}, {"attention": "sdpa"}),
+}
+"""Technique -> the recipe without it and the recipe with it."""
+
+
+class _ReLUNet(nn.Module):
+    """Convolutions with norm and ReLU beside each other: the model that in-place activations are for."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
+        for _ in range(4):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+def model_for(technique: str) -> nn.Module:
+    torch.manual_seed(0)
+    return _ReLUNet() if technique == "inplace" else make_model()
+
+
+def measure(technique: str, batches: list[Any], pairs: int, device: torch.device) -> dict[str, Any]:
+    """One row: peaks, host bytes and times without and with a technique."""
+    recipes = [Recipe(**fields) for fields in PAIRS[technique]]
+    peaks, hosts, steps = [], [], []
+    for recipe in recipes:
+        model = model_for(technique).to(device)
+        peaks.append(peak_bytes(lambda: our_step(model, recipe, device), batches[0], device))  # noqa: B023
+        gc.collect()
+        trainer = snugfit.prepare(
+            model_for(technique).to(device),
+            recipe,
+            loss=lambda output, batch: F.cross_entropy(output, batch[1]),
+            device=device,
+            batch_size=BATCH,
+        )
+        for batch in batches[:2]:
+            trainer.step(batch)
+        hosts.append(trainer.peak_host_bytes)
+        steps.append(trainer.step)
+    times = paired(steps[0], steps[1], batches, pairs, device)
+    return {
+        "technique": technique,
+        "model": type(model_for(technique)).__name__,
+        "without": recipes[0].to_mapping(defaults=False),
+        "with": recipes[1].to_mapping(defaults=False),
+        "peak_tensor_bytes": peaks,
+        "host_tensor_bytes": hosts,
+        "step_seconds": [times["hand_step_seconds"], times["our_step_seconds"]],
+        "time_ratio": times["ratio_median"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--pairs", type=int, default=8, help="timed steps of each")
+    parser.add_argument("--only", choices=tuple(PAIRS), help="one technique; nothing is written then")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", SnugfitWarning)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batches = make_batches(device, 4)
+    rows = []
+    for technique in [args.only] if args.only else PAIRS:
+        row = measure(technique, batches, args.pairs, device)
+        rows.append(row)
+        before, after = row["peak_tensor_bytes"]
+        print(f"{technique:22} {before / 2**20:8.2f} -> {after / 2**20:8.2f} MiB   time x {row['time_ratio']:.3f}")
+    if not args.only:
+        name = "techniques" if device.type == "cpu" else f"techniques-{torch.cuda.get_device_name()}".replace(" ", "-")
+        print(f"written to {write(name, {'batch_size': BATCH, 'pairs': args.pairs, 'rows': rows})}")
+
+
+if __name__ == "__main__":
+    main()
