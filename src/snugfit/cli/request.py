@@ -6,17 +6,23 @@ import argparse
 import dataclasses
 import re
 import shlex
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.cli import options
-from snugfit.errors import InputError, RecipeError
+from snugfit.errors import InputError, RecipeError, SnugfitWarning
+from snugfit.fidelity import contradictions
+from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 CHANGEABLE = ("epochs", "max_steps", "eval_every", "save_every")
 """Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
+
+FIXED = ("precision", "optimizer")
+"""Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
 
 _DEFAULTS = {"task": "image-classification", "device": "auto"}
 
@@ -101,7 +107,7 @@ def new_request(args: argparse.Namespace) -> tuple[Recipe, Request]:
     )
 
 
-def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -> Request:
+def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -> tuple[Recipe, Request]:
     """Compares what was typed beside `--resume` with the run, so that no change is silently ignored.
 
     Args:
@@ -110,7 +116,8 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
         stored: The run's request.
 
     Returns:
-        The run's request with a new length, new intervals or a new device, where they were given.
+        The run's recipe, changed where that was asked for, which is said in a warning; and its request with a new length,
+        new intervals or a new device.
 
     Raises:
         RecipeError: Listing each option that would make it another run.
@@ -122,11 +129,10 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
         and (value := getattr(args, name)) is not None
         and (tuple(value) if isinstance(value, list) else value) != getattr(stored, name)
     ]
-    wanted = recipe
-    if args.recipe_file is not None or options.given_recipe(args):
-        wanted = options.recipe_from(args) if args.recipe_file else recipe.replace(**options.given_recipe(args))
-    for name in (info.name for info in options.recipe_fields()):
-        if getattr(wanted, name) != getattr(recipe, name):
+    wanted = recipe.replace(**options.given_recipe(args)) if args.recipe_file is None else options.recipe_from(args)
+    changed = [name for name in field_infos(Recipe) if getattr(wanted, name) != getattr(recipe, name)]
+    for name in FIXED:
+        if name in changed:
             problems.append(f"{name} is {getattr(wanted, name)!r}; the run has {getattr(recipe, name)!r}.")
     given = options.given_workload(args)
     settings = stored.settings.replace(**given)
@@ -136,10 +142,21 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
             problems.append(f"{name} is {getattr(settings, name)!r}; the run has {getattr(stored.settings, name)!r}.")
     if problems:
         problems.append(
-            f"Leave these options out, or start another run. What may change here: {', '.join(free)}, device."
+            "Leave these options out, or start another run. What may change here: "
+            f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
         raise RecipeError(problems, subject="--resume goes on with the run as it was started")
-    return dataclasses.replace(stored, settings=settings, device=args.device or stored.device)
+    between = list(contradictions(wanted, settings))
+    if between:
+        raise RecipeError(between, subject="recipe against training settings")
+    if changed:
+        told = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
+        warnings.warn(
+            f"the run goes on by another recipe ({told}), so its weights will not be bitwise those of a run that was never "
+            "stopped.",
+            SnugfitWarning,
+        )
+    return wanted, dataclasses.replace(stored, settings=settings, device=args.device or stored.device)
 
 
 def default_run_dir(request: Request) -> Path:

@@ -93,15 +93,15 @@ def run(args: argparse.Namespace) -> int:
     if args.resume:
         path: Path = args.run_dir
         with RunDirectory.open(path, keep=args.keep_checkpoints) as run_dir:
-            recipe = run_dir.read_recipe()
-            request = resumed_request(args, recipe, Request.from_mapping(run_dir.read_workload()))
+            stored = Request.from_mapping(run_dir.read_workload())
+            recipe, request = resumed_request(args, run_dir.read_recipe(), stored)
             summary = run_dir.read_summary()
             if summary is not None and summary["steps"] >= _wanted_steps(request, summary):
                 print(f"snugfit: the run in {path} is finished; this is its result.", file=sys.stderr)
                 _print_result(summary, as_json=args.json)
                 return 0
             ensure_tuned_process()
-            return _train(args, recipe, request, path, lambda: run_dir)
+            return _train(args, recipe, request, path, lambda: run_dir.described(recipe, request.to_mapping()))
     recipe, request = new_request(args)
     path = args.run_dir if args.run_dir is not None else default_run_dir(request)
     check_new(path, overwrite=args.overwrite)
@@ -184,13 +184,12 @@ def _train(
 
 @contextlib.contextmanager
 def _measuring(meter: Meter) -> Iterator[None]:
-    """Starts a measurement, and ends it when the run fails: a recording that is left open at exit crashes the process."""
+    """Starts a measurement, and ends it however the run ends: a recording that is open at exit crashes the process."""
     meter.start()
     try:
         yield
-    except BaseException:
+    finally:
         meter.result(0)
-        raise
 
 
 def _run_loop(

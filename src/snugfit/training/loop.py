@@ -238,7 +238,16 @@ class Loop:
     def _step(self, batch: tuple[Tensor, ...]) -> None:
         samples = len(batch[0])
         rate = None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
-        loss = self.trainer.step(batch)
+        try:
+            loss = self.trainer.step(batch)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"step {self.trainer.steps_done + 1} ran out of memory on {self.trainer.device}: "
+                f"{str(error).splitlines()[0]} A smaller microbatch_size or checkpoint=all needs less, and may be "
+                "given when the run is resumed."
+            ) from error
         self.at.batch += 1
         self.at.samples += samples
         step = self.trainer.steps_done
@@ -379,7 +388,7 @@ class Loop:
         except OSError as error:
             raise TrainingError(
                 f"the run directory {str(self.run_dir.path)!r} takes no more after step {self.trainer.steps_done}: "
-                f"{error.strerror or error}. Make room for it"
+                f"{error.strerror or error}. Make room for it."
             ) from error
 
     def _result(self) -> LoopResult:
@@ -396,6 +405,11 @@ class Loop:
             },
             stopped_by=self.stop.received,
         )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error class for it, the CPU allocator only a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _finite(value: float) -> float | None:

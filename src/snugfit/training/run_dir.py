@@ -141,9 +141,7 @@ class RunDirectory:
             (path / name).unlink(missing_ok=True)
         for folder in (CHECKPOINTS, TENSORBOARD):
             shutil.rmtree(path / folder, ignore_errors=True)
-        run._write_text(RECIPE, recipe.to_yaml())
-        run._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
-        return run
+        return run.described(recipe, workload)
 
     @classmethod
     def open(cls, path: Path, *, keep: int = DEFAULT_KEEP) -> RunDirectory:
@@ -162,6 +160,20 @@ class RunDirectory:
         if not holds_run(path):
             raise InputError(f"run directory {str(path)!r} holds no run to resume. Start one by leaving out --resume.")
         return cls(path, keep=keep)
+
+    def described(self, recipe: Recipe, workload: Mapping[str, Any]) -> RunDirectory:
+        """Writes down what is trained and how.
+
+        Args:
+            recipe: How the step is held in memory.
+            workload: Plain data, as for `create`.
+
+        Returns:
+            This directory.
+        """
+        self._write_text(RECIPE, recipe.to_yaml())
+        self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
+        return self
 
     @functools.cached_property
     def checkpoints(self) -> CheckpointStore:
