@@ -127,6 +127,8 @@ def build_ladder(
     accumulated = held if micro == quarter else held.replace(microbatch_size=micro)
     rounded = accumulated.replace(stochastic_rounding=True)
     recomputed = rounded.replace(checkpoint="all")
+    # The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): as many steps more, so much shorter each.
+    smallest = sgd.replace(batch_size=micro, lr=sgd_rate * micro / quarter)
     stepped = recomputed.replace(microbatch_size=None, step_in_backward=True)
 
     mixed_note = (
@@ -164,9 +166,10 @@ def build_ladder(
         Rung(
             name="step-in-backward",
             change=f"batch {micro}, each gradient used at once",
-            note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}.",
+            note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}, and "
+            "the learning rate is scaled with it.",
             recipe=stepped,
-            workload=sgd.replace(batch_size=micro),
+            workload=smallest,
         ),
     ]
     left_out = {}
@@ -176,7 +179,7 @@ def build_ladder(
                 name="offload",
                 change="inputs of the blocks wait in host memory",
                 recipe=stepped.replace(offload_activations="checkpoints"),
-                workload=sgd.replace(batch_size=micro),
+                workload=smallest,
             )
         )
     else:

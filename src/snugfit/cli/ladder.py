@@ -105,14 +105,6 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
         print(title)
         table.print_header()
     rungs: list[dict[str, Any]] = []
-    for rung in ladder.rungs:
-        progress.begin(rung)
-        rungs.append(_climb(rung, args, out, ladder, train))
-        progress.end()
-        if table is not None:
-            table.print_row(_cells(rungs[-1], rungs[0]))
-            if rungs[-1]["error"] is not None:
-                print(f"    failed: {rungs[-1]['error']}")
     document = {
         "model": args.model,
         "data": args.data,
@@ -120,7 +112,16 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
         "rungs": rungs,
         "left_out": ladder.left_out,
     }
-    files = _write(out, document, title)
+    for rung in ladder.rungs:
+        progress.begin(rung)
+        rungs.append(_climb(rung, args, out, ladder, train))
+        progress.end()
+        _write_document(out, document)
+        if table is not None:
+            table.print_row(_cells(rungs[-1], rungs[0]))
+            if rungs[-1]["error"] is not None:
+                print(f"    failed: {rungs[-1]['error']}")
+    files = [out / "ladder.json", *_draw(out, rungs, title)]
     if args.json:
         output.print_json(document)
     else:
@@ -318,17 +319,23 @@ def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _write(out: Path, document: Mapping[str, Any], title: str) -> list[Path]:
-    """Writes the document and, where matplotlib is there, the figure; returns what was written."""
-    files = [out / "ladder.json"]
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+def _write_document(out: Path, document: Mapping[str, Any]) -> None:
+    """Writes what is known so far, so that a ladder that is stopped leaves the rungs it climbed."""
+    path = out / "ladder.json"
+    try:
+        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _draw(out: Path, rungs: Sequence[Mapping[str, Any]], title: str) -> list[Path]:
+    """Draws the figure where matplotlib is there, and returns the files written."""
     figures = [out / "ladder.png", out / "ladder.svg"]
     try:
-        files[0].write_text(text, encoding="utf-8")
-        draw_ladder(document["rungs"], title=title, paths=figures)
+        draw_ladder(rungs, title=title, paths=figures)
     except NoMatplotlibError as error:
         print(f"snugfit: {error}", file=sys.stderr)
-        return files
+        return []
     except OSError as error:
         raise InputError(f"{error.filename or out} cannot be written: {error.strerror}.") from error
-    return [*files, *figures]
+    return figures

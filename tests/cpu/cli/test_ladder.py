@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def test_rungs_are_the_guides_in_their_order():
     assert {rung.workload.lr for rung in ladder.rungs[:5]} == {2e-3}
     assert {(rung.workload.optimizer, rung.workload.lr_schedule) for rung in ladder.rungs[5:]} == {("sgd", "cosine")}
     assert rungs["accumulate-4x4"].recipe.microbatch_size == 4
+    assert rungs["step-in-backward"].workload.lr == pytest.approx(rungs["checkpoint"].workload.lr / 4)
     assert rungs["checkpoint"].recipe.checkpoint == "all"
     last = rungs["step-in-backward"]
     assert last.recipe.step_in_backward and last.recipe.microbatch_size is None
@@ -47,7 +49,7 @@ def test_rungs_are_the_guides_in_their_order():
 def test_every_rung_keeps_what_the_one_before_brought():
     rungs = cpu_ladder().rungs
     gone = {"precision": {"bf16-mixed"}, "microbatch_size": {4}}  # true bf16 replaces mixed; accumulation ends at last
-    for before, after in zip(rungs, rungs[1:], strict=False):
+    for before, after in itertools.pairwise(rungs):
         for field, value in before.recipe.to_mapping(defaults=False).items():
             assert getattr(after.recipe, field) == value or value in gone[field]
 
@@ -166,6 +168,17 @@ def test_exit_code_when_the_first_rung_fails(tmp_path, capsys):
 
     assert climb(tmp_path, train, "--json", "--rungs", "fp32,checkpoint") == 4
     assert [rung["error"] for rung in json.loads(capsys.readouterr().out)["rungs"]] == ["no", "no"]
+
+
+def test_a_ladder_that_is_stopped_leaves_the_rungs_it_climbed(tmp_path):
+    def train(argv):
+        if "bf16-true" in argv:
+            raise KeyboardInterrupt
+        return document()
+
+    with pytest.raises(KeyboardInterrupt):
+        climb(tmp_path, train)
+    assert [rung["name"] for rung in json.loads((tmp_path / "out/ladder.json").read_text())["rungs"]] == NAMES[:2]
 
 
 def test_an_earlier_ladder_is_not_replaced_unasked(tmp_path):

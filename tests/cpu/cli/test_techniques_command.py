@@ -42,5 +42,7 @@ def test_unknown_technique(capsys):
 
 
 def test_no_torch_is_loaded():
-    program = "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
