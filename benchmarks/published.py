@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.replay import replay
 from snugfit.simulator.session import simulate_step
@@ -49,7 +50,7 @@ def plain(model: Any, optimizer: Any, batch: Any) -> None:
 
 
 class Mixed:
-    """The step of Fabric's `16-mixed`: autocast around the forward pass, and a loss scaler that lives as long as training."""
+    """The step of Fabric's `16-mixed`: autocast around the forward pass, with a loss scaler that stays."""
 
     def __init__(self) -> None:
         self.scaler: Any = None

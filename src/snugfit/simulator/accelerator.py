@@ -139,11 +139,9 @@ def _nothing(what: str, stream: int, value: Any) -> Any:
 class Backend:
     """What `torch.sim` is: the functions that torch and libraries ask of a device module."""
 
-    Stream = Stream
-    Event = Event
-
     def __init__(self) -> None:
         """Starts with the default stream and no observer."""
+        self.Stream, self.Event = Stream, Event
         self.default = Stream(number=0)
         self.current = self.default
         self.observer: Callable[[str, int, Any], Any] = _nothing

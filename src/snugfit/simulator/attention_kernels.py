@@ -50,7 +50,7 @@ def choose(
     if key.shape[0] != query.shape[0] or (key.shape[1] != query.shape[1] and not enable_gqa):
         return "math"
     if (
-        torch.backends.cuda.flash_sdp_enabled()
+        torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         and mask is None
         and query.dtype in _HALF
         and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _FLASH_MAX_HEAD
@@ -58,7 +58,7 @@ def choose(
     ):
         return "flash"
     if (
-        torch.backends.cuda.mem_efficient_sdp_enabled()
+        torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
         and query.dtype in (*_HALF, torch.float32)
         and not (query.dtype == torch.bfloat16 and capability < (8, 0))
         and key.shape[1] == query.shape[1]
@@ -130,8 +130,8 @@ def attention(
 
 def register() -> None:
     """Registers attention for the fake accelerator; once in a process."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     _library.append(library)
 
 

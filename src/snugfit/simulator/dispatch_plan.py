@@ -81,7 +81,9 @@ def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     if tensors and all(type(tensor) is not FakeTensor for tensor in tensors):
         return None
     if not tensors or _is_by_value(operator):
-        parts.append(repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)]))
+        parts.append(
+            repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)])
+        )
     return tuple(parts), tensors
 
 
@@ -143,7 +145,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
                 return None
             same = next((i for i, tensor in enumerate(tensors) if tensor is value), None)
             key = value.untyped_storage()._cdata
-            layout = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value._fake_device)
+            layout: Any = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value._fake_device)
             if same is not None:
                 outputs.append(Output(_ARGUMENT, same))
             elif key in storages:

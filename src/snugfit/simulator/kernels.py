@@ -37,7 +37,9 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
-def workspaces(operator: str, args: Args, kwargs: Mapping[str, Any], kind: str, capability: tuple[int, int]) -> Sequence[int]:
+def workspaces(
+    operator: str, args: Args, kwargs: Mapping[str, Any], kind: str, capability: tuple[int, int]
+) -> Sequence[int]:
     """Returns what an operator takes inside itself.
 
     Args:
@@ -94,14 +96,18 @@ def _efficient_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple
     batch, heads, queries, size = query.shape
     half = query.dtype.itemsize == 2
     widest = max(size, value.shape[-1])
-    block_rows, block_columns = (64, 64) if widest <= 64 or capability < (8, 0) else (128, 128) if half and widest <= 128 else (128, 64)
+    block_rows, block_columns = (
+        (64, 64) if widest <= 64 or capability < (8, 0) else (128, 128) if half and widest <= 128 else (128, 64)
+    )
     delta = batch * heads * queries * 4
     blocks = _up(queries, block_rows) // block_rows * (_up(size, block_columns) // block_columns)
     staging = batch * heads * _up(blocks * (16 + block_rows * block_columns * 4), 16)
     if half and widest > block_rows:
         keys = args[2].shape[2]
         splits = max(1, min(_up(keys, block_columns) // block_columns, 200 // (batch * heads)))
-        staging += batch * heads * splits * block_columns * (_up(size, block_rows) + _up(value.shape[-1], block_rows)) * 4
+        staging += (
+            batch * heads * splits * block_columns * (_up(size, block_rows) + _up(value.shape[-1], block_rows)) * 4
+        )
     copy = _contiguous_copy(grad)
     product = 0 if half else grad.numel() * 4 + delta
     return [copy + product, copy + delta + staging]

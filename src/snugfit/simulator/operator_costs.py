@@ -110,7 +110,7 @@ def _kernels(name: str, args: Sequence[Any]) -> int:
         return 1
     per_launch = _TENSORS_PER_LAUNCH[min(len(lists), len(_TENSORS_PER_LAUNCH)) - 1]
     chunks = sum(math.ceil(tensor.numel() / _CHUNK_ELEMENTS) for tensor in lists[0])
-    return max(math.ceil(len(lists[0]) / per_launch), math.ceil(chunks / _CHUNKS_PER_LAUNCH))
+    return max(math.ceil(len(lists[0]) / per_launch), math.ceil(chunks / _CHUNKS_PER_LAUNCH))  # type: ignore[no-any-return]
 
 
 def _product(name: str, args: Sequence[Any]) -> tuple[int, int, int, int] | tuple[()]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import pickle
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.simulator import wire
@@ -26,8 +27,8 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "snugfit.simulator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._stdin = cast(BinaryIO, self._process.stdin)
+        self._stdout = cast(BinaryIO, self._process.stdout)
         self._ready = False
         wire.send(self._stdin, pickle.dumps({"path": list(sys.path)}))
 
@@ -98,10 +99,8 @@ class Worker:
         self._process.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout):
-            try:
+            with contextlib.suppress(OSError):
                 stream.close()
-            except OSError:
-                pass
 
 
 class Pool:

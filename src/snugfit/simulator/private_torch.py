@@ -34,7 +34,7 @@ _forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
 _META = torch.device("meta")
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Returns the autograd node that runs, None outside of backward."""
-next_sequence: Callable[[], int] = torch.autograd._get_sequence_nr
+next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Returns the number that the next autograd node of this thread will get."""
 
 
@@ -83,7 +83,9 @@ class FakeFactory:
         if attributes is None:
             attributes = dict(FakeTensor(self.mode, meta, device).__dict__)
             self._attributes[device] = attributes
-        fake: torch.Tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+        fake: torch.Tensor = _make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
+        )
         fake.__dict__.update(attributes)
         _forbid_data_access(fake)
         return fake
@@ -120,7 +122,7 @@ class FakeFactory:
             The fake tensor.
         """
         meta = torch.empty(0, dtype=dtype, device=_META)
-        meta.set_(base.untyped_storage(), offset, shape, stride)  # type: ignore[call-overload]
+        meta.set_(base.untyped_storage(), offset, shape, stride)
         return self.wrap(meta, base._fake_device)  # type: ignore[attr-defined]
 
 
@@ -143,9 +145,9 @@ def register_backend(name: str, module: Any) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(name, backend_module=module)
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("empty_strided", _empty_for_values, "PrivateUse1")
-    library.impl("_copy_from", _copy_values, "PrivateUse1")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
+    library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
@@ -154,7 +156,7 @@ _libraries: list[torch.library.Library] = []
 
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
-    made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)  # type: ignore[attr-defined]
+    made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
     return made
 
 
@@ -176,7 +178,7 @@ def skip_dispatch_rules(mode_class: type) -> None:
     def find(operator: Any, dispatch_class: type) -> Any:
         return None if dispatch_class is mode_class else original(operator, dispatch_class)
 
-    simple_registry.find_torch_dispatch_rule = find
+    simple_registry.find_torch_dispatch_rule = find  # type: ignore[assignment]
 
 
 def let_optimizers_take_fakes() -> None:
@@ -186,7 +188,7 @@ def let_optimizers_take_fakes() -> None:
 
     for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         if FakeTensor not in types:
-            types.append(FakeTensor)  # type: ignore[arg-type]
+            types.append(FakeTensor)
 
 
 def without_autocast(key: str) -> Any:
@@ -214,7 +216,7 @@ def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
         callback()
         original()
 
-    torch.clear_autocast_cache = clear  # type: ignore[assignment]
+    torch.clear_autocast_cache = clear
 
 
 @contextmanager
@@ -250,7 +252,7 @@ def rounds_to_tf32(operator: str, is_product: bool) -> bool:
     """
     if is_product:
         return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-    return operator.startswith("aten.convolution") and bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    return operator.startswith("aten.convolution") and bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def source_line(skip: tuple[str, ...]) -> str:

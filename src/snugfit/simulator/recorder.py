@@ -9,7 +9,7 @@ else is fake and has no values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -33,11 +33,19 @@ _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
+_CARRIES: dict[Any, Callable[[float], float]] = {
+    _aten.bitwise_not.default: lambda value: 1 - value,
+    _aten.logical_not.default: lambda value: 1 - value,
+    _aten._to_copy.default: lambda value: value,
+    _aten.all.default: lambda value: value,
+    _aten.any.default: lambda value: value,
+}
+"""Operators that carry a known truth value on."""
 _plans: dict[Personality, dict[Any, Plan]] = {}
 _composite: dict[Any, bool] = {}
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what happens while it is entered; `build` then gives the trace."""
 
     def __init__(self, personality: Personality) -> None:
@@ -46,7 +54,7 @@ class Recorder(TorchDispatchMode):
         Args:
             personality: The kind of device.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.personality = personality
         self.step = 0
         """Number of the training step, for the marks of phases."""
@@ -87,12 +95,12 @@ class Recorder(TorchDispatchMode):
         self._entered.enter_context(self.modules)
         self._entered.enter_context(self._watch_optimizers())
         self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stops to record."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._entered.close()
         backend = accelerator.backend
         backend.observer, backend.memory, backend.capability, backend.current = self._before
@@ -141,6 +149,8 @@ class Recorder(TorchDispatchMode):
         elif self._marks:
             if name == _BACKWARD:
                 self._claim_gradients()
+            elif name == _OPTIMIZER:
+                self._ledger.claim_left_by_optimizer()
             self._marks.pop()
         self._builder.mark(name, entered, self.step)
 
@@ -175,8 +185,8 @@ class Recorder(TorchDispatchMode):
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
                     self._note(plan, fresh, module)
-                    if func is _aten._to_copy.default:
-                        self._inherit(found[1], fresh)
+                    if func in _CARRIES:
+                        self._inherit(func, found[1], fresh)
                 return result
         composite = _composite.get(func)
         if composite is None:
@@ -232,8 +242,8 @@ class Recorder(TorchDispatchMode):
             if outputs is not None:
                 self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
-        if func is _aten._to_copy.default:
-            self._inherit(tensors, fresh)
+        if func in _CARRIES:
+            self._inherit(func, tensors, fresh)
         return result
 
     def _fakes(self, value: Any) -> Any:
@@ -328,15 +338,31 @@ class Recorder(TorchDispatchMode):
         after = tuple(self._waits.pop(stream, ()))
         self._last_run[stream] = self._builder.run(
             OperatorRun(
-                name, module, phase, cost.flops, cost.read_bytes, cost.written_bytes, dtype, cost.kernels, plan.device,
-                stream, cost.product, after, plan.blocking,
-            )  # fmt: skip
+                name,
+                module,
+                phase,
+                cost.flops,
+                cost.read_bytes,
+                cost.written_bytes,
+                dtype,
+                cost.kernels,
+                plan.device,
+                stream,
+                cost.product,
+                after,
+                plan.blocking,
+            )
         )
 
-    def _inherit(self, sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-        """A batch that is copied to the device is still the batch."""
-        if sources and self._ledger.category(sources[0]) == "inputs":
+    def _inherit(self, func: Any, sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+        """A batch that is copied to the device is still the batch; a known truth value stays known."""
+        if not sources or not copies:
+            return
+        if self._ledger.category(sources[0]) == "inputs":
             self._ledger.claim(copies, "inputs")
+        value = self._ledger.value(sources[0])
+        if value is not None:
+            self._ledger.set_value(copies[0], _CARRIES[func](value))
 
     def _library_workspace(self, phase: str) -> None:
         """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""

@@ -176,9 +176,9 @@ def _step_job(
         device = personality.device
         fake = Materialiser()
         _weights(recorder, fake, model, device)
+        used: Any = optimizer
         if isinstance(optimizer, torch.optim.Optimizer):
             fake.optimizer(optimizer, device)
-            used = optimizer
         else:
             used = optimizer(model.parameters()) if optimizer is not None else None
         place = device if batch_on == "device" else torch.device("cpu")

@@ -32,7 +32,7 @@ def dumps(value: Any) -> bytes:
     """
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc,name-defined]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.Tensor):
                 return _reduce(obj)
@@ -109,9 +109,9 @@ def _meta(
     else:
         storage = _storages.get(key)
         if storage is None:
-            storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")
+            storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         tensor = torch.empty(0, dtype=dtype, device="meta")
-        tensor.set_(storage, offset, shape, stride)  # type: ignore[call-overload]
+        tensor.set_(storage, offset, shape, stride)
     result = torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
     for name, value in marks.items():
         setattr(result, f"_snugfit_{name}", value)

@@ -17,11 +17,13 @@ import torch
 
 from snugfit.simulator.trace import TraceBuilder
 
+_NOT_FORWARD = ("build", "load", "optimizer")
+
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A weak reference that knows which storage it was."""
 
-    __slots__ = ("claimed", "epoch", "forward", "index", "key", "on_device", "size", "value")
+    __slots__ = ("claimed", "epoch", "forward", "index", "key", "on_device", "phase", "size", "value")
     index: int
     key: int
     size: int
@@ -29,6 +31,7 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     forward: bool
     epoch: int
     claimed: bool
+    phase: str
     value: float | None
 
 
@@ -77,7 +80,13 @@ class StorageLedger:
         ref.key = key
         ref.size = storage.nbytes()
         ref.on_device = device == self._device_type and not self.host_pool
-        ref.forward, ref.epoch, ref.claimed, ref.value = self.forward, self.epoch, False, None
+        ref.forward, ref.epoch, ref.claimed, ref.value = (
+            self.forward and phase not in _NOT_FORWARD,
+            self.epoch,
+            False,
+            None,
+        )
+        ref.phase = phase
         ref.index = self.builder.alloc(
             ref.size,
             place="device" if ref.on_device else "host",
@@ -135,8 +144,14 @@ class StorageLedger:
     def claim_left_by_backward(self) -> None:
         """What backward made and the optimizer finds is a gradient, even where no parameter holds it."""
         for ref in self._alive.values():
-            if not ref.claimed and not ref.forward and ref.epoch == self.epoch:
+            if not ref.claimed and not ref.forward and ref.phase == "backward" and ref.epoch == self.epoch:
                 self._set(ref, "gradients")
+
+    def claim_left_by_optimizer(self) -> None:
+        """What an update made and leaves behind is the optimizer's state, even where no torch optimizer keeps it."""
+        for ref in self._alive.values():
+            if not ref.claimed and ref.phase == "optimizer":
+                self._set(ref, "optimizer_state")
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Takes down that a known storage may have another size now.

@@ -17,11 +17,32 @@ from torch.overrides import TorchFunctionMode
 
 from snugfit.simulator.accelerator import DEVICE_TYPE, backend
 
-_SAME_NAME = (
-    "is_available is_initialized device_count current_device set_device device get_device_capability get_device_name "
-    "is_bf16_supported manual_seed manual_seed_all get_rng_state set_rng_state current_stream default_stream stream "
-    "set_stream synchronize empty_cache memory_allocated max_memory_allocated reset_peak_memory_stats Stream Event"
-).split()
+_SAME_NAME = [
+    "is_available",
+    "is_initialized",
+    "device_count",
+    "current_device",
+    "set_device",
+    "device",
+    "get_device_capability",
+    "get_device_name",
+    "is_bf16_supported",
+    "manual_seed",
+    "manual_seed_all",
+    "get_rng_state",
+    "set_rng_state",
+    "current_stream",
+    "default_stream",
+    "stream",
+    "set_stream",
+    "synchronize",
+    "empty_cache",
+    "memory_allocated",
+    "max_memory_allocated",
+    "reset_peak_memory_stats",
+    "Stream",
+    "Event",
+]
 _OTHER_NAME = {
     "memory_reserved": "memory_allocated",
     "max_memory_reserved": "max_memory_allocated",
@@ -84,7 +105,7 @@ def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.isfinite = original  # type: ignore[assignment]
+        torch.isfinite = original
 
 
 @contextmanager
@@ -137,13 +158,13 @@ def cuda_means_sim() -> Iterator[None]:
 
     def make_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         if not isinstance(device, str):
-            device, args = "cuda", (device, *args)
+            device, args = "cuda", (device, *args)  # type: ignore[unreachable]
         scaler_init(self, DEVICE_TYPE if device == "cuda" else device, *args, **kwargs)
 
     class Generator(torch.Generator):
         def __new__(cls, device: Any = "cpu") -> Any:
             kind = torch.device(device).type
-            return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)
+            return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)  # type: ignore[call-arg]
 
     changes.append((torch, "Generator", Generator))
     changes.append((optimizers, "_FUSED_DEVICES", (*optimizers._FUSED_DEVICES, DEVICE_TYPE)))

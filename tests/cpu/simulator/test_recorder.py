@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.simulator.accelerator import Personality
 from snugfit.simulator.pool import Pool
@@ -94,7 +95,10 @@ def test_resized_storage_is_seen(pool):
         a.untyped_storage().resize_(4096)
 
     trace = recorded(pool, run)
-    assert [(k, v) for k, v in zip(trace.kinds, trace.values, strict=True) if k == RESIZE] == [(RESIZE, 0), (RESIZE, 4096)]
+    assert [(k, v) for k, v in zip(trace.kinds, trace.values, strict=True) if k == RESIZE] == [
+        (RESIZE, 0),
+        (RESIZE, 4096),
+    ]
 
 
 def test_host_and_device_are_told_apart(pool):
@@ -188,7 +192,9 @@ def scaled_step(model, optimizer, batch):
 def test_autocast_casts_weights_once_and_the_scaler_runs(pool):
     recording = simulate_step(scaled_step, small_model(), adamw, small_batch(), steps=1, pool=pool)
     assert recording.answered == ("the loss scaler was told that all gradients are finite",)
-    casts = [row for row in recording.trace.storages if row.operator == "aten._to_copy.default" and row.phase == "forward"]
+    casts = [
+        row for row in recording.trace.storages if row.operator == "aten._to_copy.default" and row.phase == "forward"
+    ]
     assert 64 * 256 * 2 in [row.nbytes for row in casts]
     assert any(run.operator.startswith("aten._amp_foreach") for run in recording.trace.runs)
 
@@ -229,7 +235,9 @@ def test_checkpointing_keeps_only_inputs(pool):
 
     model = torch.nn.Sequential(
         *[
-            torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.GELU(), torch.nn.Linear(64, 64))
+            torch.nn.Sequential(
+                torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.GELU(), torch.nn.Linear(64, 64)
+            )
             for _ in range(6)
         ]
     )
@@ -249,7 +257,9 @@ def test_values_are_refused_with_operator_module_and_line(pool):
     def step(model, optimizer, batch):
         model(batch)
 
-    with pytest.raises(CannotSimulateError, match=r"\.item\(\).*in module 'inner' at .*test_recorder\.py:\d+") as caught:
+    with pytest.raises(
+        CannotSimulateError, match=r"\.item\(\).*in module 'inner' at .*test_recorder\.py:\d+"
+    ) as caught:
         model = torch.nn.Module()
         model.inner = Picky()
         model.forward = lambda x: model.inner(x)
@@ -262,14 +272,18 @@ def test_values_are_refused_with_operator_module_and_line(pool):
 
 def test_batch_that_does_not_match_is_a_user_error(pool):
     with pytest.raises(InputError, match=r"test_recorder\.py:\d+.*RuntimeError") as caught:
-        simulate_step(linear_step, small_model(), adamw, (torch.zeros(4, 63), torch.zeros(4, dtype=torch.long)), pool=pool)
+        simulate_step(
+            linear_step, small_model(), adamw, (torch.zeros(4, 63), torch.zeros(4, dtype=torch.long)), pool=pool
+        )
     assert caught.value.exit_code == 2
 
 
 def test_cublas_workspace_by_capability(pool):
     for capability, size in (((8, 0), 8519680), ((9, 0), 32 * 2**20)):
         personality = Personality(capability=capability)
-        trace = simulate_step(linear_step, small_model(), adamw, small_batch(), personality=personality, pool=pool).trace
+        trace = simulate_step(
+            linear_step, small_model(), adamw, small_batch(), personality=personality, pool=pool
+        ).trace
         found = [row.nbytes for row in trace.storages if row.operator == "cublas workspace"]
         assert found == [size, size]  # the thread of forward, and autograd's
 
@@ -283,7 +297,10 @@ def test_efficient_attention_backward_takes_workspace(pool):
     assert WORKSPACE in trace.kinds
     staged = 2 * 4 * 2 * (16 + 64 * 64 * 4)
     delta = 2 * 4 * 100 * 4
-    assert [row.nbytes - staged - delta for row in trace.workspaces if "backward" in row.operator][-1] in (0, 2 * 4 * 100 * 64 * 4)
+    assert [row.nbytes - staged - delta for row in trace.workspaces if "backward" in row.operator][-1] in (
+        0,
+        2 * 4 * 100 * 64 * 4,
+    )
 
 
 def test_values_on_the_device_and_small_host_tensors(pool):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+
 from snugfit.errors import CannotSimulateError, InputError, RecipeError
 from snugfit.simulator import skeleton
 from snugfit.simulator.pool import Pool
