@@ -11,10 +11,9 @@ import contextlib
 import dataclasses
 import inspect
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.phases import phase
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
+from snugfit.training.run_state import LoopResult, Observer, Position
 from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
 from snugfit.workloads.loader import batches, steps_per_epoch
@@ -41,64 +41,6 @@ LOG_EVERY = 10
 """Steps between readings of losses from the device."""
 
 STATE_VERSION = 1
-
-
-class Observer(Protocol):
-    """Someone who looks at a run from outside, such as a measurement."""
-
-    def after_step(self, steps_done: int) -> None:
-        """Called when an update was given to the device.
-
-        Args:
-            steps_done: Updates done by this process, from 1.
-        """
-
-    def before_evaluation(self) -> None:
-        """Called when an evaluation begins."""
-
-    def after_evaluation(self) -> None:
-        """Called when an evaluation ended."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LoopResult:
-    """What a run came to."""
-
-    steps: int
-    """Updates done, those of earlier processes included."""
-
-    seconds: float
-    """Wall time of the loop: steps, evaluation and checkpoints, earlier processes included."""
-
-    samples_per_second: float
-    """Samples trained per second of training steps, evaluation and checkpoints left out."""
-
-    metrics: dict[str, float | None]
-    """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
-    metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
-
-    stopped_by: signal.Signals | None
-    """The signal that ended the run early, with its state saved; None: the run is finished."""
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Position:
-    """Where a run is, beside the trainer's own state."""
-
-    epoch: int = 0
-    batch: int = 0
-    """Batches of this epoch that are done."""
-    evaluated_step: int = 0
-    rows: int = 0
-    """Rows of metrics that belong to the checkpoint."""
-    loss_sum: float = 0.0
-    """Over the samples of this epoch."""
-    loss_samples: int = 0
-    samples: int = 0
-    """Trained in the whole run."""
-    step_seconds: float = 0.0
-    seconds: float = 0.0
-    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 def steps_of_run(workload: Workload, train_samples: int) -> int:
@@ -169,7 +111,7 @@ class Loop:
         self.loading = loading_options(trainer.recipe)
         self.base_rate = base_learning_rate(trainer.recipe, self.workload)
         self.observer, self.progress, self.on_row = observer, progress, on_row
-        self.at = _Position()
+        self.at = Position()
         self.stop = StopSignal()
         self._pending: list[tuple[int, float | None, int, Tensor]] = []
         self._first_step = self._saved_step = trainer.steps_done
@@ -188,7 +130,7 @@ class Loop:
         state = self.run_dir.checkpoints.load_newest()
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
-            self.at = _Position(**state["position"])
+            self.at = Position(**state["position"])
             random_state.restore(state["random"])
             self._first_step = self._saved_step = self.trainer.steps_done
         self.run_dir.rewind_metrics(self.at.rows)
