@@ -160,12 +160,18 @@ class Recipe:
 
         Returns:
             The YAML text, all fields in the order of the class.
+
+        Raises:
+            InputError: The file cannot be written.
         """
         import yaml
 
         text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            try:
+                Path(path).write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"recipe file {str(path)!r} cannot be written: {error.strerror}.") from error
         return text
 
     def replace(self, **changes: Any) -> Recipe:

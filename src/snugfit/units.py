@@ -41,7 +41,10 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
                 f"{what} {text!r} is not understood. Give a number with a unit: B, KB, MB, GB, TB (powers of 1000) "
                 "or KiB, MiB, GiB, TiB (powers of 1024), for example 8GiB."
             )
-        size = int(float(match[1]) * _FACTORS[match[2].upper()])
+        number = float(match[1])
+        if number == float("inf"):
+            raise InputError(f"{what} {text!r} is more than any memory. Give a smaller number.")
+        size = int(number * _FACTORS[match[2].upper()])
     if size <= 0:
         raise InputError(f"{what} {text!r} must be more than 0 bytes.")
     return size
@@ -77,9 +80,9 @@ def format_seconds(seconds: float) -> str:
     Returns:
         Text with a unit.
     """
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 100:
+    if seconds < 99.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 100:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 class Fp32Sums:
@@ -23,9 +24,10 @@ class Fp32Sums:
             parameters: What training changes.
         """
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
         for weight in parameters:
             if weight.dtype in (torch.float16, torch.bfloat16):
-                weight.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add))  # type: ignore[no-untyped-call]
 
     def _add(self, weight: Tensor) -> None:
         assert isinstance(weight, nn.Parameter) and weight.grad is not None
@@ -51,6 +53,11 @@ class Fp32Sums:
         while self._sums:
             weight, total = self._sums.popitem()
             weight.grad = total.to(weight.dtype)
+
+    def release(self) -> None:
+        """Takes the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     def drop(self) -> None:
         """Forgets the sums of a step that is not taken."""

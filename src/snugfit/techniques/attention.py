@@ -51,8 +51,8 @@ class Attention(ModelTechnique):
                 stacklevel=2,
             )
 
-    def around_forward(self) -> AbstractContextManager[Any]:
-        """Returns the context that limits torch's kernels."""
+    def around_step(self) -> AbstractContextManager[Any]:
+        """Returns the context that limits torch's kernels, in backward as well: checkpointing computes there again."""
         choice = self.setup.recipe.attention
         return _only(choice) if choice in _KERNELS else nullcontext()
 

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.techniques.base import ModelTechnique, Setup
+from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
 from snugfit.techniques.offload_activations import ActivationOffload
 
@@ -135,15 +135,15 @@ def self_checkpointing(model: nn.Module) -> str | None:
     return None
 
 
-class Checkpointed:
+class Checkpointed(WrappedForward):
     """A block's forward method that keeps only its inputs; takes the method's place on the instance."""
 
     def __init__(self, block: nn.Module, selective: bool, offload: ActivationOffload | None) -> None:
-        self.forward: Callable[..., Any] = block.forward
+        super().__init__(block)
         self.selective = selective
         self.offload = offload
         self.norms = [
-            module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats
+            module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats
         ]
         functools.update_wrapper(self, block.forward, assigned=("__doc__",), updated=())
 

@@ -14,6 +14,7 @@ Source: Ansel et al., PyTorch 2, 2024 (doi:10.1145/3620665.3640366); torch._func
 from __future__ import annotations
 
 import warnings
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +25,9 @@ from snugfit.errors import InputError, SnugfitWarning, did_you_mean
 from snugfit.techniques.base import ModelTechnique
 
 _WITHOUT_PARTITIONER = ("eager", "aot_eager")
+
+
+_compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Compile(ModelTechnique):
@@ -47,6 +51,7 @@ class Compile(ModelTechnique):
                 stacklevel=2,
             )
         model.compile(backend=recipe.compile, dynamic=False)
+        _compiled.add(model)
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the compiler's setting: the first call of each shape compiles."""
@@ -57,3 +62,14 @@ class Compile(ModelTechnique):
             return nullcontext()
         context: AbstractContextManager[Any] = compiler.patch(activation_memory_budget=budget)
         return context
+
+
+def forget_compiled(model: nn.Module) -> None:
+    """Lets a model run eagerly again that `Compile` has compiled; one that the caller compiled stays compiled.
+
+    Args:
+        model: Any module.
+    """
+    if model in _compiled:
+        _compiled.discard(model)
+        model._compiled_call_impl = None

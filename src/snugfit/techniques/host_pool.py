@@ -50,7 +50,7 @@ class HostPool:
             tensor = torch.empty_strided(
                 tuple(shape), tuple(strides), dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda"
             )
-            owner = tensor
+            owner = tensor.untyped_storage()  # it outlives the tensor where views or parameters share it
         self.nbytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
         weakref.finalize(owner, self._released, size_bytes).atexit = False

@@ -6,16 +6,18 @@ nothing. Only functions whose backward needs their output or a mask, not their i
 Wrong when another operator still needs the old values: a skip connection that branches off before the activation would
 silently read overwritten numbers. So a module is changed only where the model's structure proves that nobody else looks:
 its only input comes straight from a linear, convolution or norm layer, none of which needs its own output for backward,
-and goes nowhere else. The proof is a symbolic trace of the model, or, where the model cannot be traced, its place in a
-`Sequential` right behind such a layer.
+and goes nowhere else. The proof is a symbolic trace of the model, or, where the model as a whole cannot be traced, of its
+parts. Containers right under a part that cannot be traced prove nothing: its code may walk through their elements and keep
+what lies between. The trace runs on a copy without memory, so a forward method that counts or draws changes nothing.
 
 Fidelity: exact. Source: the guide's list of eleven; torch.fx.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch.fx
@@ -60,37 +62,56 @@ def safe_modules(model: nn.Module) -> list[Any]:
     Returns:
         The modules, each once.
     """
-    candidates = [module for module in model.modules() if type(module) in GAINING and not module.inplace]
+    candidates = {module for module in model.modules() if type(module) in GAINING and not module.inplace}
     if not candidates:
         return []
-    try:
-        graph = torch.fx.Tracer().trace(model)
-    except Exception:  # anything a user's forward may raise on symbolic values
-        return [module for module in candidates if module in _behind_producers(model)]
     verdicts: dict[nn.Module, bool] = {}
-    modules = dict(model.named_modules())
-    for node in graph.nodes:
-        if node.op == "call_module" and modules[str(node.target)] in candidates:
-            source = node.args[0] if node.args else None
-            alone = isinstance(source, torch.fx.Node) and len(source.users) == 1 and source.op == "call_module"
-            safe = alone and isinstance(modules[str(source.target)], _PRODUCERS)  # type: ignore[union-attr]
-            module = modules[str(node.target)]
-            verdicts[module] = verdicts.get(module, True) and safe
+    with torch.random.fork_rng(devices=()):
+        for part, graph in _graphs(model, _without_memory(model)):
+            modules = dict(part.named_modules())
+            for node in graph.nodes:
+                if node.op == "call_module" and modules[str(node.target)] in candidates:
+                    module = modules[str(node.target)]
+                    verdicts[module] = verdicts.get(module, True) and _overwrites_alone(node, modules)
     return [module for module, safe in verdicts.items() if safe]
 
 
-def _behind_producers(model: nn.Module) -> set[nn.Module]:
-    """Elements of a `Sequential` that follow a producer, and stand nowhere else in the model."""
-    places: dict[nn.Module, int] = {}
-    for module in model.modules():
-        for child in module._modules.values():
-            if child is not None:
-                places[child] = places.get(child, 0) + 1
-    found = set()
-    for module in model.modules():
-        if type(module) is nn.Sequential:
-            elements = list(module)
-            for before, after in pairwise(elements):
-                if isinstance(before, _PRODUCERS) and places[after] == 1 and places[before] == 1:
-                    found.add(after)
-    return found
+def _overwrites_alone(node: torch.fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether the only input of a call comes straight from a producer, and nobody else sees it."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, torch.fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        return False
+    producer = modules[str(source.target)]
+    return isinstance(producer, _PRODUCERS) and not producer._forward_hooks  # a hook may keep the output
+
+
+def _without_memory(model: nn.Module) -> nn.Module | None:
+    """A copy of the model on the meta device, or None where it cannot be copied."""
+    tensors = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
+    except Exception:  # anything a user's class may raise on being copied
+        return None
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    empty = tensor.detach().to("meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _graphs(model: nn.Module, shadow: nn.Module | None) -> Iterator[tuple[nn.Module, torch.fx.Graph]]:
+    """Traces the model, or the largest parts of it that can be traced."""
+    if shadow is None:
+        return
+    try:
+        yield model, torch.fx.Tracer().trace(shadow)
+    except Exception:  # anything a user's forward may raise on symbolic values
+        yield from _graphs_inside(model, shadow)
+
+
+def _graphs_inside(model: nn.Module, shadow: nn.Module) -> Iterator[tuple[nn.Module, torch.fx.Graph]]:
+    for child, child_shadow in zip(model.children(), shadow.children(), strict=True):
+        if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            yield from _graphs_inside(child, child_shadow)
+        else:
+            yield from _graphs(child, child_shadow)

@@ -1,15 +1,17 @@
 """Watches whether updates of 16-bit weights are lost to rounding, and says so once.
 
 A sample of weights is compared before and after one early update; weights that had a gradient and did not move have lost
-their update. Nothing is kept after that step.
+their update. Rows of an embedding that the batch did not touch are not counted. Nothing is kept after that step.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import SnugfitWarning
 
@@ -32,6 +34,8 @@ class LostUpdates:
         self._weights = [weight for weight in weights if weight.dim() >= 2] or weights
         self._at_step = at_step
         self._before: list[Tensor] = []
+        self._touched: list[Tensor] = []
+        self._hooks: list[RemovableHandle] = []
 
     def before(self, step: int) -> None:
         """Copies the sample if this is the step to watch.
@@ -41,6 +45,10 @@ class LostUpdates:
         """
         if step == self._at_step:
             self._before = [_sample(weight).clone() for weight in self._weights]
+            self._touched = [torch.zeros_like(sample, dtype=torch.bool) for sample in self._before]
+            for weight, touched in zip(self._weights, self._touched, strict=True):
+                hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     def after(self, step: int) -> None:
         """Compares the sample and warns; reads one number from the device, in this one step.
@@ -50,11 +58,13 @@ class LostUpdates:
         """
         if step != self._at_step or not self._before:
             return
-        still = [
-            (old == _sample(weight)).float().mean() for old, weight in zip(self._before, self._weights, strict=True)
-        ]
-        self._before = []
-        share = float(torch.stack(still).mean())
+        still = torch.zeros((), device=self._before[0].device)
+        touched = torch.zeros_like(still)
+        for old, weight, mask in zip(self._before, self._weights, self._touched, strict=True):
+            still += ((old == _sample(weight)) & mask).sum()
+            touched += mask.sum()
+        self.forget()
+        share = float(still / touched.clamp(min=1))
         if share > LOST_SHARE:
             warnings.warn(
                 f"{share:.0%} of the sampled weights did not move in step {step}: updates are smaller than half a step of "
@@ -63,6 +73,16 @@ class LostUpdates:
                 SnugfitWarning,
                 stacklevel=2,
             )
+
+    def forget(self) -> None:
+        """Drops the sample and the hooks, also after a step that failed."""
+        for hook in self._hooks:
+            hook.remove()
+        self._before, self._touched, self._hooks = [], [], []
+
+
+def _note(touched: Tensor, gradient: Tensor) -> None:
+    touched |= _sample(gradient) != 0
 
 
 def _sample(weight: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from torch import Tensor
 from snugfit.errors import InputError
 
 LossWeight = Literal["samples", "sum", "tokens"] | Callable[[Any], Any]
+LOSS_WEIGHTS = ("samples", "sum", "tokens")
+"""Ways of combining losses that have a name."""
 Split = Callable[[Any, int], list[Any]]
 IGNORED_LABEL = -100
 """Label that torch's cross-entropy leaves out by default."""

@@ -6,8 +6,8 @@ run on a second stream from and to page-locked memory beside the compute, and hu
 link copies (short sequences, small batches). Host memory must hold what leaves the device.
 
 Copies out are ordered by events, and at most `DEPTH` tensors wait for theirs; copies back are started one tensor ahead of
-need. Both run into memory of the compute stream, so the peak does not depend on timing. Parameters, views of them and
-tensors under `MIN_BYTES` stay. A tensor saved by several operators moves once.
+need. Both run into memory of the compute stream, so the peak does not depend on timing. Parameters, buffers, views of
+them and tensors under `MIN_BYTES` stay. A tensor saved by several operators moves once.
 
 Fidelity: exact. Source: torch.autograd.graph.saved_tensors_hooks; the fixed depth follows the design notes of torchtune's
 OffloadActivations (meta-pytorch/torchtune, training/_activation_offloading.py).
@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from snugfit.recipe import Recipe
-from snugfit.techniques.base import ModelTechnique, Setup
+from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import named_blocks
 
 MIN_BYTES = 1024
@@ -43,10 +44,14 @@ class ActivationOffload(ModelTechnique):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._model: nn.Module | None = None
-        self._weights: set[int] = set()
+        self._staying: set[int] = set()
         self._leaving: deque[tuple[Tensor, Any]] = deque()
         self._stashed: dict[tuple[Any, ...], weakref.ref[_Stashed]] = {}
         self._order: list[weakref.ref[_Stashed]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of a wrapped model takes along: nothing of a pass under way."""
+        return {**vars(self), "_leaving": deque(), "_stashed": {}, "_order": []}
 
     @classmethod
     def wanted(cls, recipe: Recipe) -> bool:
@@ -86,7 +91,8 @@ class ActivationOffload(ModelTechnique):
             Nothing.
         """
         assert self._model is not None
-        self._weights = {weight.untyped_storage()._cdata for weight in self._model.parameters()}
+        own = chain(self._model.parameters(), self._model.buffers())
+        self._staying = {tensor.untyped_storage()._cdata for tensor in own}
         self._stashed.clear()
         self._order.clear()
         try:
@@ -124,7 +130,7 @@ class ActivationOffload(ModelTechnique):
         if tensor.nbytes < MIN_BYTES or tensor.device.type != self.setup.device.type or tensor.layout != torch.strided:
             return False
         storage = tensor.untyped_storage()
-        return storage.nbytes() >= tensor.nbytes and storage._cdata not in self._weights  # expanded views would grow
+        return storage.nbytes() >= tensor.nbytes and storage._cdata not in self._staying  # expanded views would grow
 
     def _let_go(self) -> None:
         """Frees the oldest tensor that left; compute queued later waits for its copy, so its memory can be used again."""
@@ -154,12 +160,12 @@ class _Stashed:
     __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "host", "layout", "position", "source")
 
     def __init__(self, offload: ActivationOffload, position: int, source: StorageWeakRef, tensor: Tensor) -> None:
+        self._arriving: tuple[Tensor, Any] | None = None  # first of all: `__del__` looks at it whatever happens below
         self._offload = offload
         self.position = position
         self.source = source
         self.layout = (tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
         self.host = offload.setup.pool.empty(tensor.shape, tensor.dtype, strides=self.layout[1])
-        self._arriving: tuple[Tensor, Any] | None = None
         self._present: Callable[[], Tensor | None] = _nothing
 
     def start(self) -> None:
@@ -186,6 +192,11 @@ class _Stashed:
         self._present = weakref.ref(tensor)
         return tensor
 
+    def __del__(self) -> None:
+        """Lets compute wait for a copy that nobody took, because its memory is free from now on."""
+        if self._arriving is not None:
+            self._offload.setup.copies.compute_waits_for(self._arriving[1])
+
 
 def _unpack(saved: Any) -> Tensor:
     return saved if isinstance(saved, Tensor) else saved._offload.fetch(saved)
@@ -206,11 +217,11 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-class Offloaded:
+class Offloaded(WrappedForward):
     """A module's forward method whose saved tensors go to the host; takes the method's place on the instance."""
 
     def __init__(self, module: nn.Module, offload: ActivationOffload) -> None:
-        self.forward: Callable[..., Any] = module.forward
+        super().__init__(module)
         self.offload = offload
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

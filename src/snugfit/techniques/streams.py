@@ -20,9 +20,14 @@ class CopyStream:
         Args:
             device: Where training runs.
         """
+        self._device = device
         module: Any = torch.get_device_module(device.type) if device.type != "cpu" else None
         self._module: Any = module if hasattr(module, "Stream") else None
         self._stream = module.Stream(device) if self._module else None
+
+    def __reduce__(self) -> tuple[type[CopyStream], tuple[torch.device]]:
+        """A copy of a prepared model gets a stream of its own; streams themselves cannot be copied."""
+        return CopyStream, (self._device,)
 
     def compute_mark(self) -> Any:
         """Returns an event at the end of the compute queued so far."""

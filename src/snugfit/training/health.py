@@ -1,8 +1,8 @@
 """Is the run still good? Values that are not finite are found without making the device wait.
 
 On a device that works ahead of the host, each step's loss and gradient norm are copied to the host beside the compute and
-read when they have arrived, at most `DEPTH` steps later. The update itself is masked on the device meanwhile, so the
-weights stay those of the last good step.
+read when they have arrived, at most `DEPTH` steps later. The update of a bad step, and of those that follow before the host
+knows, is masked on the device meanwhile, so the weights stay those of the last good step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections import deque
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from snugfit.errors import TrainingError
 
@@ -51,6 +52,10 @@ class LateValues:
         event.record(self._module.current_stream())
         self._queue.append((step, host, event))
 
+    def clear(self) -> None:
+        """Forgets the values that are on their way."""
+        self._queue.clear()
+
     def arrived(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
         """Returns the values that are there.
 
@@ -75,16 +80,45 @@ class LateValues:
 class Health:
     """Judges the loss and the gradients of each step; raises when the run went bad."""
 
-    def __init__(self, device: torch.device, precision: str) -> None:
+    def __init__(self, device: torch.device, precision: str, *, in_backward: bool = False) -> None:
         """Starts with a good run.
 
         Args:
             device: Where training runs.
             precision: The recipe's precision, for the advice.
+            in_backward: Whether parameters are updated in the middle of backward, before all gradients are known.
         """
         self.waits = device.type == "cpu"
+        self.bad_step: int | None = None
+        """The step that the last error was about."""
         self._precision = precision
+        self._in_backward = in_backward
         self._late = LateValues(device)
+        self._bad: Tensor | None = None
+
+    def mask(self, *values: Tensor) -> Tensor:
+        """Judges values on the device; once bad, everything is masked until the error was raised.
+
+        Args:
+            values: 0-dim tensors that are finite in a good step.
+
+        Returns:
+            A 0-dim float32 flag: 1 where one of them, or one before, is not finite.
+        """
+        for value in values:
+            bad = (~torch.isfinite(value.detach())).float()
+            self._bad = bad if self._bad is None else torch.maximum(self._bad, bad)
+        assert self._bad is not None
+        return self._bad
+
+    @staticmethod
+    def good(*values: Tensor) -> bool:
+        """Returns whether values are finite, and waits for them.
+
+        Args:
+            values: 0-dim tensors.
+        """
+        return all(bool(torch.isfinite(value)) for value in values)
 
     def report(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Takes note of a step whose update is masked on the device if it is bad.
@@ -114,14 +148,15 @@ class Health:
             elif not math.isfinite(loss):
                 self.stop(step, f"the loss is {loss:g}")
             elif not math.isfinite(norm):
-                self.stop(step, f"the loss is finite ({loss:.4g}), but a gradient is not")
+                self.stop(step, f"the loss is finite ({loss:.4g}), but a gradient is not", partly=self._in_backward)
 
-    def stop(self, step: int, cause: str) -> NoReturn:
+    def stop(self, step: int, cause: str, *, partly: bool = False) -> NoReturn:
         """Raises the error that ends the run.
 
         Args:
             step: The bad step's number, from 1.
             cause: What was found.
+            partly: Whether some parameters were updated before the cause was found.
 
         Raises:
             TrainingError: Always.
@@ -130,9 +165,63 @@ class Health:
             "16-true": "fp16 overflows above 65504: use bf16-true or 16-mixed, or a lower learning rate.",
             "16-mixed": "Use bf16-mixed, or a lower learning rate.",
         }.get(self._precision, "Try a lower learning rate, a warm-up or clip_norm, and look at this batch.")
-        raise TrainingError(
-            f"step {step}: {cause}. Its update was not taken; the weights are those of step {step - 1}. {advice}"
+        kept = f"Its update was not taken; the weights are those of step {step - 1}."
+        if partly:
+            kept = (
+                "With step_in_backward the parameters whose gradients came before it in this backward pass were updated, "
+                "the others were not; go back to a checkpoint."
+            )
+        self.bad_step = step
+        self._bad = None
+        self._late.clear()
+        raise TrainingError(f"step {step}: {cause}. {kept} {advice}")
+
+
+class Statistics:
+    """Running statistics of norm layers as they were before each of the last steps, so that a bad batch leaves no trace."""
+
+    def __init__(self, model: nn.Module, depth: int) -> None:
+        """Finds the layers.
+
+        Args:
+            model: The model, on its device.
+            depth: Steps to remember.
+        """
+        self._model = model
+        self._depth = depth
+        self._before: deque[tuple[int, list[Tensor], list[Tensor]]] = deque()
+
+    def remember(self, step: int) -> None:
+        """Copies the statistics before a step.
+
+        Args:
+            step: The step's number, from 1.
+        """
+        now = [
+            buffer
+            for module in self._model.modules()
+            if isinstance(module, _NormBase) and module.track_running_stats
+            for buffer in module.buffers(recurse=False)
+        ]
+        if not now:
+            return
+        copies = (
+            self._before.popleft()[2] if len(self._before) == self._depth else [torch.empty_like(one) for one in now]
         )
+        with torch.no_grad():
+            torch._foreach_copy_(copies, now)
+        self._before.append((step, now, copies))
+
+    def restore(self, step: int) -> None:
+        """Puts back what was there before a step, if it is one of the last.
+
+        Args:
+            step: The step's number.
+        """
+        for known, buffers, copies in self._before:
+            if known == step:
+                with torch.no_grad():
+                    torch._foreach_copy_(buffers, copies)
 
 
 def largest(gradients: list[Tensor]) -> Tensor:
@@ -144,7 +233,28 @@ def largest(gradients: list[Tensor]) -> Tensor:
     Returns:
         A 0-dim tensor.
     """
-    return torch.stack([part.float() for part in torch._foreach_norm(gradients, math.inf)]).max()
+    filled = [gradient for gradient in gradients if gradient.numel()]
+    if not filled:
+        return torch.zeros((), device=gradients[0].device)
+    return torch.stack([part.float() for part in torch._foreach_norm(filled, math.inf)]).max()
+
+
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """Returns the 2-norm of all tensors together, in fp32 for those of 16 bits (fp16 would overflow at 65504).
+
+    Args:
+        gradients: Tensors on one device, at least one.
+
+    Returns:
+        A 0-dim tensor.
+    """
+    halves = [gradient for gradient in gradients if gradient.dtype in (torch.float16, torch.bfloat16)]
+    if not halves:
+        return torch.nn.utils.get_total_norm(gradients)
+    others = [gradient for gradient in gradients if gradient.dtype not in (torch.float16, torch.bfloat16)]
+    norms = [*torch._foreach_norm(halves, 2, dtype=torch.float32), *(torch._foreach_norm(others) if others else ())]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+    return norm
 
 
 def first_bad(named: dict[str, Tensor]) -> str:

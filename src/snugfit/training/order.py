@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Pieces = list[tuple[Any, "float | Tensor"]]
@@ -35,6 +36,8 @@ def standard(pieces: Pieces, forward: Forward, backward: Backward) -> Tensor:
         loss = forward(batch)
         if not (isinstance(factor, float) and factor == 1.0):
             loss = loss * factor
+            if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
+                loss = torch.where(factor == 0, torch.zeros_like(loss), loss)
         backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
         del loss

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from snugfit.errors import InputError
 from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
 from snugfit.training.health import Health, largest
 from snugfit.training.optimizers import Groups
-from snugfit.training.update import Gradients, refuse
+from snugfit.training.update import KERNEL_SETTINGS, Gradients, refuse
+
+_THE_LOSS = "the loss"
 
 
 class PerParameterUpdate:
@@ -50,13 +54,15 @@ class PerParameterUpdate:
         self._scaler = scaler
         self._in_backward = in_backward
         self._queue = HostQueue()
-        self._bad: Tensor | None = None
         self._spoiled: str | None = None
+        self._loss: Tensor | None = None
+        self._hooks: list[RemovableHandle] = []
         self._carrier = _Carrier(list(gradients.named.values()), self)
         if in_backward:
             names = {weight: name for name, weight in gradients.named.items()}
             for update in updates:
-                when_gradient_is_complete(update.weight, _InBackward(self, update, names[update.weight]))
+                hook = _InBackward(self, update, names[update.weight])
+                self._hooks.append(when_gradient_is_complete(update.weight, hook))
 
     def begin(self, lr_factor: float) -> None:
         """Sets the learning rate of this step.
@@ -79,10 +85,11 @@ class PerParameterUpdate:
         if not self._in_backward:
             return
         self._spoiled = None
+        self._loss = loss.detach()
         if not self._health.waits:
-            self._bad = (~torch.isfinite(loss.detach())).float()
+            self._health.mask(loss)
         elif not bool(torch.isfinite(loss)):
-            self._spoiled = "loss"
+            self._spoiled = _THE_LOSS
 
     def update_in_backward(self, update: ParameterUpdate, name: str) -> None:
         """Updates one parameter, called by its hook.
@@ -103,13 +110,14 @@ class PerParameterUpdate:
             if self._spoiled is None:
                 update.step(None)
         else:
-            assert self._bad is not None
-            self._bad = torch.maximum(self._bad, (~torch.isfinite(largest([gradient]))).float())
-            update.step(self._bad)
+            update.step(self._health.mask(largest([gradient])))
         update.weight.grad = None
 
     def _step_on_host(self, update: HostUpdate) -> None:
         gradient = update.arrived()
+        assert self._loss is not None
+        if self._spoiled is None and not bool(torch.isfinite(self._loss)):  # there already, since the gradient is
+            self._spoiled = _THE_LOSS
         if self._spoiled is None and not bool(torch.isfinite(largest([gradient]))):
             self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
@@ -135,29 +143,37 @@ class PerParameterUpdate:
             norm = self._gradients.clip()
             on_host = any(isinstance(update, HostUpdate) for update in self._updates)
             if self._health.waits or on_host:  # an update on the host waits for the gradients anyway
-                if not bool(torch.isfinite(norm)):
+                if not self._health.good(norm, loss):
                     refuse(self._health, self._gradients, step, loss)
                 self.step_all(None)
             else:
+                bad = self._health.mask(loss, norm)
                 self._health.report(step, loss, norm)
-                self.step_all((~torch.isfinite(norm)).float())
+                self.step_all(bad)
         self._gradients.drop()
+
+    def abandon(self) -> None:
+        """Frees what a step that failed has left."""
+        self._queue = HostQueue()
+        self._gradients.drop()
+
+    def release(self) -> None:
+        """Takes its hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._gradients.release()
 
     def _finish_in_backward(self, step: int, loss: Tensor) -> None:
         for update in self._queue.rest():
             self._step_on_host(update)
-        if self._spoiled == "loss":
+        if self._spoiled == _THE_LOSS:
             self._gradients.drop()
             self._health.stop(step, f"the loss is {float(loss):g}")
         if self._spoiled is not None:
             self._gradients.drop()
-            self._health.stop(
-                step,
-                f"the gradient of {self._spoiled!r} is not finite; with step_in_backward the parameters whose gradients "
-                "came before it in this backward pass were updated, the others were not",
-            )
-        if self._bad is not None:
-            self._health.report(step, loss, torch.where(self._bad.bool(), torch.inf, 0.0))
+            self._health.stop(step, f"the gradient of {self._spoiled!r} is not finite", partly=True)
+        if not self._health.waits:
+            self._health.report(step, loss, torch.where(self._health.mask(loss).bool(), torch.inf, 0.0))
 
     def step_all(self, bad: Tensor | None) -> None:
         """Steps every parameter that has a gradient, one after the other, freeing each gradient.
@@ -198,12 +214,20 @@ class PerParameterUpdate:
 
         Args:
             state: The state_dict.
+
+        Raises:
+            InputError: It is that of other parameters.
         """
         groups = {position: group for group in state["param_groups"] for position in group["params"]}
+        if len(groups) != len(self._updates):
+            raise InputError(
+                f"the saved optimizer does not fit this model: it has {len(groups)} parameters, the model "
+                f"{len(self._updates)}."
+            )
         for position, update in enumerate(self._updates):
             update.load_state(state["state"].get(position, {}))
             settings = {
-                name: value for name, value in groups[position].items() if name not in ("params", "fused", "foreach")
+                name: value for name, value in groups[position].items() if name not in ("params", *KERNEL_SETTINGS)
             }
             update.group.update(settings)
             update.group.setdefault("initial_lr", update.group["lr"])

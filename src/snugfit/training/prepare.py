@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
@@ -19,7 +19,7 @@ from snugfit.techniques.compile import Compile
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.inplace import InPlace
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.microbatch import LossWeight, Split
+from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.mixed_precision import MixedPrecision
 from snugfit.techniques.offload_activations import ActivationOffload
 from snugfit.techniques.offload_optimizer import HostUpdate
@@ -29,14 +29,16 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
 from snugfit.techniques.true_precision import TruePrecision
 from snugfit.training.health import Health
-from snugfit.training.optimizers import make_optimizer, parameter_groups, trained_parameters
+from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, parameter_groups, trained_parameters
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
 from snugfit.training.step import Forward, Loss, OptimizerArgument, Trainer
+from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.training.update import Gradients, WholeUpdate
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload
 from snugfit.workloads.traits import model_traits
+from snugfit.workloads.weights import freeze_parameters
 
 IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
     TF32,
@@ -66,7 +68,8 @@ def prepare(
     """Puts a recipe's techniques in place and returns the trainer; the training loop stays yours.
 
     The model is changed in place: moved to the device, cast where the recipe says so, its blocks wrapped. Keys of its
-    `state_dict` stay those of the plain model, and no random number is drawn.
+    `state_dict` stay those of the plain model, and no random number is drawn. A model that was prepared before is taken
+    over: its blocks are unwrapped first, and the earlier trainer refuses to go on.
 
     Args:
         model: Any module, with its weights.
@@ -87,20 +90,21 @@ def prepare(
         RecipeError: Settings are wrong, or the recipe contradicts them; all mistakes at once.
         InputError: The recipe cannot be carried out on this model or device.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
     recipe = Recipe() if recipe is None else recipe
-    if not isinstance(recipe, Recipe):
-        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    place = torch.device(device) if device is not None else _usual_device(model)
+    _check_arguments(model, recipe, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    place = _place(device, model)
     workload = _workload(model, optimizer, settings)
     problems = list(contradictions(recipe, workload))
     if problems:
         raise RecipeError(problems, subject="recipe against workload")
     check_schedule(workload)
+    _warn_of_idle_settings(recipe, workload, optimizer)
 
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
+    take_over(model)
     with phase("build"):
+        if workload.freeze:
+            freeze_parameters(model, workload.freeze)
         model.to(place)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
@@ -108,12 +112,13 @@ def prepare(
         named = trained_parameters(model)
         sums = _fp32_sums(recipe, list(named.values()))
         gradients = Gradients(named, sums, workload)
-        health = Health(place, recipe.precision)
+        gradients.drop()
+        health = Health(place, recipe.precision, in_backward=recipe.step_in_backward)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
         update = _update(setup, optimizer, gradients, health, scaler, generator)
     watched = recipe.true_precision is not None and not recipe.stochastic_rounding
-    return Trainer(
+    trainer = Trainer(
         model,
         recipe,
         workload,
@@ -130,18 +135,68 @@ def prepare(
         split=split,
         loss_weight=loss_weight,
     )
+    remember_trainer(model, trainer)
+    return trainer
 
 
-def _usual_device(model: nn.Module) -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+def _check_arguments(model: object, recipe: object, *, loss_weight: object, **functions: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InputError(f"{name} is {function!r}; give a function.")
+    if not callable(loss_weight) and loss_weight not in LOSS_WEIGHTS:
+        raise InputError(
+            f"loss_weight is {loss_weight!r}; {did_you_mean(str(loss_weight), LOSS_WEIGHTS)} "
+            "A function of the batch will do too."
+        )
+
+
+def _place(device: torch.device | str | None, model: nn.Module) -> torch.device:
+    tensors = [*model.parameters(), *model.buffers()]
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        place = tensors[0].device if tensors else torch.device("cpu")
+    else:
+        try:
+            place = torch.device(device)
+            torch.empty(0, device=place)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise InputError(
+                f"device {str(device)!r} is not there. Give one that this machine and this torch have, such as cpu or cuda."
+            ) from error
+    if place.type == "meta" or any(tensor.is_meta for tensor in tensors):
+        raise InputError(
+            "the model is on the meta device and has no weights to train. Build it on the host or the device, or give it "
+            "memory first (model.to_empty(device=...), then load its weights)."
+        )
+    return place
+
+
+def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: OptimizerArgument) -> None:
+    """Says which training settings the workload's own optimizer does not take."""
+    given = {"lr", "weight_decay", "betas", "momentum", "no_decay"} & set(workload.to_mapping(defaults=False))
+    if not isinstance(optimizer, str):
+        idle, whose = given if recipe.optimizer is None else set(), "the function given as optimizer"
+    else:
+        idle, whose = given & {"betas", "momentum"} - set(OPTIMIZER_TABLE[optimizer].settings), optimizer
+    if idle:
+        warnings.warn(
+            f"{', '.join(sorted(idle))} has no effect: {whose} does not take it.", SnugfitWarning, stacklevel=3
+        )
 
 
 def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:
     name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
     if not isinstance(optimizer, str) and not callable(optimizer):
         raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    if optimizer == CUSTOM_OPTIMIZER:
+        raise InputError(
+            f"optimizer {optimizer!r} stands for a function; give the function itself, or one of {', '.join(OPTIMIZERS)}."
+        )
     return Workload.from_mapping({**model_traits(model), **settings, "optimizer": name})
 
 
@@ -167,7 +222,10 @@ def _update(
     recipe, workload = setup.recipe, setup.workload
     replaced = recipe.optimizer is not None
     if not isinstance(optimizer, str) and not replaced:
-        return WholeUpdate(optimizer(gradients.named.values()), gradients, health, scaler)
+        made = optimizer(list(gradients.named.values()))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
+        return WholeUpdate(made, gradients, health, scaler)
     groups = parameter_groups(gradients.named.values(), workload)
     if not (recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding):
         return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)

@@ -10,14 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.microbatch import LossWeight, Split, batch_length, loss_weights, map_tensors, split_batch
-from snugfit.training.health import Health
+from snugfit.techniques.microbatch import (
+    LossWeight,
+    Split,
+    batch_length,
+    first_tensor,
+    loss_weights,
+    map_tensors,
+    split_batch,
+)
+from snugfit.training.health import DEPTH, Health, Statistics
 from snugfit.training.order import Order, standard
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
@@ -89,6 +97,8 @@ class Trainer:
         self._split = split or split_batch
         self._loss_weight = loss_weight
         self._order = order
+        self._statistics = Statistics(model, 1 if health.waits else DEPTH + 2)
+        self._replaced = False
 
     @property
     def fidelity(self) -> Fidelity:
@@ -122,24 +132,39 @@ class Trainer:
 
         Raises:
             InputError: The batch does not fit the recipe or the model's way of taking batches.
-            TrainingError: The loss or a gradient is not finite; the weights are those of the last good step.
+            TrainingError: The loss or a gradient is not finite; weights, optimizer state and running statistics are those
+                of the last good step, and so is `steps_done`.
         """
-        self._health.check()
-        self.model.train()
+        if self._replaced:
+            raise InputError(
+                "this model was prepared again, and that trainer has taken it over; go on with the new one."
+            )
+        self._judged()
+        if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
+            self.model.train()
         pieces = self._pieces(batch)
         step = self.steps_done + 1
-        if self._lost_updates:
-            self._lost_updates.before(step)
-        self._update.begin(self.lr_factor)
-        with ExitStack() as around:
-            for technique in self._techniques:
-                around.enter_context(technique.around_step())
-            loss = self._order(pieces, self._forward_pass, self._backward_pass)
-            with phase("optimizer"):
-                self._update.finish(step, loss)
+        watched = self._lost_updates if self.lr_factor > 0 else None
+        try:
+            self._statistics.remember(step)
+            if watched:
+                watched.before(step)
+            self._update.begin(self.lr_factor)
+            with ExitStack() as around:
+                for technique in self._techniques:
+                    around.enter_context(technique.around_step())
+                loss = self._order(pieces, self._forward_pass, self._backward_pass)
+                with phase("optimizer"):
+                    self._update.finish(step, loss)
+        except BaseException:
+            self._update.abandon()
+            self._statistics.restore(step)
+            if watched:
+                watched.forget()
+            raise
         self.steps_done = step
-        if self._lost_updates:
-            self._lost_updates.after(step)
+        if watched:
+            watched.after(step)
         return loss
 
     def evaluate_batch(self, batch: Any) -> Any:
@@ -163,7 +188,28 @@ class Trainer:
         Raises:
             TrainingError: One of the last steps was bad; the weights are those of the last good step.
         """
-        self._health.check(wait=True)
+        self._judged(wait=True)
+
+    def give_up_model(self) -> None:
+        """Takes the hooks off the parameters: another trainer takes the model over, and this one refuses to go on."""
+        self.release_hooks()
+        self._replaced = True
+
+    @property
+    def release_hooks(self) -> Callable[[], None]:
+        """What takes the hooks off the parameters, without holding this trainer."""
+        return self._update.release
+
+    def _judged(self, *, wait: bool = False) -> None:
+        """Looks at the steps whose values have arrived; a bad one leaves no trace."""
+        try:
+            self._health.check(wait=wait)
+        except TrainingError:
+            bad = self._health.bad_step
+            assert bad is not None
+            self._statistics.restore(bad)
+            self.steps_done = bad - 1
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next step depends on, except the random state of torch.
@@ -195,9 +241,19 @@ class Trainer:
 
     def _pieces(self, batch: Any) -> list[tuple[Any, float | Tensor]]:
         size = self.recipe.microbatch_size
+        tensor = first_tensor(batch)
+        if self._forward is None and tensor is not None and tensor.shape[0] == 0:
+            raise InputError("the batch holds no sample; give at least one.")
         if size is None or (self._split is split_batch and batch_length(batch) <= size):
             return [(batch, 1.0)]
-        pieces = self._split(batch, size)
+        pieces = list(self._split(batch, size))
+        if not pieces:
+            raise InputError("split= returned no microbatch; it must cut the batch into a list of at least one.")
+        if len(pieces) > 1 and self.recipe.step_in_backward:
+            raise InputError(
+                f"this batch makes {len(pieces)} microbatches of {size}, and step_in_backward frees each gradient before "
+                "they can add up. Give batches of at most that size, or leave step_in_backward out."
+            )
         return list(zip(pieces, loss_weights(pieces, self._loss_weight), strict=True))
 
     def _forward_pass(self, batch: Any) -> Tensor:
@@ -244,6 +300,11 @@ class Trainer:
             source = "loss= returns" if self._loss is not None else "no loss= was given, and the model returns"
             raise InputError(
                 f"{source} {found}; the loss must be one number (a 0-dim tensor), for example F.cross_entropy."
+            )
+        if not loss.requires_grad:
+            raise InputError(
+                "the loss does not depend on any trained parameter, so there is no gradient. Look for detach(), no_grad() "
+                "or .item() in forward= and loss=, and for frozen parameters."
             )
         return loss
 

@@ -3,7 +3,8 @@
 What an update must do, whichever kind it is:
 
 - `begin(loss_factor)` before the first forward pass, `judge(loss)` before each backward pass, `finish(loss)` after the last;
-- gradients are gone when `finish` returns, so that none is alive during the next forward pass;
+- gradients are gone when `finish` returns, so that none is alive during the next forward pass; `abandon()` frees them where
+  the step failed, and `release()` takes all hooks off the parameters;
 - a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps.
 """
 
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from snugfit.errors import InputError
 from snugfit.techniques.accumulate_dtype import Fp32Sums
 from snugfit.techniques.parameter_update import masked_step, masks
-from snugfit.training.health import Health, first_bad, largest
+from snugfit.training.health import Health, first_bad, global_norm, largest
 from snugfit.workload import Workload
+
+KERNEL_SETTINGS = ("fused", "foreach", "capturable")
+"""Settings of torch's optimizers that choose kernels and change no result."""
 
 
 class Gradients:
@@ -47,8 +52,9 @@ class Gradients:
         if not present:
             return torch.zeros((), device=next(iter(self.named.values())).device)
         if self.clip_norm is None:
-            return largest(present)
-        norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in present] if self.sums else present)
+            self.settle()  # a sum that fp32 holds may overflow in fp16, so it is judged in its final dtype
+            return largest(list(self.present().values()))
+        norm = global_norm(present)
         factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
         torch._foreach_mul_(present, factor)
         return norm
@@ -57,6 +63,11 @@ class Gradients:
         """Leaves every gradient in `grad`, in its parameter's dtype."""
         if self.sums:
             self.sums.settle()
+
+    def release(self) -> None:
+        """Takes the hooks off the parameters."""
+        if self.sums:
+            self.sums.release()
 
     def drop(self) -> None:
         """Frees all gradients."""
@@ -112,15 +123,24 @@ class WholeUpdate:
         else:
             norm = self._gradients.clip()
             if self._masks and not self._health.waits:
+                bad = self._health.mask(loss, norm)
                 self._health.report(step, loss, norm)
                 self._gradients.settle()
-                masked_step(self.optimizer, (~torch.isfinite(norm)).float())
-            elif bool(torch.isfinite(norm)):
+                masked_step(self.optimizer, bad)
+            elif self._health.good(norm, loss):
                 self._gradients.settle()
                 self.optimizer.step()
             else:
                 refuse(self._health, self._gradients, step, loss)
         self._gradients.drop()
+
+    def abandon(self) -> None:
+        """Frees what a step that failed has left."""
+        self._gradients.drop()
+
+    def release(self) -> None:
+        """Takes its hooks off the parameters."""
+        self._gradients.release()
 
     def _finish_scaled(self, step: int, loss: Tensor, scaler: torch.amp.GradScaler) -> None:
         scaler.unscale_(self.optimizer)
@@ -140,8 +160,19 @@ class WholeUpdate:
 
         Args:
             state: From `state_dict` of this or of the plain optimizer.
+
+        Raises:
+            InputError: It is that of other parameters.
         """
-        self.optimizer.load_state_dict(state)
+        own = self.optimizer.param_groups
+        groups = state["param_groups"]
+        if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
+            kernels = [{name: group[name] for name in KERNEL_SETTINGS if name in group} for group in own]
+            groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
+        try:
+            self.optimizer.load_state_dict({**state, "param_groups": groups})
+        except ValueError as error:
+            raise InputError(f"the saved optimizer does not fit this model: {error}") from error
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
