@@ -42,7 +42,7 @@ class HostPool:
         count = math.prod(shape)
         size_bytes = count * dtype.itemsize
         if strides is None:
-            strides = torch.empty(*shape, device="meta").stride()
+            strides = torch.empty(tuple(shape), device="meta").stride()
         if self.device.type == "cpu" and size_bytes:
             owner: object = mmap.mmap(-1, size_bytes)
             tensor = torch.frombuffer(owner, dtype=dtype, count=count).as_strided(tuple(shape), tuple(strides))
