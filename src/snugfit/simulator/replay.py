@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snugfit.simulator.allocator import ROUND_LARGE_BYTES, CachingAllocator, OutOfMemory
+from snugfit.simulator.allocator import ROUND_LARGE_BYTES, OutOfMemory
 from snugfit.simulator.allocator_config import AllocatorConfig
+from snugfit.simulator.tensor_bytes import allocator_for
 from snugfit.simulator.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Player:
             segment_observer: Told of every change of segments, as `CachingAllocator` says.
         """
         self.trace = trace
-        self.allocator = CachingAllocator(config, capacity_bytes, observer=segment_observer)
+        self.allocator = allocator_for(config, capacity_bytes, segment_observer)
         self.observer = observer
         self.held: dict[int, int] = {}
         """Living storages on the device: id -> the block's id."""

@@ -1,4 +1,4 @@
-"""Models by name: `torchvision:NAME`, `timm:NAME`, or `path/file.py:function`.
+"""Models by name: `torchvision:NAME`, `timm:NAME`, `hf:CONFIG`, or `path/file.py:function`.
 
 The libraries are imported only when a model of theirs is asked for. Their own builders and their own download code are
 used, so a model is what the library says it is.
@@ -18,13 +18,13 @@ import torch
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.techniques.init import build, materialise, settle
-from snugfit.workloads import model_files
+from snugfit.workloads import hf, model_files
 from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
 from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, match_weights, replace_heads
 
 __all__ = ["build_model", "input_channels", "input_size", "output_classes", "parse_model_args"]
 
-FORMS = "torchvision:NAME, timm:NAME or path/file.py:function"
+FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON or path/file.py:function"
 INITS = ("host", "device", "meta")
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
 
@@ -34,6 +34,7 @@ def build_model(
     *,
     model_args: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
+    task: str | None = None,
     weights: str | None = None,
     freeze: Sequence[str] = (),
     init: str = "host",
@@ -43,9 +44,10 @@ def build_model(
     """Builds a model, with its weights, on its device and in its dtype.
 
     Args:
-        spec: `torchvision:NAME`, `timm:NAME` or `path/file.py:function`.
+        spec: `torchvision:NAME`, `timm:NAME`, `hf:CONFIG` or `path/file.py:function`.
         model_args: Keyword arguments of the library's builder or of the function.
         num_classes: Outputs of the head; `model_args` wins where it says another. None leaves it to the model.
+        task: What a `hf:` model is built for; None: what its config says.
         weights: A name that the library knows (DEFAULT is its best), a `.safetensors` file, or None for random values.
         freeze: Patterns of parameter names that are not trained.
         init: host, device or meta (`techniques/init.py`).
@@ -63,7 +65,7 @@ def build_model(
     device = torch.device(device)
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
-    make = _maker(spec, arguments, num_classes, None if from_file else weights)
+    make = _maker(spec, arguments, num_classes, None if from_file else weights, task)
     if init == "meta" and not from_file:
         raise InputError(
             "init='meta' needs weights from a .safetensors file: a model that is built without memory has no values, "
@@ -121,7 +123,7 @@ def _literal(text: str) -> Any:
 
 
 def _maker(
-    spec: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
+    spec: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None, task: str | None
 ) -> Callable[[], torch.nn.Module]:
     """Checks all that can be checked without building, and returns what builds."""
     prefix, colon, name = spec.partition(":")
@@ -129,13 +131,17 @@ def _maker(
         return _torchvision_maker(name, arguments, num_classes, weights)
     if colon and prefix == "timm":
         return _timm_maker(name, arguments, num_classes, weights)
+    if colon and prefix == "hf":
+        if weights is not None:
+            raise InputError(f"weights {weights!r}: give a .safetensors file; hf: models are built from their config.")
+        return hf.maker(name, arguments, num_classes, task)
     if ".py:" in spec or spec.endswith(".py"):
         if weights is not None:
             raise InputError(
                 f"weights {weights!r}: a model function has no library of pretrained weights. Give a .safetensors file."
             )
         return partial(model_files.call, spec, model_files.load_function(spec), arguments, num_classes)
-    near = difflib.get_close_matches(prefix, ("torchvision", "timm"), n=1) if colon else []
+    near = difflib.get_close_matches(prefix, ("torchvision", "timm", "hf"), n=1) if colon else []
     hint = f"did you mean {near[0] + ':' + name!r}? " if near else ""
     raise InputError(f"model {spec!r} is not understood; {hint}Write {FORMS}.")
 

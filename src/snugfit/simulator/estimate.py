@@ -1,0 +1,236 @@
+"""`snugfit.estimate`: what a training step would need, predicted without a GPU and without weights.
+
+The step is recorded once for each generation of cards (they choose other kernels), and the recording is replayed: without
+a limit for the peak, and at each card's size to see whether it fits. Imports no torch; a model by name is built in the
+worker only.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from snugfit.devices import DEVICES, Device, device_named
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.fidelity import contradictions
+from snugfit.recipe import Recipe
+from snugfit.simulator import request
+from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.request import Kind, NamedModel, Recorded
+from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload
+
+if TYPE_CHECKING:
+    from snugfit.simulator.pool import Pool
+
+DeviceArgument = str | Device | None
+_REFERENCE = (8, 0)
+"""Compute capability that stands for a card where none is named."""
+
+
+def estimate(
+    model: Any,
+    batch: Any,
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: Any = "adamw",
+    recipe: Recipe | None = None,
+    device: DeviceArgument = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    split: Callable[[Any, int], list[Any]] | None = None,
+    loss_weight: Any = "samples",
+    pool: Pool | None = None,
+    **settings: Any,
+) -> Estimate:
+    """Predicts memory and time of training: building, first step, steady step and evaluation.
+
+    The model is not changed and not copied; only shapes, dtypes and code go to the simulation's process.
+
+    Args:
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of batches
+            (of varying lengths), which the steps go through.
+        loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
+        optimizer: adam, adamw, sgd or adafactor, or a function from parameters to an optimizer; with `step` also an optimizer
+            of the model, or None.
+        recipe: How the step is held in memory; None: plainly.
+        device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
+        step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.
+        forward: Function of (model, batch); None: as for `snugfit.prepare`.
+        split: Function of (batch, size) giving microbatches; None: along dimension 0.
+        loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
+        pool: Workers to use; None: one of this process, which stays warm.
+        **settings: Fields of `Workload`.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        RecipeError: Recipe or settings are wrong or contradict each other.
+        InputError: Model, step, batch and loss do not fit each other, or the device is unknown.
+        CannotSimulateError: Something needs values, which simulated tensors do not have.
+    """
+    cards = cards_of(device)
+    if not callable(model):
+        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
+    if step is not None:
+        _check_step(step, recipe, loss, forward, split)
+    else:
+        _check_training(optimizer, recipe, settings)
+    from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
+    from snugfit.simulator.pool import shared_pool
+
+    shapes = skeleton_of(batch)
+    workers = pool or shared_pool()
+
+    def record(kind: Kind) -> Recorded:
+        if step is not None:
+            on_host = lives_on_host(batch)
+            return workers.call(request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host)
+        arguments = {
+            **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
+            "loss_weight": loss_weight,
+        }  # fmt: skip
+        return workers.call(request.record_given, model, shapes, recipe or Recipe(), kind, arguments)
+
+    title = getattr(model, "__name__", None) or type(model).__name__
+    return _estimated(record, cards, None if step is not None else recipe or Recipe(), title)
+
+
+def estimate_named(
+    named: NamedModel,
+    *,
+    recipe: Recipe | None = None,
+    workload: Workload | None = None,
+    device: DeviceArgument = None,
+    pool: Pool | None = None,
+) -> Estimate:
+    """Predicts memory and time of training a model by its name; it is built without weights, and nothing is downloaded.
+
+    Args:
+        named: The model and the shape of its batch.
+        recipe: How the step is held in memory; None: plainly.
+        workload: Optimizer, batch size and training settings; None: AdamW on batches of 64.
+        device: As for `estimate`.
+        pool: Workers to use; None: one of this process.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        RecipeError: Recipe or settings contradict each other.
+        InputError: The model does not exist, or does not fit its batch; or the device is unknown.
+        CannotSimulateError: Something needs values, which simulated tensors do not have.
+    """
+    cards = cards_of(device)
+    recipe = recipe or Recipe()
+    workload = workload or Workload(batch_size=64)
+    batch_size = workload.batch_size or 64
+    skipped = ("batch_size", "batch_norm", "dropout", "weights")
+    settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in skipped}
+    arguments = (named, batch_size, recipe)
+
+    def record(kind: Kind) -> Recorded:
+        if pool is None and "torch" not in sys.modules:
+            return _without_torch(request.record_named, *arguments, kind, settings)
+        from snugfit.simulator.pool import shared_pool
+
+        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings)
+
+    try:
+        return _estimated(record, cards, recipe, named.spec)
+    finally:
+        _end_plain_worker()
+
+
+def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
+    """Returns the devices that an argument names.
+
+    Args:
+        device: A name, a row of the table, or None or `all` for every card.
+
+    Returns:
+        At least one device.
+
+    Raises:
+        InputError: For an unknown name.
+    """
+    if isinstance(device, Device):
+        return (device,)
+    if device is None or device == "all":
+        return tuple(row for row in DEVICES if row.memory_bytes is not None)
+    if not isinstance(device, str):
+        raise InputError(f"device is a {type(device).__name__}; give a name, such as rtx-4090, cpu or all.")
+    return (device_named(device),)
+
+
+def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
+    if not callable(step):
+        raise InputError(f"step is a {type(step).__name__}; give a function of (model, optimizer, batch).")
+    if recipe is not None:
+        raise InputError("step= is simulated as it is written, so it takes no recipe. Leave one of the two out.")
+    if any(other is not None for other in others):
+        raise InputError("step= does everything itself: leave loss=, forward= and split= out.")
+
+
+def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:
+    """Finds mistakes before a worker is started."""
+    from snugfit.errors import RecipeError, did_you_mean
+
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
+    if not callable(optimizer) and not isinstance(optimizer, str):
+        raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, OPTIMIZERS)}")
+    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
+    problems = list(contradictions(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name})))
+    if problems:
+        raise RecipeError(problems, subject="recipe against workload")
+
+
+def _estimated(
+    record: Callable[[Kind], Recorded], cards: tuple[Device, ...], recipe: Recipe | None, title: str
+) -> Estimate:
+    kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
+    recorded = {kind: record(kind) for kind in dict.fromkeys(sorted(kinds, key=lambda kind: kind[1] != _REFERENCE))}
+    for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
+        warnings.warn(message, SnugfitWarning, stacklevel=3)
+    return assemble(
+        [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
+        headline=next(iter(recorded.values())),
+        recipe=recipe,
+        title=title,
+    )
+
+
+def _kind(card: Device, *, alone: bool) -> Kind:
+    """The kind of device that a card's run is recorded on; a table of cards is recorded once a generation."""
+    if card.name == "cpu":
+        return "cpu", _REFERENCE
+    capability = card.compute_capability or _REFERENCE
+    if alone:
+        return "cuda", capability
+    return "cuda", (7, 5) if capability < (8, 0) else _REFERENCE if capability < (9, 0) else (9, 0)
+
+
+_plain_worker: list[Any] = []
+
+
+def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Recorded:
+    """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
+    import pickle
+
+    from snugfit.simulator.pool import Worker
+
+    if not _plain_worker:
+        _plain_worker.append(Worker())
+    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0)
+    return answer
+
+
+def _end_plain_worker() -> None:
+    while _plain_worker:
+        _plain_worker.pop().close()

@@ -1,0 +1,268 @@
+"""An estimate: what a recording says about memory and time, on one card or on many."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit.devices import Device, device_named
+from snugfit.fidelity import Fidelity, fidelity
+from snugfit.recipe import Recipe
+from snugfit.simulator import replay as replays
+from snugfit.simulator.allocator_config import AllocatorConfig
+from snugfit.simulator.anatomy import LiveTensor, Timeline, anatomy, timeline
+from snugfit.simulator.block_profile import BlockProfile, block_profiles
+from snugfit.simulator.clock import Timing, clock
+from snugfit.simulator.request import Recorded
+from snugfit.simulator.tensor_bytes import TensorBytes
+from snugfit.simulator.trace import MARK, Trace
+
+LARGEST = 10
+"""How many of the largest tensors an estimate names."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFit:
+    """Whether a run fits a card."""
+
+    name: str
+    """The card's name."""
+    fits: bool
+    """Whether the replay at the card's size goes through."""
+    headroom_bytes: int | None
+    """Bytes left over the smallest size that suffices; negative when it does not fit, None on a device without limit."""
+    step_seconds: float | None
+    """Predicted seconds of a steady step; None where no speed is known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a training run needs, predicted."""
+
+    title: str
+    """The model's name."""
+    device: str
+    """The card; `all` for every card of the table, the numbers then being those of compute capability 8.0."""
+    batch_shape: str
+    """The batch in words, such as `64 x 3 x 224 x 224`."""
+    parameters: int
+    """Parameters of the model, tied ones once."""
+    peak_allocated_bytes: int
+    """The most bytes in live tensors at a time; on CUDA as the caching allocator rounds them."""
+    peak_reserved_bytes: int | None
+    """The most bytes in segments of the caching allocator, on a card without limit; None on cpu."""
+    context_bytes: int | None
+    """What CUDA takes for itself; None where no source gives it."""
+    total_bytes: int
+    """Reserved (on cpu allocated) and context, the latter counted 0 when it is unknown."""
+    host_bytes: int
+    """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads."""
+    anatomy_bytes: dict[str, int]
+    """Category -> bytes at the peak; they add up to `peak_allocated_bytes`."""
+    fragmentation_bytes: int
+    """Bytes in segments that no tensor used at the peak."""
+    rounding_bytes: int
+    """How much of the peak is rounding up of sizes."""
+    peak_phase: str
+    """The phase in which the peak falls."""
+    peak_step: int
+    """The step in which it falls, from 0."""
+    peak_operator: str
+    """The operator that reaches it."""
+    peak_module: str
+    """The module in which that operator runs."""
+    step_seconds: float | None
+    """Predicted seconds of a steady step; None for more than one card, or where no speed is known."""
+    flops: int
+    """Floating-point operations of a steady step."""
+    recipe: Recipe | None
+    """How the step is held in memory; None for a hand-written step."""
+    fidelity: Fidelity | None
+    """How close that is to plain training; None for a hand-written step."""
+    torch_version: str
+    """The torch whose operators were recorded."""
+    devices: tuple[DeviceFit, ...]
+    """Every card that was asked for."""
+    largest: tuple[LiveTensor, ...]
+    """The largest tensors alive at the peak."""
+    blocks: tuple[BlockProfile, ...]
+    """The blocks of the model."""
+    answered: tuple[str, ...]
+    """Questions about values that were answered although simulated tensors have none."""
+    trace: Trace = dataclasses.field(repr=False, compare=False)
+    """The recording."""
+
+    @property
+    def _config(self) -> AllocatorConfig | None:
+        return TensorBytes() if self.peak_reserved_bytes is None else None
+
+    def fits(self, device: str | Device) -> bool:
+        """Returns whether the run fits a card, by a replay at its size of the kernels that were recorded.
+
+        Args:
+            device: A card, or its name.
+
+        Returns:
+            Whether it goes through.
+
+        Raises:
+            InputError: For an unknown name.
+        """
+        card = device if isinstance(device, Device) else device_named(device)
+        return replays.fits(self.trace, card, self._config)[0]
+
+    def smallest_bytes(self) -> int:
+        """Returns the smallest memory, context apart, in which the run goes through."""
+        return replays.smallest_capacity(self.trace, self._config)
+
+    def timeline(self, *, points: int = 1000) -> Timeline:
+        """Returns live bytes over the run.
+
+        Args:
+            points: How many points at most.
+
+        Returns:
+            The timeline, by category.
+        """
+        return timeline(self.trace, self._config, points=points)
+
+    def write_snapshot(self, path: str | Path) -> None:
+        """Writes the predicted run in PyTorch's memory-snapshot format, for its usual viewer.
+
+        Args:
+            path: The file, a pickle.
+        """
+        from snugfit.simulator.snapshot import write_snapshot
+
+        write_snapshot(path, self.trace, self._config)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns the estimate as plain data, the recording left out."""
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "trace":
+                continue
+            if field.name == "recipe":
+                value = None if self.recipe is None else self.recipe.to_mapping()
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                value = dataclasses.asdict(value)
+            elif isinstance(value, tuple):
+                value = [dataclasses.asdict(one) if dataclasses.is_dataclass(one) else one for one in value]
+            plain[field.name] = value
+        return plain
+
+    def to_json(self) -> str:
+        """Returns the estimate as one JSON document."""
+        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+
+    def card(self) -> str:
+        """Returns the estimate as text for a console."""
+        from snugfit.report.estimate_card import estimate_card
+
+        return estimate_card(self)
+
+    def __str__(self) -> str:
+        return self.card()
+
+
+def assemble(
+    rows: Sequence[tuple[Device, Recorded]], *, headline: Recorded, recipe: Recipe | None, title: str
+) -> Estimate:
+    """Replays recordings and puts the estimate together.
+
+    Args:
+        rows: Each card with the recording of its kind.
+        headline: The recording that the peak and the anatomy are of.
+        recipe: How the step is held in memory; None for a hand-written step.
+        title: The model's name.
+
+    Returns:
+        The estimate.
+    """
+    only = rows[0][0] if len(rows) == 1 else None
+    on_cpu = only is not None and only.name == "cpu"
+    config = TensorBytes() if on_cpu else None
+    trace = headline.trace
+    played = replays.replay(trace, config)
+    inside = anatomy(trace, config, largest=LARGEST, played=played)
+    context = only.context_bytes if only is not None and not on_cpu else None
+    reserved = None if on_cpu else played.peak_reserved_bytes
+    timings = {id(card): _timings(recorded, card) for card, recorded in rows}
+    workload = headline.workload
+    return Estimate(
+        title=title,
+        device=only.name if only is not None else "all",
+        batch_shape=headline.batch_shape,
+        parameters=headline.parameters,
+        peak_allocated_bytes=played.peak_allocated_bytes,
+        peak_reserved_bytes=reserved,
+        context_bytes=context,
+        total_bytes=(played.peak_allocated_bytes if reserved is None else reserved) + (context or 0),
+        host_bytes=played.host_peak_bytes,
+        anatomy_bytes=inside.bytes_by_category,
+        fragmentation_bytes=0 if on_cpu else played.fragmentation_bytes,
+        rounding_bytes=inside.rounding_bytes,
+        peak_phase=played.peak_phase,
+        peak_step=_step_of(trace, played.peak_event),
+        peak_operator=played.peak_operator,
+        peak_module=played.peak_module,
+        step_seconds=_mean_seconds(timings[id(only)]) if only is not None else None,
+        flops=_flops(headline),
+        recipe=recipe,
+        fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
+        torch_version=headline.torch_version,
+        devices=_fits(rows, timings, config),
+        largest=inside.largest,
+        blocks=block_profiles(trace, inside, headline.weight_bytes, only),
+        answered=headline.answered,
+        trace=trace,
+    )
+
+
+def _fits(
+    rows: Sequence[tuple[Device, Recorded]], timings: dict[int, list[Timing | None]], config: AllocatorConfig | None
+) -> tuple[DeviceFit, ...]:
+    known: dict[int, tuple[replays.Replay, int]] = {}
+    found = []
+    for card, recorded in rows:
+        if id(recorded) not in known:
+            played = replays.replay(recorded.trace, config)
+            known[id(recorded)] = played, replays.smallest_capacity(recorded.trace, config, unlimited=played)
+        played, smallest = known[id(recorded)]
+        fits, headroom = replays.fits(recorded.trace, card, config, unlimited=played, smallest_bytes=smallest)
+        found.append(
+            DeviceFit(
+                name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)])
+            )
+        )
+    return tuple(found)
+
+
+def _timings(recorded: Recorded, card: Device) -> list[Timing | None]:
+    """The steps after the first, each batch once."""
+    return [clock(recorded.trace, card, step=number) for number in range(1, recorded.batches + 1)]
+
+
+def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
+    seconds = [timing.step_seconds for timing in timings if timing is not None]
+    return sum(seconds) / len(seconds) if len(seconds) == len(timings) else None
+
+
+def _flops(recorded: Recorded) -> int:
+    """Operations of the steps after the first, on average."""
+    trace = recorded.trace
+    start = next(
+        (i for i, kind in enumerate(trace.kinds) if kind == MARK and trace.values[i] >> 1 >= 1), len(trace.kinds)
+    )
+    return sum(run.flops for run in trace.runs if run.at > start) // recorded.batches
+
+
+def _step_of(trace: Trace, event: int) -> int:
+    for i in range(event, -1, -1):
+        if trace.kinds[i] == MARK:
+            return trace.values[i] >> 1
+    return 0

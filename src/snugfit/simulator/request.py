@@ -1,0 +1,354 @@
+"""What an estimate simulates, and the part of it that runs in a worker: build, shape the batch, record.
+
+Imports no torch, so that the command line can send a request by name and read the recording without loading torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+from snugfit.recipe import Recipe
+from snugfit.simulator.trace import Trace
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.simulator.pool import Pool
+    from snugfit.simulator.session import Recording
+
+Kind = tuple[str, tuple[int, int]]
+"""Kind of device (`cuda` or `cpu`) and compute capability."""
+
+SCHEDULE_STEPS = 1000
+"""Length of a run whose schedule must know it; memory and time of a step do not depend on it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NamedModel:
+    """A model by its name, and the shape of the batch it is trained on."""
+
+    spec: str
+    """torchvision:NAME, timm:NAME, hf:CONFIG or path/file.py:function."""
+    model_args: tuple[str, ...] = ()
+    """Arguments of its constructor, as typed (`key=value`)."""
+    task: str | None = None
+    """image-classification, text-classification or causal-lm; None: what the model is for."""
+    image_size: int | None = None
+    """Side of the images; None: the model's own."""
+    seq_len: int | None = None
+    """Tokens of a sequence; None: 512, or fewer where the model takes fewer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A recorded run, without anything of torch."""
+
+    trace: Trace
+    """Every storage and operator."""
+    answered: tuple[str, ...]
+    """Questions about values that were answered although fake tensors have none."""
+    warnings: tuple[str, ...]
+    """What the simulated code warned of."""
+    torch_version: str
+    """The torch whose operators were recorded."""
+    workload: Workload | None
+    """What is learned, with the traits of the model; None for a hand-written step."""
+    batch_shape: str
+    """The batch in words, such as `64 x 3 x 224 x 224`."""
+    batches: int
+    """How many batches the steps go through before they repeat."""
+    weight_bytes: Mapping[str, int]
+    """Module that owns parameters -> their bytes as they were built; tied ones once."""
+    parameters: int
+    """Number of parameters, tied ones once."""
+
+
+def record_named(named: NamedModel, batch_size: int, recipe: Recipe, kind: Kind, settings: Mapping[str, Any]) -> Recorded:
+    """Records training of a model by name; runs in a worker.
+
+    Args:
+        named: The model and the shape of its batch.
+        batch_size: Samples of one update.
+        recipe: How the step is held in memory.
+        kind: The kind of device.
+        settings: Fields of `Workload`, optimizer included.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model does not exist, or does not fit its batch or the recipe.
+        CannotSimulateError: Something in the step needs values.
+    """
+    from snugfit.workloads.model_batches import batch_for, task_of
+
+    task = task_of(named.spec, named.task)
+    model = without_memory(lambda device: _build_named(named, task, device))
+    batch, loss, loss_weight = batch_for(
+        model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
+    )
+    arguments = {**settings, "batch_size": batch_size, "loss": loss, "loss_weight": loss_weight}
+    return record_given(model, batch, recipe, kind, arguments)
+
+
+def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
+    from snugfit.workloads.models import build_model, parse_model_args
+
+    return build_model(
+        named.spec,
+        model_args=parse_model_args(named.model_args),
+        task=task,
+        init="device" if device == "meta" else "host",
+        device="meta",
+    )
+
+
+def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
+    """Builds a model whose parameters have no memory.
+
+    Args:
+        make: Builds the model; told `meta` when everything is to be made without memory, and `cpu` when that failed, because
+            the constructor reads values: then parameters lose their memory one by one as they are registered.
+
+    Returns:
+        The model.
+    """
+    import torch
+
+    from snugfit.techniques.init import parameters_on_meta
+
+    try:
+        with torch.device("meta"):
+            return make("meta")
+    except Exception:
+        with parameters_on_meta():
+            return make("cpu")
+
+
+def record_given(
+    model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any]
+) -> Recorded:
+    """Records training of a model that was given; runs in a worker.
+
+    Args:
+        model: A module on meta, or a function without arguments that builds one.
+        batch: A batch, or a list of batches.
+        recipe: How the step is held in memory.
+        kind: The kind of device.
+        arguments: The other arguments of `snugfit.prepare`.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model does not fit its batch or the recipe.
+        CannotSimulateError: Something in the step needs values.
+    """
+    from snugfit.simulator.session import STEPS, simulate_training
+    from snugfit.workloads.traits import model_traits
+
+    model = _module(model)
+    batches = batch if isinstance(batch, list) else [batch]
+    given = dict(arguments)
+    if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
+        given["batch_size"] = _longest(batches)
+    workload = _workload(given, model_traits(model))
+    if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
+        given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
+    weights, parameters = _weights(model)
+    personality = _personality(kind)
+
+    def run() -> Recording:
+        # One step more than batches, so that each of them also meets the optimizer's state.
+        steps = max(STEPS, len(batches) + 1)
+        return simulate_training(
+            model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
+        )
+
+    return _recorded(run, workload, batches, weights, parameters)
+
+
+def record_step(
+    step: Callable[[Any, Any, Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    kind: Kind,
+    settings: Mapping[str, Any],
+    *,
+    on_host: bool,
+) -> Recorded:
+    """Records a hand-written step as it is; runs in a worker.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A module on meta, or a function without arguments that builds one.
+        optimizer: A name, a function from parameters to an optimizer, an optimizer of the model, or None.
+        batch: A batch, or a list of batches.
+        kind: The kind of device.
+        settings: lr, weight_decay, betas, momentum, for an optimizer by name.
+        on_host: Whether the step finds its batch on the host.
+
+    Returns:
+        The recording; its workload is None.
+
+    Raises:
+        InputError: The step cannot run.
+        CannotSimulateError: Something in the step needs values.
+    """
+    import torch
+
+    from snugfit.simulator.materialise import Materialiser
+    from snugfit.simulator.session import STEPS, simulate_step
+    from snugfit.training.phases import phase
+
+    model = _module(model)
+    batches = batch if isinstance(batch, list) else [batch]
+    used = _optimizer_function(optimizer, settings) if isinstance(optimizer, str) else optimizer
+    personality = _personality(kind)
+    place = torch.device("cpu") if on_host else personality.device
+    turn = 0
+
+    def each(model: Any, optimizer: Any, given: Any) -> None:
+        nonlocal turn
+        if len(batches) > 1:
+            with phase("data"):
+                given = Materialiser().tree(batches[turn % len(batches)], place)
+            turn += 1
+        step(model, optimizer, given)
+
+    weights, parameters = _weights(model)
+
+    def run() -> Recording:
+        return simulate_step(
+            each,
+            model,
+            used,
+            batches[0] if len(batches) == 1 else None,
+            personality=personality,
+            steps=max(STEPS, len(batches) + 1),
+            batch_on="host" if on_host else "device",
+            pool=_here(),
+        )
+
+    return _recorded(run, None, batches, weights, parameters)
+
+
+def _module(model: Any) -> torch.nn.Module:
+    """Returns the model itself, built without memory when it is a function."""
+    import torch
+
+    from snugfit.workloads.model_files import describe
+
+    if isinstance(model, torch.nn.Module):
+        return model
+    try:
+        made = without_memory(lambda _: model())
+    except SnugfitError:
+        raise
+    except Exception as error:
+        import inspect
+        from pathlib import Path
+
+        code = getattr(inspect.unwrap(model), "__code__", None)
+        where = Path(code.co_filename) if code is not None else None
+        raise InputError(f"the model function failed: {describe(error, where)}.") from error
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
+    return made
+
+
+def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
+    optimizer = given.get("optimizer", "adamw")
+    plain = {name: given[name] for name in Workload.__dataclass_fields__ if given.get(name) is not None}
+    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
+    return Workload.from_mapping({**traits, **plain, "optimizer": name})
+
+
+def _optimizer_function(name: str, settings: Mapping[str, Any]) -> Callable[[Any], Any]:
+    from snugfit.training.optimizers import OPTIMIZER_TABLE
+
+    workload = Workload.from_mapping({**settings, "optimizer": name})
+    row = OPTIMIZER_TABLE[name]
+    given = {field: getattr(workload, field) for field in ("lr", "weight_decay", *row.settings)}
+    given = {field: value for field, value in given.items() if value is not None}
+    return lambda parameters: row.cls(parameters, **given)
+
+
+def _personality(kind: Kind) -> Any:
+    from snugfit.simulator.accelerator import Personality
+
+    return Personality(kind="cpu" if kind[0] == "cpu" else "cuda", capability=kind[1])
+
+
+def _here() -> Pool:
+    """A pool that runs what it is given in this process: we are in the worker already."""
+    from snugfit.simulator.pool import Pool
+
+    class Here(Pool):
+        def __init__(self) -> None:
+            pass
+
+        def call(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 0.0, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+    return Here()
+
+
+def _recorded(
+    run: Callable[[], Recording],
+    workload: Workload | None,
+    batches: list[Any],
+    weights: Mapping[str, int],
+    parameters: int,
+) -> Recorded:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", SnugfitWarning)
+        recording = run()
+    return Recorded(
+        trace=recording.trace,
+        answered=recording.answered,
+        warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+        torch_version=recording.torch_version,
+        workload=workload,
+        batch_shape=_shape(batches),
+        batches=len(batches),
+        weight_bytes=weights,
+        parameters=parameters,
+    )
+
+
+def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
+    found: dict[str, int] = {}
+    count = 0
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
+        count += parameter.numel()
+    return found, count
+
+
+def _longest(batches: list[Any]) -> int | None:
+    from snugfit.techniques.microbatch import first_tensor
+
+    lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
+    return max(lengths, default=None) or None
+
+
+def _shape(batches: list[Any]) -> str:
+    from snugfit.techniques.microbatch import first_tensor
+
+    shapes = []
+    for batch in batches:
+        tensor = first_tensor(batch)
+        if tensor is not None:
+            shapes.append(" x ".join(map(str, tensor.shape)))
+    shapes = list(dict.fromkeys(shapes))
+    more = f" and {len(shapes) - 3} more shapes" if len(shapes) > 3 else ""
+    return ", ".join(shapes[:3]) + more

@@ -1,0 +1,158 @@
+"""Models of transformers from a local config: `hf:DIRECTORY`, `hf:path/config.json`, or a name in the local cache.
+
+Nothing is downloaded: a config says the shapes, and an estimate needs no more. The task chooses the class, as in
+transformers: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`. Both return their loss when the batch has
+labels.
+
+A model is built in float32, whatever dtype its config names, because the recipe decides the precision. `use_cache` is
+switched off, as transformers' own Trainer does: keys and values of earlier tokens are of no use in training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError, did_you_mean
+from snugfit.workloads.model_files import describe
+
+CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
+TASKS = (CAUSAL_LM, TEXT_CLASSIFICATION)
+"""Tasks that a config can be built for."""
+
+
+def task_of_config(name: str) -> str:
+    """Returns what a config's model is for, by the architecture it names.
+
+    Args:
+        name: What stands after `hf:`.
+
+    Returns:
+        One of `TASKS`: text-classification for classifiers and encoders, otherwise causal-lm.
+
+    Raises:
+        InputError: There is no such config.
+    """
+    architectures = getattr(load_config(name), "architectures", None) or []
+    if not architectures or any("CausalLM" in one or "LMHead" in one for one in architectures):
+        return CAUSAL_LM
+    return TEXT_CLASSIFICATION
+
+
+def maker(
+    name: str, arguments: Mapping[str, Any], num_classes: int | None, task: str | None
+) -> Callable[[], torch.nn.Module]:
+    """Checks a config, and returns what builds its model.
+
+    Args:
+        name: A directory with a config.json, the file itself, or a name in the local cache.
+        arguments: Fields of the config that are changed.
+        num_classes: Labels of a classifier; `arguments` wins where it says another.
+        task: One of `TASKS`; None: what the config's architecture is for.
+
+    Returns:
+        Builds the model, with random weights, in float32.
+
+    Raises:
+        InputError: There is no such config, or it does not have these fields.
+    """
+    task = task or task_of_config(name)
+    if task not in TASKS:
+        raise InputError(f"task {task!r} is none of hf: models; {did_you_mean(task, TASKS)}")
+    config = load_config(name)
+    wanted = dict(arguments)
+    if task == TEXT_CLASSIFICATION:
+        classes = wanted.pop("num_classes", num_classes)
+        if classes is not None:
+            wanted.setdefault("num_labels", classes)
+    unknown = [key for key in wanted if not hasattr(config, key)]
+    if unknown:
+        known = sorted(key for key in config.to_dict() if not key.startswith("_"))
+        raise InputError(
+            f"model argument {unknown[0]!r} is no field of the config of hf:{name}; {did_you_mean(unknown[0], known)}"
+        )
+    for key, value in wanted.items():
+        setattr(config, key, value)
+    config.use_cache = False
+    if task == TEXT_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # decoders look for the last token that is no padding
+    return partial(_build, name, config, task)
+
+
+def _build(name: str, config: Any, task: str) -> torch.nn.Module:
+    transformers = _transformers()
+    chosen = transformers.AutoModelForCausalLM if task == CAUSAL_LM else transformers.AutoModelForSequenceClassification
+    try:
+        model = chosen.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise InputError(
+            f"model hf:{name} could not be built for {task}: {describe(error, None)}. Check the config and --task."
+        ) from error
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def load_config(name: str) -> Any:
+    """Reads a config of transformers, without the network.
+
+    Args:
+        name: A directory with a config.json, the file itself, or a name in the local cache.
+
+    Returns:
+        A `PretrainedConfig`.
+
+    Raises:
+        InputError: There is none, or it is not understood.
+    """
+    path = Path(name).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        return _read_config(file)
+    if path.is_dir() or name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise InputError(f"model 'hf:{name}': {str(file)!r} does not exist. Give a directory with a config.json.")
+    try:
+        return _transformers().AutoConfig.from_pretrained(name, local_files_only=True)
+    except OSError as error:
+        raise InputError(
+            f"model 'hf:{name}' is neither a directory with a config.json, nor such a file, nor in the local cache. "
+            "Nothing is downloaded here: fetch its config.json once, and give its path."
+        ) from error
+
+
+def _read_config(file: Path) -> Any:
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"config {str(file)!r} cannot be read as JSON: {' '.join(str(error).split())}.") from error
+    if not isinstance(given, dict) or "model_type" not in given:
+        raise InputError(f"config {str(file)!r} has no model_type, so it is no config of transformers.")
+    transformers = _transformers()
+    kind = given.pop("model_type")
+    try:
+        return transformers.AutoConfig.for_model(kind, **given)
+    except ValueError as error:
+        known = list(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+        hint = did_you_mean(kind, known).partition("Allowed:")[0]
+        raise InputError(
+            f"config {str(file)!r} has model_type {kind!r}, which the installed transformers does not know; {hint}"
+            "a newer transformers may."
+        ) from error
+    except Exception as error:
+        raise InputError(f"config {str(file)!r} is not understood: {describe(error, None)}.") from error
+
+
+def _transformers() -> ModuleType:
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            f"hf: models need the library transformers, which does not import ({error}). "
+            "Run: pip install snugfit[text]"
+        ) from error
+    return transformers
