@@ -1,0 +1,117 @@
+"""`snugfit profile SCRIPT [args...]`: any training script, unchanged, and where its memory goes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from snugfit.cli.output import add_json_option, print_json
+from snugfit.errors import InputError
+
+if TYPE_CHECKING:
+    from snugfit.simulator.trace import Trace
+
+EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
+
+examples:
+  snugfit profile examples/plain_training.py
+  snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
+  snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)"""
+_TIMELINES = (".html", ".png")
+_TIMELINE_MODULE = "snugfit.report.timeline"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `snugfit profile`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    parser.epilog = EPILOG
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something")
+    parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps to watch (default: 3)")
+    parser.add_argument("--stop", action="store_true", help="end the script after them; otherwise it goes on unwatched")
+    parser.add_argument("--no-advice", action="store_true", help="do not simulate the model for advice")
+    parser.add_argument("--timeline", metavar="FILE", help="draw live memory over the steps (.html or .png)")
+    parser.add_argument("--snapshot", metavar="FILE", help="write what was seen as a PyTorch memory snapshot (pickle)")
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the script and prints its profile.
+
+    Args:
+        args: The parsed options.
+
+    Returns:
+        The script's exit code.
+
+    Raises:
+        InputError: There is no such script, or a file cannot be written.
+    """
+    _check_files(args)
+    from snugfit.measure.profile_script import check_script
+
+    check_script(args.script)
+    with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
+        from snugfit.measure.profile import profile_script
+        from snugfit.report.profile_card import print_profile, profile_to_plain
+
+        profile = profile_script(
+            args.script, args.arguments, steps=args.steps, stop=args.stop, with_advice=not args.no_advice
+        )
+        sys.stdout.flush()
+        if args.snapshot:
+            from snugfit.simulator.snapshot import write_snapshot
+
+            write_snapshot(args.snapshot, profile.trace)
+        if args.timeline:
+            _draw(args.timeline, profile.trace)
+        with contextlib.redirect_stdout(stream):
+            if args.json:
+                print_json(profile_to_plain(profile))
+            else:
+                print_profile(profile, stream)
+        stream.flush()
+    return profile.exit_code
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuses files that could not be written, before the script takes its time."""
+    if args.timeline and Path(args.timeline).suffix not in _TIMELINES:
+        raise InputError(f"--timeline is {args.timeline!r}; give a file that ends in {' or '.join(_TIMELINES)}.")
+    if args.timeline and importlib.util.find_spec(_TIMELINE_MODULE) is None:
+        raise InputError("--timeline needs a part of snugfit that is not installed. Leave it out, or use --snapshot.")
+    for option, file in (("--timeline", args.timeline), ("--snapshot", args.snapshot)):
+        folder = Path(file).resolve().parent if file else None
+        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise InputError(
+                f"{option} is {file!r}, but {str(folder)!r} is no folder that can be written to. Make it first."
+            )
+
+
+@contextlib.contextmanager
+def _script_output_aside() -> Iterator[TextIO]:
+    """Sends all that is written to stdout to stderr, child processes included, for the rest of the process.
+
+    Yields:
+        The real stdout.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(kept, "w", encoding="utf-8") as stream:
+        yield stream
+
+
+def _draw(file: str, trace: Trace) -> None:
+    """Draws the timeline; how is the business of the report, which may be absent from an installation."""
+    importlib.import_module(_TIMELINE_MODULE).write_timeline(file, trace)

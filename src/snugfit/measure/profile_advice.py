@@ -1,0 +1,207 @@
+"""Advice for a profiled script: its model, simulated plainly and with one technique at a time.
+
+The model travels as a skeleton, with the shapes it was called with and its optimizer's class and settings; the script's
+own loss is not known, so where the model does not return one a mean over its outputs stands in for it. What is advised is
+always the difference between two simulations of the same kind, never one against the measurement. A model that cannot be
+simulated is left without advice, and the reason is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from snugfit.devices import Device, device_named
+from snugfit.errors import SnugfitError
+from snugfit.recipe import Recipe
+from snugfit.simulator import skeleton
+from snugfit.simulator.accelerator import Personality
+from snugfit.simulator.clock import clock
+from snugfit.simulator.replay import replay
+from snugfit.simulator.session import simulate_training
+from snugfit.simulator.trace import MARK, Trace
+from snugfit.techniques.blocks import find_blocks
+
+WORTH_SHARE = 0.02
+"""Advice that saves less than this share of the peak is not given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """One technique and what it would do."""
+
+    settings: dict[str, Any]
+    """The recipe's fields."""
+    text: str
+    """What would be done, such as `checkpointing these 24 blocks`."""
+    saved_bytes: int
+    """How much lower the peak would be."""
+    more_time: float
+    """Share of a step's time, or of its floating-point operations where the card's speed is not known, that is added."""
+    time_is_flops: bool
+    """Whether `more_time` counts floating-point operations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What simulations of a script's model say."""
+
+    suggestions: tuple[Suggestion, ...] = ()
+    """What is worth doing, the largest saving first."""
+    simulated_peak_bytes: int | None = None
+    """Peak of the simulation without any technique, to compare with the measured one; None without a simulation."""
+    missing: str = ""
+    """Why there is no simulation; empty when there is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenModel:
+    """A model as a script used it, ready to be simulated: no weights, no values."""
+
+    data: bytes
+    """Model, inputs and optimizer, as a skeleton; empty when they cannot travel."""
+    returns_loss: bool
+    """Whether the model returns its loss."""
+    precision: str
+    """The recipe's word for the autocast under which the model was called."""
+    blocks: int
+    """Repeated blocks of the model."""
+    problem: str = ""
+    """Why it cannot travel."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, args: Any, kwargs: Any, returns_loss: bool, optimizer: Any) -> SeenModel:
+        """Takes a model down while the script runs.
+
+        Args:
+            model: The model.
+            args: What it was called with, as meta tensors.
+            kwargs: The same by name.
+            returns_loss: Whether it returned a loss.
+            optimizer: The optimizer that is about to make its step.
+
+        Returns:
+            The model without its weights.
+        """
+        parameter = next(model.parameters())
+        precision = _precision(parameter.device.type)
+        blocks = len(find_blocks(model))
+        kind = type(optimizer)
+        known = inspect.signature(kind).parameters
+        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+        try:
+            data = skeleton.dumps((model, (args, kwargs), kind, settings))
+        except Exception as error:  # pickling a user's class may raise anything
+            return cls(b"", returns_loss, precision, blocks, f"{type(error).__name__}: {error}")
+        return cls(data, returns_loss, precision, blocks)
+
+
+def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
+    """Simulates a model plainly and with one technique at a time.
+
+    Args:
+        seen: The model; None when no model was seen training.
+        device_index: Index of the CUDA device it ran on; None for the CPU.
+
+    Returns:
+        What is worth doing.
+    """
+    if seen is None:
+        return Advice(missing="no model was seen going through forward, backward and an optimizer step")
+    if seen.problem:
+        return Advice(missing=f"the model cannot be sent to the simulation ({seen.problem})")
+    personality, device = Personality(kind="cpu"), None
+    if device_index is not None:
+        personality = Personality(capability=torch.cuda.get_device_capability(device_index))
+        device = device_named("local")
+    try:
+        plain = _simulate(seen, {}, personality)
+    except SnugfitError as error:
+        return Advice(missing=f"the model cannot be simulated: {error}")
+    peak = replay(plain).peak_allocated_bytes
+    suggestions = []
+    for settings, text in _candidates(seen):
+        try:
+            changed = _simulate(seen, settings, personality)
+        except SnugfitError:
+            continue  # this technique does not go with this model or optimizer
+        saved = peak - replay(changed).peak_allocated_bytes
+        if saved >= WORTH_SHARE * peak:
+            more, in_flops = _more_time(plain, changed, device)
+            suggestions.append(
+                Suggestion(settings=settings, text=text, saved_bytes=saved, more_time=more, time_is_flops=in_flops)
+            )
+    suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
+    return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
+
+
+def _candidates(seen: SeenModel) -> list[tuple[dict[str, Any], str]]:
+    found: list[tuple[dict[str, Any], str]] = []
+    if seen.blocks:
+        found.append(({"checkpoint": "all"}, f"checkpointing these {seen.blocks} blocks"))
+    found.append(
+        ({"step_in_backward": True}, "updating each parameter during backward, so that gradients never pile up")
+    )
+    return found
+
+
+def _simulate(seen: SeenModel, settings: dict[str, Any], personality: Personality) -> Trace:
+    model, batch, kind, defaults = skeleton.loads(seen.data)
+    arguments: dict[str, Any] = {"optimizer": _OptimizerLike(kind, defaults), "forward": _call_as_seen}
+    if not seen.returns_loss:
+        arguments["loss"] = _stand_in_loss
+    recipe = Recipe(precision=seen.precision, **settings)  # type: ignore[arg-type]
+    return simulate_training(model, recipe, batch, personality=personality, evaluate=False, arguments=arguments).trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OptimizerLike:
+    """Makes an optimizer like the script's."""
+
+    kind: type
+    settings: dict[str, Any]
+
+    def __call__(self, parameters: Any) -> Any:
+        return self.kind(parameters, **self.settings)
+
+
+def _call_as_seen(model: Any, batch: Any) -> Any:
+    args, kwargs = batch
+    return model(*args, **kwargs)
+
+
+def _stand_in_loss(output: Any, batch: Any) -> Any:
+    """Sums the means of all outputs that gradients can flow through."""
+    known = isinstance(output, torch.Tensor | Mapping | tuple | list)
+    leaves = tree_leaves(output if known else dict(vars(output)))
+    return sum(leaf.float().mean() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+
+
+def _precision(device_type: str) -> str:
+    if not torch.is_autocast_enabled(device_type):
+        return "fp32"
+    return "16-mixed" if torch.get_autocast_dtype(device_type) == torch.float16 else "bf16-mixed"
+
+
+def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[float, bool]:
+    """Returns what a step takes more, as a share, and whether it is counted in floating-point operations."""
+    if device is not None:
+        before, after = clock(plain, device), clock(changed, device)
+        if before is not None and after is not None:
+            return after.step_seconds / before.step_seconds - 1, False
+    before_flops = _last_step_flops(plain)
+    return (_last_step_flops(changed) / before_flops - 1 if before_flops else 0.0), True
+
+
+def _last_step_flops(trace: Trace) -> int:
+    marks = [
+        (i, value >> 1) for i, (kind, value) in enumerate(zip(trace.kinds, trace.values, strict=True)) if kind == MARK
+    ]
+    last = max((step for _, step in marks), default=0)
+    begin = next((i for i, step in marks if step == last), 0)
+    return sum(run.flops for run in trace.runs if run.at >= begin)

@@ -1,0 +1,85 @@
+"""Runs a script as `python SCRIPT args...` would: its own argv, its own `__main__`, its folder first on the path."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from snugfit.errors import InputError
+
+
+class EnoughSeen(BaseException):
+    """Ends a script from inside; no `except Exception` of the script catches it, and its `finally` blocks run."""
+
+
+def check_script(script: str) -> Path:
+    """Returns a script's path.
+
+    Args:
+        script: As typed.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: There is no such file.
+    """
+    path = Path(script)
+    if path.is_file():
+        return path
+    what = "is a folder" if path.is_dir() else "does not exist"
+    raise InputError(f"script {script!r} {what}. Give the path of a Python file, then its own arguments.")
+
+
+def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[], None]) -> int:
+    """Runs a script to its end in this process.
+
+    Args:
+        path: The script.
+        arguments: Its arguments.
+        before_exit: Called when the script has ended in any way, before an error of it is printed.
+
+    Returns:
+        The exit code that Python would have ended with; an error's traceback has been printed on stderr.
+    """
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), *arguments]
+    # What Python puts first for a script is the script's folder; here it may have put that of the snugfit command.
+    sys.path[:] = [str(path.resolve().parent), *sys.path]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except EnoughSeen:
+        pass
+    except SystemExit as end:
+        before_exit()
+        return _exit_code(end)
+    except KeyboardInterrupt:
+        before_exit()
+        return 130
+    except BaseException as error:
+        before_exit()
+        _print_error(error, path)
+        return 1
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]
+    before_exit()
+    return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _print_error(error: BaseException, path: Path) -> None:
+    """Prints a traceback that begins in the script, as if it had been run alone."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
