@@ -104,7 +104,8 @@ def build_ladder(
     The batch shrinks to a quarter, and that to microbatches of a quarter, as in the guides (64, 16, 4).
 
     Args:
-        settings: Training settings that all rungs share; `lr` is Adam's. Optimizer, batch size and schedule are set here.
+        settings: Training settings that all rungs share; `lr` and `lr_schedule` are Adam's. Optimizer, batch size and
+            SGD's schedule are set here.
         device: `cpu` or `cuda`.
         bf16: Whether the device computes in bf16 by itself; without, the mixed rung takes fp16 with a scaled loss.
         sgd_lr: SGD's learning rate; None: `DEFAULT_SGD_LR`.
