@@ -6,6 +6,7 @@ Imports no torch, so that the command line can send a request by name and read t
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -85,10 +86,14 @@ def record_named(named: NamedModel, batch_size: int, recipe: Recipe, kind: Kind,
         InputError: The model does not exist, or does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    from snugfit.workloads.model_batches import batch_for, task_of
+    gc.disable()  # the model's library is imported here; see the worker
+    try:
+        from snugfit.workloads.model_batches import batch_for, task_of
 
-    task = task_of(named.spec, named.task)
-    model = without_memory(lambda device: _build_named(named, task, device))
+        task = task_of(named.spec, named.task)
+        model = without_memory(lambda device: _build_named(named, task, device))
+    finally:
+        gc.enable()
     batch, loss, loss_weight = batch_for(
         model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
     )
@@ -315,7 +320,7 @@ def _recorded(
         trace=recording.trace,
         answered=recording.answered,
         warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
-        torch_version=recording.torch_version,
+        torch_version=str(recording.torch_version),  # torch has a class of its own for it
         workload=workload,
         batch_shape=_shape(batches),
         batches=len(batches),

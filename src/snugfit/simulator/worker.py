@@ -28,6 +28,7 @@ def main() -> None:
         return
     sys.path[:] = pickle.loads(hello)["path"]
 
+    gc.disable()  # imports make many objects and drop none; looking through them again and again takes a second
     import torch
 
     from snugfit.simulator import accelerator, skeleton
@@ -36,6 +37,7 @@ def main() -> None:
     accelerator.register()
     gc.collect()
     gc.freeze()
+    gc.enable()
     wire.send(answers, pickle.dumps(("ready", None)))
     while (request := wire.receive(requests)) is not None:
         wire.send(answers, _answer(request, skeleton.loads))

@@ -1,0 +1,232 @@
+"""An estimate as text for a console: total, anatomy, largest tensors, blocks, cards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from snugfit.recipe import Recipe
+from snugfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from snugfit.simulator.block_profile import BlockProfile
+    from snugfit.simulator.prediction import Estimate
+
+_BAR = 24
+_MOST_BLOCKS = 24
+_ALIKE = 0.02
+"""Blocks whose bytes differ by less are shown as one: the allocator rounds their tensors differently."""
+_KEPT = ("gradients", "activations")
+
+
+def estimate_card(estimate: Estimate) -> str:
+    """Returns the whole card.
+
+    Args:
+        estimate: The estimate.
+
+    Returns:
+        Lines of text, the last without a line break.
+    """
+    parts = [_heading(estimate), _anatomy(estimate), _largest(estimate), _blocks(estimate), _devices(estimate)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _heading(estimate: Estimate) -> list[str]:
+    rows = [(name, text) for name, text in _facts(estimate) if text]
+    width = max(len(name) for name, _ in rows)
+    title = f"{estimate.title} on {'cards of the table' if estimate.device == 'all' else estimate.device}"
+    return [title, *(f"  {name:<{width}}  {text}" for name, text in rows)]
+
+
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    yield "model", f"{_count(estimate.parameters)} parameters, batch of {estimate.batch_shape}"
+    yield "recipe", recipe_in_words(estimate.recipe)
+    if estimate.fidelity is not None:
+        yield "fidelity", str(estimate.fidelity)
+    yield "total", f"{format_bytes(estimate.total_bytes)}{_total_in_words(estimate)}"
+    if estimate.peak_reserved_bytes is not None:
+        yield (
+            "allocated",
+            f"{format_bytes(estimate.peak_allocated_bytes)} in tensors at the peak, of which "
+            f"{format_bytes(estimate.rounding_bytes)} is rounding; {format_bytes(estimate.fragmentation_bytes)} "
+            "more is fragmentation",
+        )
+    yield "peak", where_in_words(estimate)
+    yield "host memory", format_bytes(estimate.host_bytes) if estimate.host_bytes else ""
+    yield "time", _time_in_words(estimate)
+    yield "answered", "; ".join(estimate.answered)
+
+
+def recipe_in_words(recipe: Recipe | None) -> str:
+    """Returns what a recipe changes.
+
+    Args:
+        recipe: The recipe; None for a hand-written step.
+
+    Returns:
+        `field=value` of every field that is not plain.
+    """
+    if recipe is None:
+        return "none: a hand-written step, as it is"
+    changed = recipe.to_mapping(defaults=False)
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "plain"
+
+
+def where_in_words(estimate: Estimate) -> str:
+    """Returns where the peak falls.
+
+    Args:
+        estimate: The estimate.
+
+    Returns:
+        Phase, step, operator and module.
+    """
+    steps = ("the first step", "the second step, like all later ones")
+    step = steps[estimate.peak_step] if estimate.peak_step < len(steps) else f"step {estimate.peak_step + 1}"
+    when = estimate.peak_phase if estimate.peak_phase in ("build", "load") else f"{estimate.peak_phase} of {step}"
+    module = f" in {estimate.peak_module}" if estimate.peak_module else ""
+    return f"{when}: {short_operator(estimate.peak_operator)}{module}"
+
+
+def short_operator(name: str) -> str:
+    """Returns an operator's name without its library and its default overload (`aten.mm.default` -> `mm`).
+
+    Args:
+        name: The full name.
+
+    Returns:
+        The short name.
+    """
+    return name.removeprefix("aten.").removesuffix(".default")
+
+
+def _total_in_words(estimate: Estimate) -> str:
+    if estimate.peak_reserved_bytes is None:
+        return " in tensors"
+    if estimate.context_bytes is not None:
+        reserved, context = format_bytes(estimate.peak_reserved_bytes), format_bytes(estimate.context_bytes)
+        return f" = {reserved} reserved + {context} CUDA context (measured: snugfit devices)"
+    why = "differs from card to card" if estimate.device == "all" else "no source gives it for this card"
+    return f" reserved; CUDA's own context is not in it ({why})"
+
+
+def _time_in_words(estimate: Estimate) -> str:
+    work = f"{estimate.flops / 1e12:.3g} TFLOP a step"
+    return work if estimate.step_seconds is None else f"{format_seconds(estimate.step_seconds)} a step; {work}"
+
+
+def _anatomy(estimate: Estimate) -> list[str]:
+    total = max(estimate.peak_allocated_bytes, 1)
+    lines = ["What lives at the peak"]
+    for name, size in sorted(estimate.anatomy_bytes.items(), key=lambda item: -item[1]):
+        if size:
+            bar = "#" * max(1, round(_BAR * size / total))
+            lines.append(f"  {name.replace('_', ' '):<15}  {format_bytes(size):>10}  {size / total:6.1%}  {bar}")
+    lines.append(f"  {'sum':<15}  {format_bytes(sum(estimate.anatomy_bytes.values())):>10}")
+    return lines
+
+
+def _largest(estimate: Estimate) -> list[str]:
+    if not estimate.largest:
+        return []
+    rows = [
+        (
+            format_bytes(tensor.size_bytes),
+            tensor.category.replace("_", " "),
+            short_operator(tensor.operator),
+            tensor.module or "-",
+        )
+        for tensor in estimate.largest
+    ]
+    return ["Largest tensors alive at the peak", *_table(("size", "category", "operator", "module"), rows, right=(0,))]
+
+
+def _blocks(estimate: Estimate) -> list[str]:
+    groups = list(_grouped(estimate.blocks))
+    if not groups:
+        return []
+    timed = any(block.device_seconds for _, block in groups)
+    rows = []
+    for name, block in groups:
+        others = sum(size for category, size in block.bytes_by_category.items() if category not in _KEPT)
+        sizes = [block.weight_bytes, *(block.bytes_by_category.get(category, 0) for category in _KEPT), others]
+        cells = [name, *(format_bytes(size) if size else "-" for size in sizes)]
+        cells.append(f"{block.flops / 1e9:.3g}" if block.flops else "-")
+        if timed:
+            cells.append(format_seconds(block.device_seconds) if block.device_seconds else "-")
+        rows.append(tuple(cells))
+    titles = ("block", "weights", "gradients*", "activations*", "others*", "GFLOP", "on the card")
+    shown = rows[:_MOST_BLOCKS]
+    lines = ["Blocks (* alive at the peak; of the first, where a row stands for several)"]
+    lines += _table(titles if timed else titles[:-1], shown, right=range(1, 7))
+    if len(rows) > len(shown):
+        lines.append(f"  and {len(rows) - len(shown)} more (--json has all)")
+    return lines
+
+
+def _grouped(blocks: Sequence[BlockProfile]) -> Iterator[tuple[str, BlockProfile]]:
+    """Consecutive blocks that differ in a number of their name, and hardly in anything else, as one."""
+    run: list[BlockProfile] = []
+    for block in blocks:
+        if run and _alike(run[0], block):
+            run.append(block)
+            continue
+        if run:
+            yield _name(run), run[0]
+        run = [block]
+    if run:
+        yield _name(run), run[0]
+
+
+def _alike(one: BlockProfile, other: BlockProfile) -> bool:
+    return (
+        re.sub(r"\d+", "#", one.name) == re.sub(r"\d+", "#", other.name)
+        and one.weight_bytes == other.weight_bytes
+        and one.flops == other.flops
+        and one.bytes_by_category.keys() == other.bytes_by_category.keys()
+        and all(abs(size / other.bytes_by_category[name] - 1) < _ALIKE for name, size in one.bytes_by_category.items())
+    )
+
+
+def _name(run: Sequence[BlockProfile]) -> str:
+    if len(run) == 1:
+        return run[0].name
+    return f"{run[0].name} to {run[-1].name.rpartition('.')[2]} ({len(run)})"
+
+
+def _devices(estimate: Estimate) -> list[str]:
+    rows = []
+    for device in estimate.devices:
+        if device.headroom_bytes is None:
+            room = "no limit of its own"
+        elif device.fits:
+            room = f"{format_bytes(device.headroom_bytes)} left"
+        else:
+            room = f"{format_bytes(-device.headroom_bytes)} short"
+        seconds = "-" if device.step_seconds is None else format_seconds(device.step_seconds)
+        rows.append((device.name, "fits" if device.fits else "does not fit", room, seconds))
+    lines = ["Cards", *_table(("card", "", "memory", "a step"), rows, right=(2, 3))]
+    if len(rows) > 1:
+        lines.append("  Kernels differ between generations of cards, so each generation was simulated.")
+    return lines
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
+    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (titles, *rows)
+    ]
+
+
+def _count(number: int) -> str:
+    for unit, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
