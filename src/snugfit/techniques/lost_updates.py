@@ -7,6 +7,7 @@ their update. Rows of an embedding that the batch did not touch are not counted.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 
 import torch
@@ -82,7 +83,8 @@ class LostUpdates:
 
 
 def _note(touched: Tensor, gradient: Tensor) -> None:
-    touched |= _sample(gradient) != 0
+    size = _sample(gradient).abs()
+    touched |= (size > 0) & (size < math.inf)  # a bad step is masked, and loses nothing
 
 
 def _sample(weight: Tensor) -> Tensor:

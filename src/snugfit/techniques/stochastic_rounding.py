@@ -108,4 +108,7 @@ class RoundedUpdate(ParameterUpdate):
 
 
 def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dim() else value
+    """A copy for the update to work on; the step count, which an optimizer raises in place, must be able to stay."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.float() if value.dim() else value.clone()

@@ -56,7 +56,10 @@ def test_clipping_sees_the_fp32_sums():
 def test_gradients_move_to_the_sums_and_are_gone_after_the_step():
     model = make_model("mlp", torch.float32)
     trainer = snugfit.prepare(
-        model, Recipe(precision="bf16-true", microbatch_size=2, accumulate_dtype="fp32"), loss=cross_entropy, device="cpu"
+        model,
+        Recipe(precision="bf16-true", microbatch_size=2, accumulate_dtype="fp32"),
+        loss=cross_entropy,
+        device="cpu",
     )
     alive = []
     for weight in model.parameters():  # behind ours: by then the gradient has moved into the sum
@@ -91,5 +94,8 @@ def test_a_sum_that_overflows_fp16_is_not_taken():
 def test_no_effect_warns(fields, reason):
     with pytest.warns(SnugfitWarning, match=reason):
         snugfit.prepare(
-            make_model("mlp", torch.float32), Recipe(accumulate_dtype="fp32", **fields), loss=cross_entropy, device="cpu"
+            make_model("mlp", torch.float32),
+            Recipe(accumulate_dtype="fp32", **fields),
+            loss=cross_entropy,
+            device="cpu",
         )

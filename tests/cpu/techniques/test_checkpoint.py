@@ -225,7 +225,9 @@ def test_models_that_checkpoint_themselves_are_not_wrapped_twice():
         "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=2, num_classes=5
     )
     vit.set_grad_checkpointing()
-    bert = BertModel(BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=9))
+    bert = BertModel(
+        BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=9)
+    )
     bert.gradient_checkpointing_enable()
     for model in (vit, bert):
         with pytest.warns(SnugfitWarning, match="already checkpoints itself"):

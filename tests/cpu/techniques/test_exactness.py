@@ -68,9 +68,7 @@ def _train(model_name: str, recipe: Recipe, dtype: torch.dtype, steps: int, opti
         weight.register_post_accumulate_grad_hook(
             lambda weight, name=name: gradients.__setitem__(name, weight.grad.detach().clone())
         )
-    trainer = snugfit.prepare(
-        model, recipe, loss=cross_entropy, optimizer=optimizer, device="cpu", batch_size=SAMPLES
-    )
+    trainer = snugfit.prepare(model, recipe, loss=cross_entropy, optimizer=optimizer, device="cpu", batch_size=SAMPLES)
     for number, batch in enumerate(make_batches(model_name, SAMPLES, steps, dtype)):
         torch.manual_seed(number)
         trainer.step(batch)

@@ -17,7 +17,12 @@ class Net(nn.Module):
 
     def __init__(self, wiring):
         super().__init__()
-        self.conv, self.norm, self.relu, self.other = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)
+        self.conv, self.norm, self.relu, self.other = (
+            nn.Conv2d(3, 3, 1),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Conv2d(3, 3, 1),
+        )
         self.wiring = wiring
 
     def forward(self, x):

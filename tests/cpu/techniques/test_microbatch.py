@@ -101,9 +101,8 @@ def test_a_microbatch_without_labels_whose_count_stays_on_the_device():
     weight = torch.tensor([2.0, 3.0], requires_grad=True)
     losses = {"a": lambda: (weight**2).sum(), "empty": lambda: (weight * torch.tensor(float("nan"))).sum() * 0}
     for name in losses:
-        weight.grad = None
         pieces = [("a", torch.tensor(1.0)), (name, torch.tensor(0.0))]
-        total = standard(pieces, lambda piece: losses[piece](), lambda loss: loss.backward() if name == "a" else None)
+        total = standard(pieces, lambda piece: losses[piece](), lambda loss: None)
         assert float(total) == 13.0
     labels = torch.full((2, 3), -100)
     logits = torch.randn(6, 4, requires_grad=True)

@@ -171,7 +171,7 @@ def test_named_modules_and_unknown_names():
         trainer.step(batch)
         peaks[choice] = trainer.peak_host_bytes
     assert 0 < peaks["blocks.0"] < peaks["blocks.0,blocks.1"] < peaks["all"]
-    with pytest.raises(InputError, match="no module named 'bloks.0'; did you mean 'blocks.0'"):
+    with pytest.raises(InputError, match=r"no module named 'bloks.0'; did you mean 'blocks.0'"):
         snugfit.prepare(make_model("mlp"), Recipe(offload_activations="bloks.0"), loss=cross_entropy, device="cpu")
 
 
@@ -197,7 +197,7 @@ class FakeStreams:
         self.log, self.now, self.compute, self.events = [], None, FakeStream(self, "compute"), 0
         self.now = self.compute
 
-    def Event(self):  # noqa: N802 - torch's name
+    def Event(self):
         self.events += 1
         return FakeEvent(self, self.events)
 
@@ -263,7 +263,9 @@ def test_order_of_events_on_a_device_with_streams():
     out = list(device.log)
     assert len(marked("copy", out)) > 8
     assert waited("copy", out) == marked("compute", out), "each copy waits for the compute before it"
-    assert waited("compute", out) == marked("copy", out), "compute waits for each copy out, in order, before memory is free"
+    assert waited("compute", out) == marked("copy", out), (
+        "compute waits for each copy out, in order, before memory is free"
+    )
     assert not any(who == "host" for who, *_ in out), "the host never waits"
 
     device.log.clear()

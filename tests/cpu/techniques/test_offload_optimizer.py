@@ -15,9 +15,13 @@ BATCHES = make_batches("mlp", 8, 5, torch.float32)
 
 def trainer_of(model, optimizer="adamw", recipe=None, **settings):
     return snugfit.prepare(
-        model, Recipe(**{"offload_optimizer": True, **(recipe or {})}), loss=cross_entropy, optimizer=optimizer,
-        device="cpu", **settings,
-    )  # fmt: skip
+        model,
+        Recipe(**{"offload_optimizer": True, **(recipe or {})}),
+        loss=cross_entropy,
+        optimizer=optimizer,
+        device="cpu",
+        **settings,
+    )
 
 
 def plain_training(optimizer_of, steps=5):
@@ -37,9 +41,12 @@ def assert_equal_weights(one, other):
 
 CASES = {
     "adamw": ({"lr": 1e-2}, lambda weights: torch.optim.AdamW(weights, lr=1e-2, fused=True)),
-    "adam": ({"lr": 1e-2, "weight_decay": 0.1}, lambda weights: torch.optim.Adam(weights, lr=1e-2, weight_decay=0.1, fused=True)),
+    "adam": (
+        {"lr": 1e-2, "weight_decay": 0.1},
+        lambda weights: torch.optim.Adam(weights, lr=1e-2, weight_decay=0.1, fused=True),
+    ),
     "sgd": ({"lr": 0.1, "momentum": 0.9}, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, fused=True)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
@@ -82,8 +89,16 @@ def test_state_goes_to_an_ordinary_optimizer_and_back(name):
     other = make_model("mlp", torch.float32)
     back = trainer_of(other, name, **settings)
     back.load_state_dict(
-        copy.deepcopy({"model": model.state_dict(), "optimizer": ordinary.state_dict(), "scaler": None, "rounding": None, "steps_done": 3})
-    )  # fmt: skip
+        copy.deepcopy(
+            {
+                "model": model.state_dict(),
+                "optimizer": ordinary.state_dict(),
+                "scaler": None,
+                "rounding": None,
+                "steps_done": 3,
+            }
+        )
+    )
     for batch in BATCHES[3:]:
         back.step(batch)
     assert_equal_weights(other, plain_training(optimizer_of)[0])
@@ -128,10 +143,14 @@ def test_order_of_events_on_a_device_with_streams():
     copied = [entry[3] for entry in device.log if entry[:2] == ("copy", "marks")]
     count = len(list(model.parameters()))
     assert len(host) == 2 * count and len(copied) == 4 * count, "the host waits for gradients alone"
-    first_out, second_out, third_out, fourth = copied[:4]
+    first_out, _, third_out, fourth = copied[:4]
     assert host[0][3] == first_out
-    assert device.log.index(("copy", "marks", "copy", third_out)) < device.log.index(host[0]), "two more are on their way"
-    assert device.log.index(host[0]) < device.log.index(("copy", "marks", "copy", fourth)), "and the weight goes back after"
+    assert device.log.index(("copy", "marks", "copy", third_out)) < device.log.index(host[0]), (
+        "two more are on their way"
+    )
+    assert device.log.index(host[0]) < device.log.index(("copy", "marks", "copy", fourth)), (
+        "and the weight goes back after"
+    )
     waited = {entry[3] for entry in device.log if entry[:2] == ("compute", "waits for")}
     assert waited == set(copied), "compute waits for every copy before its memory is used again"
     assert_equal_weights(model, plain_training(_default_adamw, 2)[0])
@@ -152,4 +171,4 @@ def test_a_scalar_parameter():
 
     model = Scaled()
     snugfit.prepare(model, Recipe(offload_optimizer=True), optimizer="sgd", lr=0.5, device="cpu").step(torch.ones(3))
-    assert float(model.scale) == 0.5
+    assert model.scale.item() == 0.5

@@ -24,9 +24,7 @@ class One(nn.Module):
 
 def after_100_small_updates(**fields):
     model = One()
-    trainer = snugfit.prepare(
-        model, Recipe(precision="bf16-true", **fields), optimizer="sgd", lr=1e-4, device="cpu"
-    )
+    trainer = snugfit.prepare(model, Recipe(precision="bf16-true", **fields), optimizer="sgd", lr=1e-4, device="cpu")
     for _ in range(100):
         trainer.step(torch.full((4,), -1.0))
     return model.weight.float()

@@ -1,0 +1,92 @@
+"""The update: clipping as torch does it, gradients gone afterwards, state across recipes."""
+
+import copy
+
+import pytest
+import torch
+from small_models import cross_entropy, make_batches, make_model
+
+import snugfit
+from snugfit import InputError, Recipe
+
+BATCHES = make_batches("mlp", 8, 4)
+
+
+def trainer_of(model, optimizer="adamw", recipe=None, **settings):
+    return snugfit.prepare(
+        model, Recipe(**(recipe or {})), loss=cross_entropy, optimizer=optimizer, device="cpu", **settings
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"offload_optimizer": True}, {"microbatch_size": 3}], ids=str)
+@pytest.mark.parametrize("clip_norm", [0.05, 1e6])
+def test_clipping_is_that_of_torch(clip_norm, fields):
+    model, plain = make_model("mlp"), make_model("mlp")
+    trainer = trainer_of(model, "sgd", fields, lr=0.5, clip_norm=clip_norm)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for batch in BATCHES:
+        trainer.step(batch)
+        cross_entropy(plain(batch[0]), batch).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"offload_optimizer": True}, {"step_in_backward": True}, {"precision": "16-mixed"}], ids=str
+)
+def test_no_gradient_is_alive_in_the_next_forward_pass(fields):
+    model, alive = make_model("mlp", torch.float32), []
+    trainer = trainer_of(model, recipe=fields)
+    model.register_forward_pre_hook(
+        lambda *_: alive.append(sum(weight.grad is not None for weight in model.parameters()))
+    )
+    for batch in make_batches("mlp", 8, 2, torch.float32):
+        trainer.step(batch)
+    assert alive == [0, 0]
+
+
+@pytest.mark.parametrize("saved_by", ["for-loop", "fused"])
+def test_kernels_stay_those_of_the_recipe(saved_by):
+    loads = {"for-loop": "fused", "fused": "for-loop"}[saved_by]
+    first = trainer_of(make_model("mlp"), recipe={"optimizer_impl": saved_by})
+    first.step(BATCHES[0])
+    second = trainer_of(make_model("mlp"), recipe={"optimizer_impl": loads})
+    second._health.waits = False  # the masked path needs the kernels it asked for
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.step(BATCHES[1])
+    second.finish()
+    first.step(BATCHES[1])
+    assert bool(second._update.optimizer.param_groups[0]["fused"]) == (loads == "fused")
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-13)
+
+
+def test_state_of_other_parameters_is_refused():
+    trainer = trainer_of(make_model("mlp"))
+    foreign = torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).state_dict()
+    with pytest.raises(InputError, match="does not fit this model"):
+        trainer.load_state_dict({**trainer.state_dict(), "optimizer": foreign})
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adafactor"])
+@pytest.mark.parametrize("impl", [None, "foreach", "for-loop"])
+def test_every_optimizer_is_that_of_torch(name, impl):
+    model, plain = make_model("mlp"), make_model("mlp")
+    trainer = trainer_of(model, name, {"optimizer_impl": impl})
+    cls = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+        "adafactor": torch.optim.Adafactor,
+    }[name]
+    optimizer = cls(plain.parameters())
+    for batch in BATCHES:
+        trainer.step(batch)
+        cross_entropy(plain(batch[0]), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
