@@ -187,7 +187,8 @@ class Statistics:
             model: The model, on its device.
             depth: Steps to remember.
         """
-        self._model = model
+        modules = (module for module in model.modules() if isinstance(module, _NormBase))
+        self._norms = [module for module in modules if module.track_running_stats]
         self._depth = depth
         self._before: deque[tuple[int, list[Tensor], list[Tensor]]] = deque()
 
@@ -197,14 +198,9 @@ class Statistics:
         Args:
             step: The step's number, from 1.
         """
-        now = [
-            buffer
-            for module in self._model.modules()
-            if isinstance(module, _NormBase) and module.track_running_stats
-            for buffer in module.buffers(recurse=False)
-        ]
-        if not now:
+        if not self._norms:
             return
+        now = [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
         copies = (
             self._before.popleft()[2] if len(self._before) == self._depth else [torch.empty_like(one) for one in now]
         )
