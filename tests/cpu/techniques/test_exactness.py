@@ -39,8 +39,7 @@ EXACT = {
 
 
 def _combinations():
-    for name, fields in EXACT.items():
-        yield name, fields
+    yield from EXACT.items()
     for (first, one), (second, other) in itertools.combinations(EXACT.items(), 2):
         if all(one[field] == other[field] for field in one.keys() & other.keys()):
             yield f"{first}+{second}", one | other
