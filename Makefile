@@ -19,15 +19,16 @@ check: $(VENV)/.dev  ## lint, formatting and types
 	$(RUN) -m mypy
 
 gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
-	PYTHONPATH=src $(PYTHON) -m benchmarks.step_overhead
+	PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.step_overhead
 
 bench: $(VENV)/.dev  ## regenerate benchmarks/results
 	$(RUN) -m benchmarks.step_overhead
 	$(RUN) -m benchmarks.techniques
 
-docs: $(VENV)/.dev  ## regenerate docs/techniques from the essays and the measurements
+docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from results and docstrings
 	$(RUN) -m benchmarks.technique_pages
+	$(RUN) -m benchmarks.documents
 
 clean:
 	rm -rf $(VENV) runs build

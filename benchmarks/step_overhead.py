@@ -222,7 +222,9 @@ def main() -> None:
             f"ratio {row['ratio_median']:.4f} ({row['ratio_quartiles'][0]:.4f} to {row['ratio_quartiles'][1]:.4f})  "
             f"peak {row['hand_peak_bytes']} and {row['our_peak_bytes']} bytes"
         )
-    file_name = "step_overhead" if device.type == "cpu" else f"step_overhead-{torch.cuda.get_device_name()}".replace(" ", "-")
+    file_name = (
+        "step_overhead" if device.type == "cpu" else f"step_overhead-{torch.cuda.get_device_name()}".replace(" ", "-")
+    )
     write(file_name, {"pairs": args.pairs, "batch_size": BATCH, "rows": rows})
     print(json.dumps({"machine": machine(), "rows": rows}))
 

@@ -1,0 +1,94 @@
+"""Makes the parts of the documents that hold numbers or repeat the code: README's table, the recipe's fields, accuracy.
+
+The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.json` with `--demo runs/demo/ladder.json`.
+
+    python -m benchmarks.documents [--demo runs/demo/ladder.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results_file import RESULTS, write
+from snugfit.fields import field_infos
+from snugfit.recipe import Recipe
+from snugfit.units import format_bytes
+from snugfit.workload import Workload
+
+ROOT = Path(__file__).parent.parent
+
+
+def demo_table(results: dict[str, Any]) -> str:
+    """README's table, one row a rung."""
+    first = results["rungs"][0]["measured"]["peak_tensor_bytes"]
+    lines = ["| rung | fidelity | peak tensor bytes | less | test accuracy |", "|---|---|---|---|---|"]
+    for rung in results["rungs"]:
+        peak = rung["measured"]["peak_tensor_bytes"]
+        accuracy = rung["metrics"]["test_accuracy"]
+        lines.append(
+            f"| {rung['name']} | {rung['fidelity']['level']} | {format_bytes(peak)} | {first / peak:.1f} x | {accuracy:.2%} |"
+        )
+    machine = results["machine"]
+    return "\n".join(lines) + (
+        f"\n\nMeasured {machine['date']} on a CPU ({machine['processor']}), torch {machine['torch']}; accuracies on the "
+        "digits that scikit-learn ships. On a CPU without 16-bit units the 16-bit rungs save memory, not time."
+    )
+
+
+def fields_page() -> str:
+    """Every field of the recipe and the training settings, from their docstrings."""
+    parts = [
+        "# Recipe and training settings\n\nMade from the docstrings of `recipe.py` and `workload.py` by `make docs`.\n"
+    ]
+    for cls, title in (
+        (Recipe, "Recipe: how a step is held in memory"),
+        (Workload, "Training settings: what is learned"),
+    ):
+        parts.append(f"## {title}\n")
+        for info in field_infos(cls).values():
+            parts.append(f"- `{info.name}` (default `{info.default!r}`): {info.doc}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def accuracy_page(published: dict[str, Any]) -> str:
+    """Prediction against the published ladder."""
+    lines = ["| rung | published GB | simulated GB | difference |", "|---|---|---|---|"]
+    for row in published["rungs"]:
+        lines.append(
+            f"| {row['name']} | {row['published_reserved_gb']:.2f} | {row['simulated_reserved_gb']:.2f} | "
+            f"{row['difference_percent']:+.1f} % |"
+        )
+    return (
+        "# Accuracy of predictions\n\nMade by `make docs` from `benchmarks/results/published.json` "
+        f"(torch {published['torch']}, {published['date']}); `python -m benchmarks.published` simulates it again.\n\n"
+        "## The published ViT-L/16 ladder\n\nReserved memory as its source printed it "
+        f"(torch {published['published_torch']}, one GPU), beside the simulation of the same steps, written by hand. Nothing in "
+        "the package is fitted to these rows.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--demo", type=Path, help="take over this ladder.json as the demo's result first")
+    args = parser.parse_args()
+    if args.demo:
+        write("demo_ladder", json.loads(args.demo.read_text(encoding="utf-8")))
+    table = demo_table(json.loads((RESULTS / "demo_ladder.json").read_text(encoding="utf-8")))
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    text = re.sub(
+        r"(<!-- demo:.*?-->\n).*?(<!-- /demo -->)", lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.S
+    )
+    readme.write_text(text, encoding="utf-8")
+    (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
+    published = json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))
+    (ROOT / "docs" / "accuracy.md").write_text(accuracy_page(published), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
