@@ -29,9 +29,8 @@ def demo_table(results: dict[str, Any]) -> str:
     for rung in results["rungs"]:
         peak = rung["measured"]["peak_tensor_bytes"]
         accuracy = rung["metrics"]["test_accuracy"]
-        lines.append(
-            f"| {rung['name']} | {rung['fidelity']['level']} | {format_bytes(peak)} | {first / peak:.1f} x | {accuracy:.2%} |"
-        )
+        level = rung["fidelity"]["level"]
+        lines.append(f"| {rung['name']} | {level} | {format_bytes(peak)} | {first / peak:.1f} x | {accuracy:.2%} |")
     machine = results["machine"]
     return "\n".join(lines) + (
         f"\n\nMeasured {machine['date']} on a CPU ({machine['processor']}), torch {machine['torch']}; accuracies on the "
@@ -67,8 +66,8 @@ def accuracy_page(published: dict[str, Any]) -> str:
         "# Accuracy of predictions\n\nMade by `make docs` from `benchmarks/results/published.json` "
         f"(torch {published['torch']}, {published['date']}); `python -m benchmarks.published` simulates it again.\n\n"
         "## The published ViT-L/16 ladder\n\nReserved memory as its source printed it "
-        f"(torch {published['published_torch']}, one GPU), beside the simulation of the same steps, written by hand. Nothing in "
-        "the package is fitted to these rows.\n\n" + "\n".join(lines) + "\n"
+        f"(torch {published['published_torch']}, one GPU), beside the simulation of the same steps, written by hand. "
+        "Nothing in the package is fitted to these rows.\n\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -81,10 +80,8 @@ def main() -> None:
     table = demo_table(json.loads((RESULTS / "demo_ladder.json").read_text(encoding="utf-8")))
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    text = re.sub(
-        r"(<!-- demo:.*?-->\n).*?(<!-- /demo -->)", lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.S
-    )
-    readme.write_text(text, encoding="utf-8")
+    place = re.compile(r"(<!-- demo:.*?-->\n).*?(<!-- /demo -->)", re.S)
+    readme.write_text(place.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
     published = json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))
     (ROOT / "docs" / "accuracy.md").write_text(accuracy_page(published), encoding="utf-8")

@@ -25,6 +25,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def name_for(benchmark: str, device: Any) -> str:
+    """Returns the name of a benchmark's results on a device; those of a CPU carry none.
+
+    Args:
+        benchmark: Name of the benchmark.
+        device: A torch device.
+
+    Returns:
+        The file's name without its ending.
+    """
+    import torch
+
+    return benchmark if device.type == "cpu" else f"{benchmark}-{torch.cuda.get_device_name()}".replace(" ", "-")
+
+
 def write(name: str, results: dict[str, Any]) -> Path:
     """Writes `results/NAME.json`.
 

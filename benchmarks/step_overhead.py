@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import VisionTransformer
 
 import snugfit
-from benchmarks.results_file import machine, write
+from benchmarks.results_file import machine, name_for, write
 from snugfit import Recipe
 
 BATCH, MICROBATCH, CLASSES, IMAGE = 32, 8, 10, 32
@@ -222,10 +222,7 @@ def main() -> None:
             f"ratio {row['ratio_median']:.4f} ({row['ratio_quartiles'][0]:.4f} to {row['ratio_quartiles'][1]:.4f})  "
             f"peak {row['hand_peak_bytes']} and {row['our_peak_bytes']} bytes"
         )
-    file_name = (
-        "step_overhead" if device.type == "cpu" else f"step_overhead-{torch.cuda.get_device_name()}".replace(" ", "-")
-    )
-    write(file_name, {"pairs": args.pairs, "batch_size": BATCH, "rows": rows})
+    write(name_for("step_overhead", device), {"pairs": args.pairs, "batch_size": BATCH, "rows": rows})
     print(json.dumps({"machine": machine(), "rows": rows}))
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from benchmarks.results_file import write
+from benchmarks.results_file import name_for, write
 from benchmarks.step_overhead import BATCH, make_batches, make_model, our_step, paired, peak_bytes
 from snugfit import Recipe, SnugfitWarning
 
@@ -113,8 +113,8 @@ def main() -> None:
         before, after = row["peak_tensor_bytes"]
         print(f"{technique:22} {before / 2**20:8.2f} -> {after / 2**20:8.2f} MiB   time x {row['time_ratio']:.3f}")
     if not args.only:
-        name = "techniques" if device.type == "cpu" else f"techniques-{torch.cuda.get_device_name()}".replace(" ", "-")
-        print(f"written to {write(name, {'batch_size': BATCH, 'pairs': args.pairs, 'rows': rows})}")
+        results = {"batch_size": BATCH, "pairs": args.pairs, "rows": rows}
+        print(f"written to {write(name_for('techniques', device), results)}")
 
 
 if __name__ == "__main__":
