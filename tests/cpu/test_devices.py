@@ -95,7 +95,13 @@ def test_rows_are_sane_and_have_a_source(device):
 
 def test_only_a_measured_context_is_given():
     given = {device.name: device.context_bytes for device in DEVICES if device.context_bytes is not None}
-    assert given == {"v100-16gb": 1343 * 2**20, "v100-32gb": 1343 * 2**20}
+    assert given == {"v100-16gb": 1343 * 2**20}
+
+
+def test_memory_is_a_reading_wherever_cuda_runs():
+    readings = [device for device in DEVICES if device.compute_capability is not None]
+    assert readings and all("torch" in device.memory_source for device in readings)
+    assert all(device.memory_bytes % 2**20 == 0 and device.memory_bytes % 2**30 for device in readings)
 
 
 def test_local_without_a_gpu_says_what_to_do(monkeypatch):
