@@ -22,16 +22,24 @@ from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
+    from snugfit.simulator.estimate import estimate
+    from snugfit.simulator.prediction import Estimate
     from snugfit.training.prepare import prepare
     from snugfit.training.step import Trainer
 
 __version__ = "0.1.0"
 
-_LATE = {"prepare": "snugfit.training.prepare", "Trainer": "snugfit.training.step"}
+_LATE = {
+    "Estimate": "snugfit.simulator.prediction",
+    "Trainer": "snugfit.training.step",
+    "estimate": "snugfit.simulator.estimate",
+    "prepare": "snugfit.training.prepare",
+}
 
 __all__ = [
     "CannotSimulateError",
     "DoesNotFitError",
+    "Estimate",
     "Fidelity",
     "InputError",
     "Recipe",
@@ -41,6 +49,7 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "Workload",
+    "estimate",
     "fidelity",
     "prepare",
 ]

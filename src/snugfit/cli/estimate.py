@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="image-classification, text-classification or causal-lm. Default: what the model is for.",
     )
     add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--seq-len", metavar="N", type=int, help="tokens of a sequence. Default: 512, or fewer where the model takes fewer.")
+    add(
+        "--seq-len",
+        metavar="N",
+        type=int,
+        help="tokens of a sequence. Default: 512, or fewer where the model takes fewer.",
+    )
     add(
         "--device",
         metavar="NAME",
@@ -100,7 +105,9 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     if args.timeline is not None and args.timeline.suffix.lower() not in _ENDINGS:
-        raise InputError(f"--timeline {str(args.timeline)!r}: the file's ending says the format: {' or '.join(_ENDINGS)}.")
+        raise InputError(
+            f"--timeline {str(args.timeline)!r}: the file's ending says the format: {' or '.join(_ENDINGS)}."
+        )
     for path in (args.timeline, args.snapshot):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{str(path)!r} cannot be written: its folder does not exist.")

@@ -83,8 +83,11 @@ def where_in_words(estimate: Estimate) -> str:
     Returns:
         Phase, step, operator and module.
     """
-    steps = ("the first step", "the second step, like all later ones")
-    step = steps[estimate.peak_step] if estimate.peak_step < len(steps) else f"step {estimate.peak_step + 1}"
+    step = (
+        ("the first step", "the second step")[estimate.peak_step]
+        if estimate.peak_step < 2
+        else f"step {estimate.peak_step + 1}"
+    )
     when = estimate.peak_phase if estimate.peak_phase in ("build", "load") else f"{estimate.peak_phase} of {step}"
     module = f" in {estimate.peak_module}" if estimate.peak_module else ""
     return f"{when}: {short_operator(estimate.peak_operator)}{module}"
@@ -144,7 +147,7 @@ def _largest(estimate: Estimate) -> list[str]:
 
 
 def _blocks(estimate: Estimate) -> list[str]:
-    groups = list(_grouped(estimate.blocks))
+    groups = list(_grouped([block for block in estimate.blocks if block.weight_bytes or block.bytes_by_category]))
     if not groups:
         return []
     timed = any(block.device_seconds for _, block in groups)
@@ -153,7 +156,8 @@ def _blocks(estimate: Estimate) -> list[str]:
         others = sum(size for category, size in block.bytes_by_category.items() if category not in _KEPT)
         sizes = [block.weight_bytes, *(block.bytes_by_category.get(category, 0) for category in _KEPT), others]
         cells = [name, *(format_bytes(size) if size else "-" for size in sizes)]
-        cells.append(f"{block.flops / 1e9:.3g}" if block.flops else "-")
+        work = block.flops / 1e9
+        cells.append("-" if not work else f"{work:.3g}" if work < 100 else f"{work:,.0f}")
         if timed:
             cells.append(format_seconds(block.device_seconds) if block.device_seconds else "-")
         rows.append(tuple(cells))
@@ -207,7 +211,7 @@ def _devices(estimate: Estimate) -> list[str]:
             room = f"{format_bytes(-device.headroom_bytes)} short"
         seconds = "-" if device.step_seconds is None else format_seconds(device.step_seconds)
         rows.append((device.name, "fits" if device.fits else "does not fit", room, seconds))
-    lines = ["Cards", *_table(("card", "", "memory", "a step"), rows, right=(2, 3))]
+    lines = ["Cards", *_table(("card", "", "room", "a step"), rows, right=(2, 3))]
     if len(rows) > 1:
         lines.append("  Kernels differ between generations of cards, so each generation was simulated.")
     return lines

@@ -11,7 +11,7 @@ from snugfit.units import format_bytes
 if TYPE_CHECKING:
     from snugfit.measure.profile import Profile
     from snugfit.measure.profile_advice import Suggestion
-    from snugfit.simulator.anatomy import BlockShare
+    from snugfit.simulator.anatomy import Anatomy, BlockShare
 
 _BLOCK_LIMIT = 16
 """Blocks that the card names one by one; equal neighbours count once."""
@@ -33,13 +33,23 @@ def print_profile(profile: Profile, stream: TextIO) -> None:
     line(f"snugfit profile of {profile.script}: {profile.steps} steps watched on {profile.device}")
     for name, value in _facts(profile):
         line(f"  {name:<16}{value}")
+    if anatomy.peak_allocated_bytes:
+        _print_tables(anatomy, stream)
     line()
+    for text in advice_lines(profile):
+        line(text)
+    for note in profile.notes:
+        line(f"Note: {note}")
+
+
+def _print_tables(anatomy: Anatomy, stream: TextIO) -> None:
+    stream.write("\n")
     table = Table([Column("at the peak", 18), Column("size", 10, True), Column("share", 6, True)], stream)
     table.print_header()
     for name, size in anatomy.bytes_by_category.items():
         if size:
             table.print_row([name.replace("_", " "), format_bytes(size), _share(size, anatomy.peak_allocated_bytes)])
-    line()
+    stream.write("\n")
     table = Table(
         [Column("largest tensors", 15), Column("size", 10, True), Column("operator", 36), Column("module", 24)], stream
     )
@@ -47,18 +57,13 @@ def print_profile(profile: Profile, stream: TextIO) -> None:
     for tensor in anatomy.largest:
         where = tensor.module or "(outside)"
         table.print_row([tensor.category.replace("_", " "), format_bytes(tensor.size_bytes), tensor.operator, where])
-    line()
+    stream.write("\n")
     table = Table([Column("blocks", 28), Column("size", 10, True), Column("of which", 40)], stream)
     table.print_header()
     for name, block in _grouped(anatomy.blocks):
         largest = sorted(block.bytes_by_category.items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{category.replace('_', ' ')} {format_bytes(size)}" for category, size in largest)
         table.print_row([name, format_bytes(block.size_bytes), parts])
-    line()
-    for text in advice_lines(profile):
-        line(text)
-    for note in profile.notes:
-        line(f"Note: {note}")
 
 
 def advice_lines(profile: Profile) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
@@ -50,11 +50,11 @@ def estimate(
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
-        batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of batches
-            (of varying lengths), which the steps go through.
+        batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of
+            batches (of varying lengths), which the steps go through.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: adam, adamw, sgd or adafactor, or a function from parameters to an optimizer; with `step` also an optimizer
-            of the model, or None.
+        optimizer: adam, adamw, sgd or adafactor, or a function from parameters to an optimizer; with `step` also an
+            optimizer of the model, or None.
         recipe: How the step is held in memory; None: plainly.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.

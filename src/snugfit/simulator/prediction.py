@@ -151,7 +151,7 @@ class Estimate:
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 value = dataclasses.asdict(value)
             elif isinstance(value, tuple):
-                value = [dataclasses.asdict(one) if dataclasses.is_dataclass(one) else one for one in value]
+                value = [one if isinstance(one, str) else dataclasses.asdict(one) for one in value]
             plain[field.name] = value
         return plain
 
@@ -235,9 +235,7 @@ def _fits(
         played, smallest = known[id(recorded)]
         fits, headroom = replays.fits(recorded.trace, card, config, unlimited=played, smallest_bytes=smallest)
         found.append(
-            DeviceFit(
-                name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)])
-            )
+            DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)]))
         )
     return tuple(found)
 

@@ -69,7 +69,9 @@ class Recorded:
     """Number of parameters, tied ones once."""
 
 
-def record_named(named: NamedModel, batch_size: int, recipe: Recipe, kind: Kind, settings: Mapping[str, Any]) -> Recorded:
+def record_named(
+    named: NamedModel, batch_size: int, recipe: Recipe, kind: Kind, settings: Mapping[str, Any]
+) -> Recorded:
     """Records training of a model by name; runs in a worker.
 
     Args:
@@ -135,9 +137,7 @@ def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
             return make("cpu")
 
 
-def record_given(
-    model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any]
-) -> Recorded:
+def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any]) -> Recorded:
     """Records training of a model that was given; runs in a worker.
 
     Args:

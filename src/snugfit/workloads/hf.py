@@ -152,7 +152,6 @@ def _transformers() -> ModuleType:
         import transformers
     except ImportError as error:
         raise InputError(
-            f"hf: models need the library transformers, which does not import ({error}). "
-            "Run: pip install snugfit[text]"
+            f"hf: models need the library transformers, which does not import ({error}). Run: pip install snugfit[text]"
         ) from error
     return transformers
