@@ -71,6 +71,19 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
         One or two sentences; empty when nothing is allowed.
     """
     names = list(allowed)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Allowed: {', '.join(names)}." if names else ""
+    hint = nearest(given, names)
+    return f"{hint}{'Allowed' if hint else 'allowed'}: {', '.join(names)}." if names else ""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Returns a question about the nearest name, for lists too long to print.
+
+    Args:
+        given: The unknown name, as typed.
+        allowed: The names that exist.
+
+    Returns:
+        `did you mean 'x'? ` with a space behind it, or nothing when no name is near.
+    """
+    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest
 
 COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
@@ -96,9 +96,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
-            near = did_you_mean(word, options)
-            hint = near.partition("Allowed:")[0]  # there are too many options to list them
-            raise InputError(f"unknown option {word!r}; {hint}see `snugfit {chosen} --help`.")
+            raise InputError(f"unknown option {word!r}; {nearest(word, options)}see `snugfit {chosen} --help`.")
         raise InputError(f"unexpected argument {word!r}; see `snugfit {chosen} --help`.")
     return args
 

@@ -28,7 +28,10 @@ from snugfit.workload import Workload
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 """Takes the arguments of `snugfit train` and returns its JSON document; raises `SnugfitError` when the run failed."""
 
-SHARED_SETTINGS = ("weights", "freeze", "weight_decay", "no_decay", "lr_schedule", "warmup_steps", "epochs", "max_steps", "seed")
+SHARED_SETTINGS = (
+    *("weights", "freeze", "weight_decay", "no_decay"),
+    *("lr_schedule", "warmup_steps", "epochs", "max_steps", "seed"),
+)
 """Training settings that are the same on every rung; the others are what the ladder changes."""
 
 EPILOG = """\

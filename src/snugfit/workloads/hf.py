@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, did_you_mean, nearest
 from snugfit.workloads.model_files import describe
 
 CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
@@ -138,7 +138,7 @@ def _read_config(file: Path) -> Any:
         return transformers.AutoConfig.for_model(kind, **given)
     except ValueError as error:
         known = list(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
-        hint = did_you_mean(kind, known).partition("Allowed:")[0]
+        hint = nearest(kind, known)
         raise InputError(
             f"config {str(file)!r} has model_type {kind!r}, which the installed transformers does not know; {hint}"
             "a newer transformers may."

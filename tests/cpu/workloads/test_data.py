@@ -74,7 +74,7 @@ def test_labels_beyond_the_model():
         ("cifar10", "Write cifar10:DIR"),
         ("imagefolder:", "Write imagefolder:DIR"),
         ("digits:x", "unknown"),
-        ("hf:mnist", "Allowed: digits, cifar10:DIR, imagefolder:DIR, random"),
+        ("hf:mnist", "allowed: digits, cifar10:DIR, imagefolder:DIR, random"),
     ],
 )
 def test_unknown_data(spec, expected):
