@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from snugfit.cli.output import add_json_option, print_json
 from snugfit.errors import InputError
-
-if TYPE_CHECKING:
-    from snugfit.simulator.trace import Trace
 
 EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
 
@@ -25,7 +20,6 @@ examples:
   snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
   snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)"""
 _TIMELINES = (".html", ".png")
-_TIMELINE_MODULE = "snugfit.report.timeline"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +66,11 @@ def run(args: argparse.Namespace) -> int:
         if args.snapshot:
             from snugfit.simulator.snapshot import write_snapshot
 
-            write_snapshot(args.snapshot, profile.trace)
+            write_snapshot(args.snapshot, profile.trace, profile.config)
         if args.timeline:
-            _draw(args.timeline, profile.trace)
+            from snugfit.report.profile_timeline import write_profile_timeline
+
+            write_profile_timeline(profile, Path(args.timeline))
         with contextlib.redirect_stdout(stream):
             if args.json:
                 print_json(profile_to_plain(profile))
@@ -88,8 +84,6 @@ def _check_files(args: argparse.Namespace) -> None:
     """Refuses files that could not be written, before the script takes its time."""
     if args.timeline and Path(args.timeline).suffix not in _TIMELINES:
         raise InputError(f"--timeline is {args.timeline!r}; give a file that ends in {' or '.join(_TIMELINES)}.")
-    if args.timeline and importlib.util.find_spec(_TIMELINE_MODULE) is None:
-        raise InputError("--timeline needs a part of snugfit that is not installed. Leave it out, or use --snapshot.")
     for option, file in (("--timeline", args.timeline), ("--snapshot", args.snapshot)):
         folder = Path(file).resolve().parent if file else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -110,8 +104,3 @@ def _script_output_aside() -> Iterator[TextIO]:
     os.dup2(2, 1)
     with os.fdopen(kept, "w", encoding="utf-8") as stream:
         yield stream
-
-
-def _draw(file: str, trace: Trace) -> None:
-    """Draws the timeline; how is the business of the report, which may be absent from an installation."""
-    importlib.import_module(_TIMELINE_MODULE).write_timeline(file, trace)

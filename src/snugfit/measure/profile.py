@@ -16,11 +16,12 @@ from snugfit.errors import InputError
 from snugfit.measure.allocator_events import warm_up
 from snugfit.measure.process_memory import read_process_memory
 from snugfit.measure.profile_advice import Advice, SeenModel, advise
-from snugfit.measure.profile_anatomy import exact_anatomy, exact_peak
 from snugfit.measure.profile_recorder import ProfileRecorder
 from snugfit.measure.profile_script import EnoughSeen, check_script, run_script
+from snugfit.simulator.allocator_config import AllocatorConfig
 from snugfit.simulator.anatomy import Anatomy, anatomy
 from snugfit.simulator.replay import replay
+from snugfit.simulator.tensor_bytes import TensorBytes
 from snugfit.simulator.trace import WORKSPACE, Trace
 
 
@@ -54,6 +55,8 @@ class Profile:
     """The most bytes in host tensors on CUDA; on the CPU, of tensors outside torch's allocator (numpy, mapped files)."""
     process_peak_bytes: int | None
     """The most resident memory of the process, program code included; None where the system does not tell."""
+    config: AllocatorConfig
+    """How sizes are counted in a replay: as CUDA's allocator rounds them, or on the CPU by the bytes of tensors."""
     trace: Trace
     """Every storage of the run, for the timeline and the snapshot."""
     notes: tuple[str, ...]
@@ -106,13 +109,10 @@ def profile_script(
         code = run_script(path, arguments, before_exit=ended)
     trace = recorder.build()
     on_cuda = recorder.device_index is not None
-    if on_cuda:
-        found = anatomy(trace)
-        event = replay(trace).peak_event
-    else:
-        found = exact_anatomy(trace)
-        event = exact_peak(trace).event
-    phase, operator, module = trace.where(event)
+    config = AllocatorConfig() if on_cuda else TensorBytes()
+    played = replay(trace, config)
+    found = anatomy(trace, config, played=played)
+    event = played.peak_event
     inside = trace.workspaces[trace.subjects[event]].nbytes if event >= 0 and trace.kinds[event] == WORKSPACE else 0
     truth = peaks["allocated"] or recorder.true_peak_bytes
     return Profile(
@@ -121,14 +121,15 @@ def profile_script(
         device=torch.cuda.get_device_name(recorder.device_index) if on_cuda else "cpu",
         steps=recorder.steps_seen,
         anatomy=found,
-        peak_phase=phase,
-        peak_operator=operator,
-        peak_module=module,
+        peak_phase=played.peak_phase,
+        peak_operator=played.peak_operator,
+        peak_module=played.peak_module,
         inside_operators_bytes=inside,
         allocator_peak_bytes=truth,
         reserved_peak_bytes=peaks["reserved"],
-        host_peak_bytes=replay(trace).host_peak_bytes,
+        host_peak_bytes=played.host_peak_bytes,
         process_peak_bytes=peaks["process"],
+        config=config,
         trace=trace,
         notes=tuple(_notes(recorder, code, steps, stop, found.peak_allocated_bytes, truth)),
         advice=advise(seen[0] if seen else None, device_index=recorder.device_index),

@@ -21,11 +21,15 @@ from snugfit.errors import SnugfitError
 from snugfit.recipe import Recipe
 from snugfit.simulator import skeleton
 from snugfit.simulator.accelerator import Personality
+from snugfit.simulator.allocator_config import AllocatorConfig
+from snugfit.simulator.block_profile import last_step_start
 from snugfit.simulator.clock import clock
 from snugfit.simulator.replay import replay
 from snugfit.simulator.session import simulate_training
-from snugfit.simulator.trace import MARK, Trace
+from snugfit.simulator.tensor_bytes import TensorBytes
+from snugfit.simulator.trace import Trace
 from snugfit.techniques.blocks import find_blocks
+from snugfit.training.optimizers import OPTIMIZER_TABLE
 
 WORTH_SHARE = 0.02
 """Advice that saves less than this share of the peak is not given."""
@@ -123,14 +127,15 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
         plain = _simulate(seen, {}, personality)
     except SnugfitError as error:
         return Advice(missing=f"the model cannot be simulated: {error}")
-    peak = replay(plain).peak_allocated_bytes
+    config = TensorBytes() if device_index is None else AllocatorConfig()
+    peak = replay(plain, config).peak_allocated_bytes
     suggestions = []
     for settings, text in _candidates(seen):
         try:
             changed = _simulate(seen, settings, personality)
         except SnugfitError:
             continue  # this technique does not go with this model or optimizer
-        saved = peak - replay(changed).peak_allocated_bytes
+        saved = peak - replay(changed, config).peak_allocated_bytes
         if saved >= WORTH_SHARE * peak:
             more, in_flops = _more_time(plain, changed, device)
             suggestions.append(
@@ -152,7 +157,7 @@ def _candidates(seen: SeenModel) -> list[tuple[dict[str, Any], str]]:
 
 def _simulate(seen: SeenModel, settings: dict[str, Any], personality: Personality) -> Trace:
     model, batch, kind, defaults = skeleton.loads(seen.data)
-    arguments: dict[str, Any] = {"optimizer": _OptimizerLike(kind, defaults), "forward": _call_as_seen}
+    arguments: dict[str, Any] = {"forward": _call_as_seen, **_optimizer_as_seen(kind, defaults)}
     if not seen.returns_loss:
         arguments["loss"] = _stand_in_loss
     recipe = Recipe(precision=seen.precision, **settings)  # type: ignore[arg-type]
@@ -168,6 +173,15 @@ class _OptimizerLike:
 
     def __call__(self, parameters: Any) -> Any:
         return self.kind(parameters, **self.settings)
+
+
+def _optimizer_as_seen(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the optimizer for `prepare`: by name where the name says all, since some techniques need one by name."""
+    name = next((name for name, row in OPTIMIZER_TABLE.items() if row.cls is kind), None)
+    if name is None or settings.get("amsgrad") or settings.get("fused") or settings.get("foreach") is not None:
+        return {"optimizer": _OptimizerLike(kind, settings)}
+    momentum = settings.get("momentum")
+    return {"optimizer": name, **({"momentum": momentum} if momentum else {})}
 
 
 def _call_as_seen(model: Any, batch: Any) -> Any:
@@ -199,9 +213,5 @@ def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[flo
 
 
 def _last_step_flops(trace: Trace) -> int:
-    marks = [
-        (i, value >> 1) for i, (kind, value) in enumerate(zip(trace.kinds, trace.values, strict=True)) if kind == MARK
-    ]
-    last = max((step for _, step in marks), default=0)
-    begin = next((i for i, step in marks if step == last), 0)
-    return sum(run.flops for run in trace.runs if run.at >= begin)
+    start = last_step_start(trace)
+    return sum(run.flops for run in trace.runs if run.at > start)

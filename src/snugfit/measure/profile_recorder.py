@@ -129,7 +129,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._truth: CpuTruth | CudaTruth = CpuTruth()
         self._marks: list[OperatorMark] = []
         self._marks_before = 0
-        self._phase = ""
+        self._phase, self._phase_step = "", 0
         self._depth = self._in_optimizer = 0
         self._step_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._called: tuple[weakref.ref[torch.nn.Module], Any, Any, Any] | None = None
@@ -219,7 +219,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs one operator as it is and takes down what it made."""
         kwargs = kwargs or {}
-        if not self._on:
+        if not self._on or func.namespace == "profiler":  # labels that torch's own code puts around its parts
             return func(*args, **kwargs)
         if not all(kind.__torch_dispatch__ is _PLAIN for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
@@ -270,15 +270,15 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase == before:
             return
         if before:
-            self._builder.mark(before, False, self.steps_seen)
+            self._builder.mark(before, False, self._phase_step)
         if before == "backward":
             self._claim_gradients()
         if phase == "backward":
             self._ledger.epoch += 1
         self._ledger.forward = phase == "forward"
-        self._phase = phase
+        self._phase, self._phase_step = phase, self.steps_seen
         if phase:
-            self._builder.mark(phase, True, self.steps_seen)
+            self._builder.mark(phase, True, self._phase_step)
 
     # -- what tensors are
 
@@ -291,8 +291,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._turn("forward" if torch.is_grad_enabled() else "evaluation")
         self._claim_weights()
 
-    def _module_left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _module_left(self, module: torch.nn.Module, args: Any, *more: Any) -> None:
+        """Takes keywords and output; torch leaves the keywords out when the module raised."""
         self._depth = max(0, self._depth - 1)
+        kwargs, output = more if len(more) == 2 else ({}, None)
         if self._depth or not self._on or current_node() is not None:
             return
         given = _plain_tensors((args, kwargs))
@@ -347,11 +349,12 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._ledger.claim_for(value, "optimizer_state", owner)
-        self._turn("data")
         count = self._step_counts.get(optimizer, 0) + 1
         self._step_counts[optimizer] = count
-        if count > self.steps_seen:
-            self.steps_seen = count
+        ends_step = count > self.steps_seen
+        self.steps_seen = max(self.steps_seen, count)
+        self._turn("data")
+        if ends_step:
             self._truth.cut()
             if count >= self._steps:
                 self._end()

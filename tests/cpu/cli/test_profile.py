@@ -1,0 +1,113 @@
+"""`snugfit profile`, as a person would type it: the script's own output, the card, JSON, files, exit codes."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import environment, run_command
+
+SCRIPT = """
+import os, subprocess, sys
+import torch
+print("started with", sys.argv[1:])
+sys.stdout.flush()
+os.write(1, b"from below python\\n")
+subprocess.run([sys.executable, "-c", "print('from a child')"])
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+print("finished", step)
+if "--fail" in sys.argv:
+    raise RuntimeError("broken on purpose")
+"""
+WEIGHTS = 4 * (64 * 64 + 64)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_the_scripts_output_goes_on_and_the_card_follows(folder):
+    done = run_command("profile", "--no-advice", "train.py", "--lr", "0.1", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    before, card = done.stdout.split("snugfit profile of train.py")
+    assert before.splitlines()[:4] == [
+        "started with ['--lr', '0.1', '--json']", "from below python", "from a child", "finished 3",
+    ]  # fmt: skip
+    for text in ("3 steps watched on cpu", "at the peak", "optimizer state", "largest tensors", "blocks", "No advice"):
+        assert text in card
+    assert all(len(line) <= 120 for line in card.splitlines())
+
+
+def test_json_is_alone_on_stdout_and_files_are_written(folder):
+    words = ["--json", "--steps", "2", "--stop", "--timeline", "t.html", "--snapshot", "s.pickle", "--no-advice"]
+    done = run_command("profile", *words, "train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "from a child" in done.stderr and "from below python" in done.stderr and "finished" not in done.stderr
+    assert found["steps"] == 2 and found["device"] == "cpu" and found["peak_reserved_bytes"] is None
+    assert sum(found["anatomy_bytes"].values()) == found["peak_allocated_bytes"] == found["allocator_peak_bytes"]
+    assert found["anatomy_bytes"]["weights"] == found["anatomy_bytes"]["gradients"] == WEIGHTS
+    assert {"size_bytes", "category", "module", "operator", "phase"} == set(found["largest_tensors"][0])
+    page = (folder / "t.html").read_text()
+    assert "Measured over 2 steps" in page and "Predicted" not in page and "@" + "DATA@" not in page
+    snapshot = pickle.loads((folder / "s.pickle").read_bytes())
+    assert snapshot["device_traces"][0] and snapshot["segments"] is not None
+
+
+def test_a_figure_is_a_png(folder):
+    pytest.importorskip("matplotlib")
+    done = run_command(
+        "profile", "--timeline", "t.png", "--steps", "1", "--stop", "--no-advice", "train.py", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_script_that_fails_shows_its_traceback_and_its_profile(folder):
+    done = run_command("profile", "--no-advice", "train.py", "--fail", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("RuntimeError: broken on purpose\n")
+    assert "exit code 1" in done.stdout and "optimizer state" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["nothing.py"], "script 'nothing.py' does not exist. Give the path of a Python file, then its own arguments."),
+        (["."], "is a folder"),
+        ([], "SCRIPT"),
+        (["--steps", "0", "train.py"], "steps is 0; watch at least 1."),
+        (["--timeline", "t.gif", "train.py"], ".html or .png"),
+        (["--snapshot", "no/such/s.pickle", "train.py"], "no folder that can be written to"),
+        (["--stpes", "3", "train.py"], "--stpes"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(folder, words, message):
+    done = run_command("profile", *words, cwd=folder)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_example_gets_advice(tmp_path):
+    example = Path(__file__).parents[3] / "examples" / "plain_training.py"
+    done = run_command("profile", "--json", example, "--batch-size", "8", "--steps", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    advice = found["advice"]["suggestions"][0]
+    assert advice["recipe"] == {"checkpoint": "all"} and advice["saved_bytes"] > found["peak_allocated_bytes"] / 4
+    assert advice["text"].startswith("Checkpointing these 4 blocks would save about")
+    assert found["advice"]["simulated_peak_bytes"] == pytest.approx(found["peak_allocated_bytes"], rel=0.05)
+
+
+def test_the_command_imports_no_torch_for_its_help():
+    code = "import sys, snugfit.cli.profile; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
