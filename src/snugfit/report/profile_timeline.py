@@ -118,6 +118,8 @@ def _figure(profile: Profile, data: TimelineData, path: Path) -> None:
     )
     for band in data.bands:
         axes.axvline(band.start, color="#9aa0a6", linewidth=0.5)
+        if band.end - band.start < data.end / 50:
+            continue  # too narrow for its name
         axes.text(band.start, 1.005, f" {band.phase}", transform=axes.get_xaxis_transform(), fontsize=7, rotation=40)
     axes.set_xlim(0, data.end)
     axes.set_ylim(bottom=0)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
@@ -89,6 +93,7 @@ def record_named(
         CannotSimulateError: Something in the step needs values.
     """
     gc.disable()  # the model's library is imported here; see the worker
+    _without_logs()
     try:
         from snugfit.workloads.model_batches import batch_for, task_of
 
@@ -175,7 +180,7 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
             model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
         )
 
-    return _recorded(run, workload, batches, weights, parameters)
+    return _recorded(run, model, workload, batches, weights, parameters)
 
 
 def record_step(
@@ -241,7 +246,7 @@ def record_step(
             pool=_here(),
         )
 
-    return _recorded(run, None, batches, weights, parameters)
+    return _recorded(run, model, None, batches, weights, parameters)
 
 
 def _module(model: Any) -> torch.nn.Module:
@@ -258,7 +263,6 @@ def _module(model: Any) -> torch.nn.Module:
         raise
     except Exception as error:
         import inspect
-        from pathlib import Path
 
         code = getattr(inspect.unwrap(model), "__code__", None)
         where = Path(code.co_filename) if code is not None else None
@@ -307,15 +311,22 @@ def _here() -> Pool:
 
 def _recorded(
     run: Callable[[], Recording],
+    model: torch.nn.Module,
     workload: Workload | None,
     batches: list[Any],
     weights: Mapping[str, int],
     parameters: int,
 ) -> Recorded:
+    _without_logs()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", SnugfitWarning)
-        recording = run()
+        try:
+            recording = run()
+        except SnugfitError:
+            raise
+        except Exception as error:
+            raise _mismatch(error, model) from error
     return Recorded(
         trace=recording.trace,
         answered=recording.answered,
@@ -327,6 +338,33 @@ def _recorded(
         weight_bytes=weights,
         parameters=parameters,
     )
+
+
+def _mismatch(error: Exception, model: torch.nn.Module) -> InputError:
+    """An error of torch or of the user's code, with the module and the line in which it happened."""
+    import torch
+
+    names = {id(module): name for name, module in model.named_modules() if name}
+    ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
+    module, line = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
+        file = frame.f_code.co_filename
+        if not file.startswith((ours, "<")) and torch_folder not in file:
+            line = f" at {file}:{number}"
+    text = " ".join(str(error).split())[:500].rstrip(".")
+    return InputError(
+        f"the step cannot run{line}{module}: {type(error).__name__}: {text}. "
+        "The same would happen in a real run; check that model, batch and loss fit each other."
+    )
+
+
+def _without_logs() -> None:
+    """Torch logs a traceback when a fake kernel refuses its arguments; the error that follows says all of it."""
+    for name, level in (("torch._subclasses.fake_tensor", logging.CRITICAL), ("torch.utils._pytree", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)
 
 
 def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:

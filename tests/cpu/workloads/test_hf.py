@@ -1,0 +1,93 @@
+"""Models of transformers from a local config: what is built, and how mistakes are said. Nothing is downloaded."""
+
+import json
+
+import pytest
+import torch
+
+from snugfit.errors import InputError
+from snugfit.workloads.model_batches import batch_for, task_of
+from snugfit.workloads.models import build_model
+
+pytest.importorskip("transformers")
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+    "max_position_embeddings": 64, "torch_dtype": "bfloat16",
+}  # fmt: skip
+BERT = {
+    "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def specs(tmp_path):
+    for name, config in (("llama", LLAMA), ("bert", BERT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return {name: f"hf:{tmp_path / name}" for name in ("llama", "bert")}
+
+
+def test_the_config_says_the_task(specs):
+    assert task_of(specs["llama"], None) == "causal-lm"
+    assert task_of(specs["bert"], None) == "text-classification"
+    assert task_of(specs["llama"], "text-classification") == "text-classification"
+    assert task_of("torchvision:resnet18", None) == "image-classification"
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("llama", "causal-lm"), ("llama", "text-classification"), ("bert", "text-classification")]
+)
+def test_model_trains_on_its_batch(specs, name, task):
+    model = build_model(f"{specs[name]}/config.json", task=task, num_classes=3)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32} and model.training
+    batch, loss, weight = batch_for(model, specs[name], task, batch_size=4, seq_len=16)
+    assert batch["input_ids"].shape == (4, 16) and loss is None
+    assert weight == ("tokens" if task == "causal-lm" else "samples")
+    real = {key: torch.ones(value.shape, dtype=torch.long) for key, value in batch.items()}
+    output = model(**real)
+    output.loss.backward()
+    assert output.logits.shape == ((4, 16, 100) if task == "causal-lm" else (4, 3))
+    assert getattr(output, "past_key_values", None) is None
+
+
+def test_lengths_follow_the_model(specs):
+    model = build_model(specs["llama"], device="meta", init="device")
+    assert batch_for(model, specs["llama"], "causal-lm", batch_size=2)[0]["input_ids"].shape == (2, 64)
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=65)
+
+
+def test_model_arguments_are_fields_of_the_config(specs):
+    model = build_model(specs["llama"], model_args={"num_hidden_layers": 1}, device="meta", init="device")
+    assert len(model.model.layers) == 1
+    with pytest.raises(InputError, match="did you mean 'num_hidden_layers'"):
+        build_model(specs["llama"], model_args={"num_hidden_layer": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "cannot be read as JSON"),
+        ('{"hidden_size": 3}', "no model_type"),
+        ('{"model_type": "lama"}', "did you mean 'llama'"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "is not understood|could not be built"),
+    ],
+)
+def test_bad_configs_are_said(tmp_path, text, says):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=says):
+        build_model(f"hf:{tmp_path}")
+
+
+def test_names_are_not_downloaded(specs):
+    with pytest.raises(InputError, match="Nothing is downloaded"):
+        build_model("hf:nobody/no-such-model")
+    with pytest.raises(InputError, match="does not exist"):
+        build_model("hf:./nowhere")
+    with pytest.raises(InputError, match="did you mean 'causal-lm'"):
+        task_of(specs["llama"], "causal-ml")
+    with pytest.raises(InputError, match="takes images"):
+        task_of("timm:resnet10t", "causal-lm")
