@@ -14,7 +14,8 @@ Registering changes the whole process; only the worker does it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,8 @@ DEVICE_TYPE = "sim"
 Kind = Literal["cuda", "cpu"]
 
 _registered = False
+_threads = 1
+"""Threads that torch takes by itself in this process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,9 @@ class Personality:
 
     capability: tuple[int, int] = (8, 0)
     """Compute capability of the card: decides attention kernels and the cuBLAS workspace. Ignored on cpu."""
+
+    threads: int | None = None
+    """Threads that torch computes with in a run on cpu; None: as many as it takes by itself on this machine."""
 
     @property
     def device(self) -> torch.device:
@@ -255,10 +261,11 @@ backend = Backend()
 
 def register() -> None:
     """Makes the fake accelerator the accelerator of this process; a second call does nothing."""
-    global _registered
+    global _registered, _threads
     if _registered:
         return
     _registered = True
+    _threads = torch.get_num_threads()
     private_torch.register_backend(DEVICE_TYPE, backend)
     private_torch.let_optimizers_take_fakes()
     from snugfit.simulator.recorder import Recorder
@@ -268,3 +275,22 @@ def register() -> None:
 
     autocast.register()
     attention_kernels.register()
+
+
+@contextmanager
+def threads_of(personality: Personality) -> Iterator[None]:
+    """Lets torch believe it computes with the threads of a run on cpu: kernels are chosen and sized by their number.
+
+    Args:
+        personality: The kind of device; nothing changes unless it is cpu.
+
+    Yields:
+        Nothing.
+    """
+    before = torch.get_num_threads()
+    if personality.kind == "cpu":
+        torch.set_num_threads(personality.threads or _threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

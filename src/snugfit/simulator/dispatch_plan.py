@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.simulator.inner_bytes import InnerBytes
 from snugfit.simulator.operator_costs import Cost
 from snugfit.simulator.private_torch import FakeFactory, FakeTensor
 
@@ -50,8 +51,8 @@ class Plan(NamedTuple):
     """list or tuple when it returns several, None for a single result."""
     cost: Cost
     """What a run costs."""
-    workspaces: Sequence[int]
-    """Bytes it takes inside itself."""
+    workspaces: tuple[InnerBytes, ...]
+    """What it takes inside itself, in order."""
     device: str
     """`device`, `host` (the CPU computes) or `link` (a copy between the two)."""
     blocking: bool
@@ -104,7 +105,7 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
             if value.constant is not None or dtype.is_complex:
                 return False
             tensors.append(value)
-            parts.append((value.shape, value.stride(), value.storage_offset(), dtype, value._fake_device))
+            parts.append((value.shape, value.stride(), value.storage_offset(), dtype, value.fake_device))
         elif kind in _PLAIN:
             parts.append(kind)
             parts.append(value)
@@ -145,7 +146,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
                 return None
             same = next((i for i, tensor in enumerate(tensors) if tensor is value), None)
             key = value.untyped_storage()._cdata
-            layout: Any = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value._fake_device)
+            layout: Any = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.fake_device)
             if same is not None:
                 outputs.append(Output(_ARGUMENT, same))
             elif key in storages:

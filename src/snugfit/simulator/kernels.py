@@ -1,8 +1,9 @@
 """Memory that kernels take and give back inside one operator, which fake tensors cannot show.
 
-One table by operator and kind of device, each row with its source. A row by technique or by model would be a bug: it would
-mean that the step is not recorded as it runs. A kernel whose temporary memory no source gives counts 0, and is named in
-`UNKNOWN`: cuDNN's convolution workspace depends on the algorithm its heuristics pick on the card.
+One table by operator and kind of device, each row with its source; the rows of CPU runs are in `cpu_kernels.py`. A row by
+technique or by model would be a bug: it would mean that the step is not recorded as it runs. A kernel whose temporary
+memory no source gives counts 0, and is named in `UNKNOWN`: cuDNN's convolution workspace depends on the algorithm its
+heuristics pick on the card.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from snugfit.simulator.cpu_kernels import CPU_ROWS
+from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
 MIB = 2**20
 Args = Sequence[Any]
@@ -32,14 +36,14 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     Returns:
         Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
 
-    Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenWorkspaceSize.
+    Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
     """
     return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
 def workspaces(
     operator: str, args: Args, kwargs: Mapping[str, Any], kind: str, capability: tuple[int, int]
-) -> Sequence[int]:
+) -> tuple[InnerBytes, ...]:
     """Returns what an operator takes inside itself.
 
     Args:
@@ -50,10 +54,13 @@ def workspaces(
         capability: Compute capability of the card.
 
     Returns:
-        Bytes, one number for each block after the other: a block is given back before the next one is taken.
+        One workspace after the other: each is given back before the next one is taken.
     """
-    row = (_CUDA if kind == "cuda" else _CPU).get(operator)
-    return [size for size in row(args, kwargs, capability) if size] if row else ()
+    if kind == "cpu":
+        cpu_row = CPU_ROWS.get(operator)
+        return tuple(space for space in cpu_row(args, kwargs) if space.nbytes) if cpu_row else ()
+    row = _CUDA.get(operator)
+    return tuple(InnerBytes(size, AFTER_ALL) for size in row(args, kwargs, capability) if size) if row else ()
 
 
 def _up(value: int, multiple: int) -> int:
@@ -141,5 +148,3 @@ _CUDA: dict[str, Row] = {
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
 }
-
-_CPU: dict[str, Row] = {}

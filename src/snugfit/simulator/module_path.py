@@ -59,6 +59,14 @@ class ModulePath:
             return self._owners.get(id(variable), "")
         return self._paths[bisect_right(self._numbers, number) - 1]
 
+    def owner(self, parameter: torch.Tensor) -> str:
+        """Returns the path of the module that owns a parameter; empty for one of no known model.
+
+        Args:
+            parameter: The parameter.
+        """
+        return self._owners.get(id(parameter), "")
+
     def _entered(self, module: torch.nn.Module, inputs: Any) -> None:
         path = self._names.get(id(module))
         if path is None:

@@ -123,7 +123,7 @@ class FakeFactory:
         """
         meta = torch.empty(0, dtype=dtype, device=_META)
         meta.set_(base.untyped_storage(), offset, shape, stride)
-        return self.wrap(meta, base._fake_device)  # type: ignore[attr-defined]
+        return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
 
 
 def is_composite(operator: Any) -> bool:
@@ -271,3 +271,45 @@ def source_line(skip: tuple[str, ...]) -> str:
         if not filename.startswith((torch_folder, *skip)) and not filename.startswith("<"):
             return f"{filename}:{summary[1]}"
     return ""
+
+
+def vector_bytes() -> int:
+    """Returns the width of this machine's vector registers, which decides the blocks of oneDNN's layouts."""
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
+def adds_bf16_in_float32() -> bool:
+    """Returns whether oneDNN computes bf16 on this machine without bf16 instructions, in float32 buffers."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
+
+
+def convolution_layout(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    bias_sizes: Sequence[int] | None = None,
+) -> bool | None:
+    """Returns whether oneDNN runs a convolution with channels last; None where another library runs it.
+
+    Args:
+        source: The input.
+        weight: The weights.
+        stride: As of `aten.convolution`.
+        padding: As of `aten.convolution`.
+        dilation: As of `aten.convolution`.
+        transposed: As of `aten.convolution`.
+        output_padding: As of `aten.convolution`.
+        groups: As of `aten.convolution`.
+        bias_sizes: Shape of the bias, None without one.
+    """
+    backend = torch._C._select_conv_backend(
+        source, weight, None, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
+    )
+    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+        return None
+    return torch._C._conv_determine_backend_memory_format(source, weight, backend) == torch.channels_last

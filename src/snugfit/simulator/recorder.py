@@ -31,6 +31,7 @@ REAL_ELEMENTS = 1024
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
+_lift = _aten.lift_fresh.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _CARRIES: dict[Any, Callable[[float], float]] = {
@@ -114,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(model is not known for known in self._models):
             self._models.append(model)
         self.modules.watch(model)
-        self.claim((*model.parameters(), *model.buffers()), "weights")
+        self._claim_weights(model)
 
     def claim(self, tensors: Iterable[torch.Tensor | None], category: str) -> None:
         """Says what the storages of tensors are.
@@ -124,6 +125,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             category: One of `CATEGORIES`.
         """
         self._ledger.claim(tensors, category)
+
+    def saw(self, tensor: torch.Tensor) -> None:
+        """Takes down a tensor that no operator made.
+
+        Args:
+            tensor: A real host tensor, such as a copy of the random state.
+        """
+        self._ledger.see(tensor, operator="", module=self._where(), phase=self.phase, stream=self._stream)
 
     def is_true(self, tensor: torch.Tensor) -> None:
         """Says that a tensor of one truth value would be true in a run where all goes well.
@@ -162,7 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def build(self) -> Trace:
         """Returns the trace so far, with the category of everything that is still alive decided."""
         for model in self._models:
-            self.claim((*model.parameters(), *model.buffers()), "weights")
+            self._claim_weights(model)
         self._ledger.decide_all()
         return self._builder.build()
 
@@ -235,7 +244,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._ledger.resized(args[0].untyped_storage())
         results = _tensors_in(result if isinstance(result, list | tuple) else (result,))
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
-        fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
+        made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
+        fresh = [t for t in results if made_of_values or t.untyped_storage()._cdata not in known]
         plan = self._plan(func, args, kwargs, result, tensors, fresh)
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
@@ -273,7 +283,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs=(),
             shape=None,
             cost=cost_of(func, args, kwargs, result, written),
-            workspaces=() if on_host else tuple(kernels.workspaces(str(func), args, kwargs, kind, capability)),
+            workspaces=() if on_host else kernels.workspaces(str(func), args, kwargs, kind, capability),
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
         )
@@ -325,11 +335,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
-        for tensor in fresh:
-            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
-        for size in plan.workspaces:
+        seen = 0
+        for size, results in plan.workspaces:
+            for tensor in fresh[seen:results]:
+                self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+            seen = max(seen, results)
             self._builder.workspace(size, operator=name, module=module, phase=phase, stream=stream)
             self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
+        for tensor in fresh[seen:]:
+            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
         if not cost.kernels:
             return
         dtype = cost.dtype
@@ -377,6 +391,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- gradients, optimizers, streams
 
+    def _claim_weights(self, model: torch.nn.Module) -> None:
+        """Parameters and buffers are weights of the module that owns them, wherever they were made."""
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._ledger.claim((tensor,), "weights", name.rpartition(".")[0])
+
     def _claim_gradients(self) -> None:
         for model in self._models:
             self.claim((parameter.grad for parameter in model.parameters()), "gradients")
@@ -393,8 +412,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def after(optimizer: Any, *_: Any) -> None:
             self._in_optimizer -= 1
-            for state in optimizer.state.values():
-                self.claim((value for value in state.values() if isinstance(value, torch.Tensor)), "optimizer_state")
+            for parameter, state in optimizer.state.items():
+                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+                self._ledger.claim(tensors, "optimizer_state", self.modules.owner(parameter))
 
         hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:

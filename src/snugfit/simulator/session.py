@@ -48,8 +48,9 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     """
     import torch
 
+    from snugfit.simulator.accelerator import threads_of
     from snugfit.simulator.recorder import Recorder
-    from snugfit.simulator.translate import cuda_means_sim, pool_on_host, told_finite
+    from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
 
     recorder = Recorder(personality)
@@ -58,7 +59,9 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     try:
         with ExitStack() as around:
             around.enter_context(phases.listen(recorder.on_phase))
+            around.enter_context(threads_of(personality))
             around.enter_context(recorder)
+            around.enter_context(seen_random_state(recorder.saw))
             around.enter_context(told_finite(recorder.is_true))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())

@@ -107,18 +107,21 @@ class StorageLedger:
         self.allocated_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
-    def claim(self, tensors: Iterable[torch.Tensor | None], category: str) -> None:
+    def claim(self, tensors: Iterable[torch.Tensor | None], category: str, module: str = "") -> None:
         """Says what the storages of tensors are.
 
         Args:
             tensors: Tensors; None and those not known are passed over.
             category: One of `CATEGORIES`.
+            module: Dotted path of the module they belong to; empty: the one in which they were made.
         """
         for tensor in tensors:
             if tensor is not None:
                 ref = self._alive.get(tensor.untyped_storage()._cdata)
                 if ref is not None:
                     self._set(ref, category)
+                    if module:
+                        self.builder.set_module(ref.index, module)
 
     def category(self, tensor: torch.Tensor) -> str | None:
         """Returns what a tensor was claimed to be; None where it was not or is not known."""

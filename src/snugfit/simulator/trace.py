@@ -311,6 +311,16 @@ class TraceBuilder:
         self._runs.append(run._replace(at=len(self._kinds)))
         return len(self._runs) - 1
 
+    def set_module(self, storage: int, module: str) -> None:
+        """Says to which module a storage belongs, where that is not the one in which it was made.
+
+        Args:
+            storage: The id that `alloc` returned.
+            module: Dotted path of the module.
+        """
+        row = self._storages[storage]
+        self._storages[storage] = (*row[:2], module, *row[3:])
+
     def set_category(self, storage: int, category: str) -> None:
         """Says what a storage turned out to be.
 

@@ -109,6 +109,30 @@ def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 @contextmanager
+def seen_random_state(saw: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tells of every copy of the host's random state, which no operator makes and checkpointed blocks keep.
+
+    Args:
+        saw: Called with the copy.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = original()
+        saw(state)
+        return state
+
+    torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.get_rng_state = original
+
+
+@contextmanager
 def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Counts the host pool of a simulated CPU run as host memory while the context is open.
 
@@ -167,15 +191,16 @@ def cuda_means_sim() -> Iterator[None]:
             return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)  # type: ignore[call-arg]
 
     changes.append((torch, "Generator", Generator))
-    changes.append((optimizers, "_FUSED_DEVICES", (*optimizers._FUSED_DEVICES, DEVICE_TYPE)))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes if hasattr(owner, name)]
     for owner, name, value in changes:
         setattr(owner, name, value)
+    optimizers.FUSED_DEVICES.add(DEVICE_TYPE)
     try:
         with _CudaMeansSim():
             yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+        optimizers.FUSED_DEVICES.discard(DEVICE_TYPE)

@@ -33,8 +33,8 @@ def main() -> None:
 
     from snugfit.simulator import accelerator, skeleton
 
-    torch.set_num_threads(1)
     accelerator.register()
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
     gc.enable()

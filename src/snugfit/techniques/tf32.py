@@ -34,7 +34,7 @@ class TF32(ModelTechnique):
 
     def change(self, model: nn.Module) -> None:
         """Warns where the setting has no effect."""
-        if self.setup.device.type != "cuda":
+        if self.setup.device.type == "cpu":
             warnings.warn(
                 f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.",
                 SnugfitWarning,

@@ -36,7 +36,8 @@ OPTIMIZER_TABLE = {
     "sgd": OptimizerRow(SGD, ("momentum",), True),
     "adafactor": OptimizerRow(Adafactor, (), False),
 }
-_FUSED_DEVICES = ("cpu", "cuda")
+FUSED_DEVICES = {"cpu", "cuda"}
+"""Device types for which torch has fused optimizer kernels; the simulator adds its own while it stands for CUDA."""
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -97,11 +98,11 @@ def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: t
 
 
 def _kernels(choice: str | None, row: OptimizerRow, device: torch.device) -> dict[str, bool]:
-    if choice == "fused" and device.type not in _FUSED_DEVICES:
+    if choice == "fused" and device.type not in FUSED_DEVICES:
         raise InputError(
             f"optimizer_impl='fused': torch has no fused kernels for {device.type}; use foreach or for-loop."
         )
-    if choice == "fused" or (choice is None and row.fused and device.type in _FUSED_DEVICES):
+    if choice == "fused" or (choice is None and row.fused and device.type in FUSED_DEVICES):
         return {"fused": True}
     if choice == "for-loop":
         return {"foreach": False}
