@@ -132,7 +132,9 @@ def profile_script(
         config=config,
         trace=trace,
         notes=tuple(_notes(recorder, code, steps, stop, found.peak_allocated_bytes, truth)),
-        advice=advise(seen[0] if seen else None, device_index=recorder.device_index),
+        advice=advise(seen[0] if seen else None, device_index=recorder.device_index)
+        if with_advice
+        else Advice(missing="it was not asked for"),
     )
 
 
@@ -156,7 +158,7 @@ def _notes(
         notes.append("Watching ended at the limit of events, in the middle of the run.")
     elif recorder.steps_seen < wanted:
         notes.append(
-            f"{recorder.steps_seen or 'No'} of {wanted} optimizer steps were seen"
+            f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
             + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
         )
     if recorder.lost_marks:

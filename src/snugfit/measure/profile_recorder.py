@@ -5,7 +5,7 @@ say what a tensor is; the script is not changed and needs to know nothing. What 
 allocator's events (`profile_truth`).
 
 Known limitations: only the main thread is watched (what loader threads make is seen when the model gets it); code of
-`torch.compile` runs uncompiled while it is watched; a script that opens torch's own profiler cannot be watched on the
+`torch.compile` may run uncompiled while it is watched; a script that opens torch's own profiler cannot be watched on the
 CPU, since torch runs one profiler at a time; on several GPUs only the first is measured.
 """
 
@@ -368,6 +368,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self._on = True
+
+
+# What `torch._dynamo.disable` would set, without importing the compiler into scripts that never compile.
+ProfileRecorder.__torch_dispatch__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -42,7 +42,14 @@ def test_the_scripts_output_goes_on_and_the_card_follows(folder):
     assert before.splitlines()[:4] == [
         "started with ['--lr', '0.1', '--json']", "from below python", "from a child", "finished 3",
     ]  # fmt: skip
-    for text in ("3 steps watched on cpu", "at the peak", "optimizer state", "largest tensors", "blocks", "No advice"):
+    for text in (
+        "3 steps watched on cpu",
+        "at the peak",
+        "optimizer state",
+        "largest tensors",
+        "blocks",
+        "No advice: it was not asked for.",
+    ):
         assert text in card
     assert all(len(line) <= 120 for line in card.splitlines())
 
@@ -111,3 +118,10 @@ def test_the_example_gets_advice(tmp_path):
 def test_the_command_imports_no_torch_for_its_help():
     code = "import sys, snugfit.cli.profile; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def test_compiled_code_runs_and_says_nothing(folder):
+    text = "import torch\nf = torch.compile(lambda x: x * 2 + 1, backend='eager')\nprint(f(torch.ones(3)).tolist())\n"
+    (folder / "compiled.py").write_text(text)
+    done = run_command("profile", "--no-advice", "compiled.py", cwd=folder)
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("[3.0, 3.0, 3.0]\n")

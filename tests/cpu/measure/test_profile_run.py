@@ -133,12 +133,13 @@ def test_memory_of_numpy_is_not_the_allocators(profiled):
 
 def test_evaluation_is_no_training(profiled):
     profile = profiled(
-        "import torch\nmodel = torch.nn.Linear(8, 8)\nwith torch.no_grad():\n    y = model(torch.ones(4, 8))\n"
+        "import torch\nmodel = torch.nn.Linear(8, 8)\nwith torch.no_grad():\n    y = model(torch.ones(4, 8))\n",
+        with_advice=True,
     )
     phases = {row.phase for row in profile.trace.storages if row.operator == "aten.addmm.default"}
     assert phases == {"evaluation"}
     assert profile.anatomy.bytes_by_category["activations"] == 0
-    assert profile.advice.missing and "No of 3 optimizer steps" in profile.notes[0]
+    assert "no model was seen" in profile.advice.missing and "None of 3 optimizer steps" in profile.notes[0]
 
 
 def test_stop_ends_the_script_and_without_it_the_script_goes_on_unwatched(profiled, capsys):
