@@ -137,11 +137,6 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = False
         self._around = ExitStack()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled under a dispatch mode, so the guard against it would only cost time."""
-        return False
-
     # -- beginning and end
 
     def __enter__(self) -> ProfileRecorder:
@@ -368,10 +363,6 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self._on = True
-
-
-# What `torch._dynamo.disable` would set, without importing the compiler into scripts that never compile.
-ProfileRecorder.__torch_dispatch__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
