@@ -215,7 +215,7 @@ def assemble(
         recipe=recipe,
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
-        devices=_fits(rows, timings, config),
+        devices=_fits(rows, timings, config, {id(headline): played}),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only),
         answered=headline.answered,
@@ -224,15 +224,21 @@ def assemble(
 
 
 def _fits(
-    rows: Sequence[tuple[Device, Recorded]], timings: dict[int, list[Timing | None]], config: AllocatorConfig | None
+    rows: Sequence[tuple[Device, Recorded]],
+    timings: dict[int, list[Timing | None]],
+    config: AllocatorConfig | None,
+    replayed: dict[int, replays.Replay],
 ) -> tuple[DeviceFit, ...]:
-    known: dict[int, tuple[replays.Replay, int]] = {}
+    smallest_of: dict[int, int] = {}
     found = []
     for card, recorded in rows:
-        if id(recorded) not in known:
-            played = replays.replay(recorded.trace, config)
-            known[id(recorded)] = played, replays.smallest_capacity(recorded.trace, config, unlimited=played)
-        played, smallest = known[id(recorded)]
+        played = replayed.get(id(recorded))
+        if played is None:
+            played = replayed[id(recorded)] = replays.replay(recorded.trace, config)
+        smallest = smallest_of.get(id(recorded))
+        if smallest is None:
+            smallest = replays.smallest_capacity(recorded.trace, config, unlimited=played)
+            smallest_of[id(recorded)] = smallest
         fits, headroom = replays.fits(recorded.trace, card, config, unlimited=played, smallest_bytes=smallest)
         found.append(
             DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)]))
