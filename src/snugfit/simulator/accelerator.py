@@ -236,6 +236,10 @@ class Backend:
         self.current = stream
         self.observer("stream", stream.number, None)
 
+    def is_current_stream_capturing(self) -> bool:
+        """Returns False: nothing is captured into a graph."""
+        return False
+
     def synchronize(self, device: Any = None) -> None:
         """The host waits for the device; noted for the clock."""
         self.observer("synchronize", -1, None)

@@ -35,6 +35,7 @@ _SAME_NAME = [
     "default_stream",
     "stream",
     "set_stream",
+    "is_current_stream_capturing",
     "synchronize",
     "empty_cache",
     "memory_allocated",
