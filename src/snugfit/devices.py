@@ -98,7 +98,9 @@ def _rates(
 
 _NOMINAL = "nominal"
 _FABRIC = "FLOP/s: table of Lightning Fabric's throughput.py, after NVIDIA's datasheets"
-_VOLTA = _FABRIC + "; SMs and bandwidth: NVIDIA's table of P100, V100 and A100 (Ampere in depth); link: NVIDIA's card list"
+_VOLTA = (
+    _FABRIC + "; SMs and bandwidth: NVIDIA's table of P100, V100 and A100 (Ampere in depth); link: NVIDIA's card list"
+)
 _A100 = _FABRIC + "; SMs: torch; link: NVIDIA's card list; bandwidth: "
 _V100_CONTEXT = 1343 * MIB  # nvidia-smi on a V100-SXM2-16GB, "Model training anatomy" of Hugging Face transformers
 _HOPPER = (
