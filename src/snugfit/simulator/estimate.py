@@ -82,6 +82,7 @@ def estimate(
     from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
     from snugfit.simulator.pool import shared_pool
 
+    simulated = _uncompiled(recipe or Recipe())
     shapes = skeleton_of(batch)
     workers = pool or shared_pool()
 
@@ -93,7 +94,7 @@ def estimate(
             **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
             "loss_weight": loss_weight,
         }  # fmt: skip
-        return workers.call(request.record_given, model, shapes, recipe or Recipe(), kind, arguments)
+        return workers.call(request.record_given, model, shapes, simulated, kind, arguments)
 
     title = getattr(model, "__name__", None) or type(model).__name__
     return _estimated(record, cards, None if step is not None else recipe or Recipe(), title)
@@ -130,7 +131,7 @@ def estimate_named(
     batch_size = workload.batch_size or 64
     skipped = ("batch_size", "batch_norm", "dropout", "weights")
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in skipped}
-    arguments = (named, batch_size, recipe)
+    arguments = (named, batch_size, _uncompiled(recipe))
 
     def record(kind: Kind) -> Recorded:
         if pool is None and "torch" not in sys.modules:
@@ -189,6 +190,19 @@ def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[
     problems = list(contradictions(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name})))
     if problems:
         raise RecipeError(problems, subject="recipe against workload")
+
+
+def _uncompiled(recipe: Recipe) -> Recipe:
+    """The recipe as it is simulated: operators are recorded one by one, which a compiler would fuse."""
+    if recipe.compile == "none":
+        return recipe
+    warnings.warn(
+        f"compile={recipe.compile!r} is predicted as if the step ran eagerly; a compiled one mostly takes less memory and "
+        "time. Measure it to know.",
+        SnugfitWarning,
+        stacklevel=3,
+    )
+    return recipe.replace(compile="none", compile_memory_budget=None)
 
 
 def _estimated(

@@ -213,6 +213,13 @@ def test_idle_settings_are_said_here(estimate):
         estimate(MLP(), mlp_batch(8), momentum=0.9)
 
 
+def test_compiled_steps_are_predicted_eagerly_and_that_is_said(estimate):
+    with pytest.warns(SnugfitWarning, match="predicted as if the step ran eagerly"):
+        found = estimate(MLP(), mlp_batch(8), recipe=Recipe(compile="inductor"))
+    assert found.recipe.compile == "inductor" and found.fidelity.level == "rounding"
+    assert found.total_bytes == estimate(MLP(), mlp_batch(8)).total_bytes
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
