@@ -39,6 +39,10 @@ OPTIMIZER_TABLE = {
 FUSED_DEVICES = {"cpu", "cuda"}
 """Device types for which torch has fused optimizer kernels; the simulator adds its own while it stands for CUDA."""
 
+_SGD_16_BITS_SINCE = (2, 15)
+"""First torch known to be right: fused SGD of 2.11 to 2.13 leaves 16-bit weights on cpu as they are, without an error.
+Source: pytorch issue 191763, fixed by pull request 192545."""
+
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters that training changes, tied ones once.
@@ -94,16 +98,29 @@ def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: t
     given = {"lr": workload.lr, "weight_decay": workload.weight_decay}
     given |= {setting: getattr(workload, setting) for setting in row.settings}
     given = {setting: value for setting, value in given.items() if value is not None}
-    return row.cls(groups, **given, **_kernels(recipe.optimizer_impl, row, device))  # type: ignore[arg-type]
+    return row.cls(groups, **given, **_kernels(recipe.optimizer_impl, row, device, groups))  # type: ignore[arg-type]
 
 
-def _kernels(choice: str | None, row: OptimizerRow, device: torch.device) -> dict[str, bool]:
-    if choice == "fused" and device.type not in FUSED_DEVICES:
-        raise InputError(
-            f"optimizer_impl='fused': torch has no fused kernels for {device.type}; use foreach or for-loop."
-        )
-    if choice == "fused" or (choice is None and row.fused and device.type in FUSED_DEVICES):
+def _kernels(choice: str | None, row: OptimizerRow, device: torch.device, groups: Groups) -> dict[str, bool]:
+    missing = _no_fused_kernel(row, device, groups)
+    if choice == "fused" and missing:
+        raise InputError(f"optimizer_impl='fused': {missing}; use foreach or for-loop.")
+    if choice == "fused" or (choice is None and row.fused and not missing):
         return {"fused": True}
     if choice == "for-loop":
         return {"foreach": False}
     return {"foreach": True} if choice == "foreach" else {}
+
+
+def _no_fused_kernel(row: OptimizerRow, device: torch.device, groups: Groups) -> str | None:
+    """Returns why fused kernels cannot be used here, None where they can."""
+    if device.type not in FUSED_DEVICES:
+        return f"torch has no fused kernels for {device.type}"
+    half = any(weight.dtype.itemsize == 2 for group in groups for weight in group["params"])
+    if row.cls is SGD and device.type == "cpu" and half and _torch_version() < _SGD_16_BITS_SINCE:
+        return f"the fused SGD of torch {torch.__version__} does not change 16-bit weights on cpu"
+    return None
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
