@@ -11,14 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 OptimizerFor = Callable[[nn.Parameter], Optimizer]
 
 
 def masks(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer's kernels can leave everything alone when a device flag says so (the fused ones)."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    """Returns whether an optimizer's kernels leave everything alone when a device flag says so.
+
+    The fused ones do, except SGD with momentum: a masked first step leaves its momentum as uninitialised memory.
+
+    Args:
+        optimizer: Any optimizer.
+    """
+    momentum = isinstance(optimizer, SGD) and any(group["momentum"] for group in optimizer.param_groups)
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and not momentum
 
 
 def masked_step(optimizer: Optimizer, bad: Tensor) -> None:
