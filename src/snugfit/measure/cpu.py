@@ -2,8 +2,9 @@
 
 Recording every event of a long run would slow its steps and grow the very process that is measured, so only windows are
 recorded: from before the model is built through the first steps, and around the first evaluation. Steps in between
-repeat themselves. The balance is carried over from window to window. The kernel's peak covers the whole run; what the
-process grows by while a window is opened or closed is the recorder's own and is taken off.
+repeat themselves. The balance is carried over from window to window. The kernel's peak covers building and twice as many
+first steps; what the process grows by while a window is opened or closed is the recorder's own and is taken off. After
+that the process may keep freed memory again: settings under which its memory can be read exactly make steps slow.
 
 Known limitation: a training batch that the loop lets go during the first evaluation still counts as alive there, since
 torch does not report the release of memory that was allocated between the windows.
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
-from snugfit.measure.process_memory import ProcessMemory, read_process_memory, reset_peak
+from snugfit.measure.process_memory import ProcessMemory, keep_freed_memory, read_process_memory, reset_peak
 
 _READ_EVERY_SECONDS = 0.25
 
@@ -38,6 +39,7 @@ class CpuMeter:
         self._evaluation: str = "to come"
         self._steps_done = 0
         self._next_read = 0.0
+        self._process_read = False
 
     def start(self) -> None:
         """Takes the baseline; call before the model is built."""
@@ -53,6 +55,10 @@ class CpuMeter:
         self._close_or_cut()
         if steps_done <= self._window_steps or time.monotonic() >= self._next_read:
             self._read()
+        if steps_done >= 2 * self._window_steps and not self._process_read:
+            self._read()
+            self._process_read = True
+            keep_freed_memory()
 
     def before_evaluation(self) -> None:
         """Notes that an evaluation begins; the first one is recorded."""
@@ -113,7 +119,7 @@ class CpuMeter:
         """Takes the kernel's peak, less the pages of program files and what the recorder keeps."""
         self._next_read = time.monotonic() + _READ_EVERY_SECONDS
         now = read_process_memory()
-        if now is None or self._baseline is None:
+        if now is None or self._baseline is None or self._process_read:
             return
         above_bytes = _anonymous(now.peak_rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
         self._peak_bytes = max(self._peak_bytes, above_bytes - self._recorder_bytes)

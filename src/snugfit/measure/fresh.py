@@ -1,7 +1,7 @@
 """Fresh processes whose memory can be read to the byte.
 
 glibc keeps freed memory for later, so an ordinary process shows 7 to 8 % more at its peak than its tensors need. With the
-three settings below every tensor of 64 KiB or more is a map of its own and goes back to the system when freed; the
+two settings below every tensor of 64 KiB or more is a map of its own and goes back to the system when freed; the
 process's peak then agrees with its tensors. glibc reads them only when a process starts, so the process is replaced by
 itself, once, before torch is loaded. Imports no torch.
 
@@ -26,7 +26,6 @@ from snugfit.errors import SnugfitError
 TUNED_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
-    "MALLOC_ARENA_MAX": "1",
 }
 """What a measured process starts with."""
 

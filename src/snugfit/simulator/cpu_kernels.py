@@ -10,6 +10,7 @@ operands are counted in the same way, and the float32 sums of bf16 products are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ CpuRow = Callable[[Args, Mapping[str, Any]], Sequence[InnerBytes]]
 _HEADER_BYTES = 128
 """oneDNN aligns every scratchpad to this, and books as much more. Source: `common/memory_tracking.hpp`."""
 _SMALL_PRODUCT = 16 * 16 * 16
+_WIDEST_BLOCKED_KERNEL = 14
+"""Wider float32 kernels (the patches of vision transformers) get their gradient of weights by a matrix product."""
 
 
 def _up(value: int, multiple: int) -> int:
@@ -224,6 +227,8 @@ def _convolution_backward(args: Args, kwargs: Mapping[str, Any]) -> Sequence[Inn
         operands = 0
         if wide and last:
             elements = convolution.groups * convolution.block**2 * convolution.taps
+        elif not last and item == 4 and convolution.groups == 1 and max(convolution.kernel) > _WIDEST_BLOCKED_KERNEL:
+            operands = _product_scratch(source, weight, grad)
         elif not wide and not last:
             operands = convolution.channels(grad) + (0 if convolution.few_inputs else convolution.channels(source))
         sums = elements * 4 + _HEADER_BYTES if convolution.lowers else 0
@@ -233,6 +238,16 @@ def _convolution_backward(args: Args, kwargs: Mapping[str, Any]) -> Sequence[Inn
         bias = convolution.outputs * item if wants_bias else 0
         spaces.append(InnerBytes(own + elements * item + bias + (_nbytes(weight) if last else 0), AFTER_ALL))
     return spaces
+
+
+def _product_scratch(source: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> int:
+    """Scratch of the gradient of weights as a matrix product: a thread's unfolded image, and its sum, booked four times.
+
+    Source: oneDNN `cpu/gemm_convolution_utils.cpp` (init_conf, backward weights: im2col and wei_reduction); the factor of
+    four, and the width from which this kernel is taken, are read off the allocator's events.
+    """
+    columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * weight.dtype.itemsize
+    return min(source.shape[0], torch.get_num_threads()) * (columns + 4 * _nbytes(weight))
 
 
 CPU_ROWS: dict[str, CpuRow] = {
