@@ -1,6 +1,6 @@
 """The demo's model: a small vision transformer that learns the digits data in seconds on a CPU.
 
-    snugfit train examples/digits_vit.py:model --data digits --lr 2e-3 --lr-schedule cosine --warmup-steps 20 --epochs 6
+    snugfit train examples/digits_vit.py:model --data digits --lr 2e-3 --lr-schedule cosine --warmup-steps 20 --epochs 5
 
 It is torchvision's own VisionTransformer, about 0.45 million parameters in 4 blocks, so every technique meets a real one.
 """
