@@ -11,7 +11,7 @@ demo: $(VENV)/.demo  ## the ladder on real data: plain training against every te
 		--epochs 5 --lr 2e-3 --lr-schedule cosine --warmup-steps 20 --sgd-lr 0.12
 
 test: $(VENV)/.dev  ## the whole test suite
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(RUN) -m ruff check src tests benchmarks examples
