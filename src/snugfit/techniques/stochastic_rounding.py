@@ -32,8 +32,8 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None) -> T
     Returns:
         bfloat16 tensor of the same shape.
     """
-    noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
-    bits = values.contiguous().view(torch.int32).add(noise).bitwise_and_(-(1 << 16))
+    bits = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
+    bits.add_(values.contiguous().view(torch.int32)).bitwise_and_(-(1 << 16))
     return bits.view(torch.float32).to(torch.bfloat16)
 
 
@@ -61,11 +61,13 @@ class RoundedUpdate(ParameterUpdate):
         assert self.weight.grad is not None
         standin = nn.Parameter(self.weight.detach().float())
         standin.grad = self.weight.grad.float()
+        self.weight.grad = None
         optimizer = self.optimizer
         optimizer.param_groups[0]["params"] = [standin]
         if self._state:
             optimizer.state[standin] = {name: _wide(value) for name, value in self._state.items()}
         optimizer.step()
+        standin.grad = None  # rounding needs room of its own
         updated = optimizer.state.pop(standin, {})
         optimizer.param_groups[0]["params"] = [self.weight]
         with torch.no_grad():

@@ -220,30 +220,19 @@ class Statistics:
                     torch._foreach_copy_(buffers, copies)
 
 
-def largest(gradients: list[Tensor]) -> Tensor:
-    """Returns the largest magnitude of some tensors; not finite exactly when one of their elements is not.
-
-    Args:
-        gradients: Tensors on one device, at least one.
-
-    Returns:
-        A 0-dim tensor.
-    """
-    filled = [gradient for gradient in gradients if gradient.numel()]
-    if not filled:
-        return torch.zeros((), device=gradients[0].device)
-    return torch.stack([part.float() for part in torch._foreach_norm(filled, math.inf)]).max()
-
-
 def global_norm(gradients: list[Tensor]) -> Tensor:
     """Returns the 2-norm of all tensors together, in fp32 for those of 16 bits (fp16 would overflow at 65504).
 
+    It is not finite where an element is not, or where elements are beyond 1e19 and their squares overflow fp32. The norm of
+    largest elements would have no such limit, but torch has no fast kernel for it on CPU.
+
     Args:
         gradients: Tensors on one device, at least one.
 
     Returns:
         A 0-dim tensor.
     """
+    gradients = [gradient for gradient in gradients if gradient.numel()] or gradients
     halves = [gradient for gradient in gradients if gradient.dtype in (torch.float16, torch.bfloat16)]
     if not halves:
         return torch.nn.utils.get_total_norm(gradients)

@@ -17,7 +17,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
-from snugfit.training.health import Health, largest
+from snugfit.training.health import Health, global_norm
 from snugfit.training.optimizers import Groups
 from snugfit.training.update import KERNEL_SETTINGS, Gradients, refuse
 
@@ -105,12 +105,12 @@ class PerParameterUpdate:
                 self._step_on_host(due)
             return
         if self._health.waits:
-            if self._spoiled is None and not bool(torch.isfinite(largest([gradient]))):
+            if self._spoiled is None and not bool(torch.isfinite(global_norm([gradient]))):
                 self._spoiled = name
             if self._spoiled is None:
                 update.step(None)
         else:
-            update.step(self._health.mask(largest([gradient])))
+            update.step(self._health.mask(global_norm([gradient])))
         update.weight.grad = None
 
     def _step_on_host(self, update: HostUpdate) -> None:
@@ -118,7 +118,7 @@ class PerParameterUpdate:
         assert self._loss is not None
         if self._spoiled is None and not bool(torch.isfinite(self._loss)):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        if self._spoiled is None and not bool(torch.isfinite(largest([gradient]))):
+        if self._spoiled is None and not bool(torch.isfinite(global_norm([gradient]))):
             self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
             update.step(None)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError
 from snugfit.techniques.accumulate_dtype import Fp32Sums
 from snugfit.techniques.parameter_update import masked_step, masks
-from snugfit.training.health import Health, first_bad, global_norm, largest
+from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.workload import Workload
 
 KERNEL_SETTINGS = ("fused", "foreach", "capturable")
@@ -53,7 +53,7 @@ class Gradients:
             return torch.zeros((), device=next(iter(self.named.values())).device)
         if self.clip_norm is None:
             self.settle()  # a sum that fp32 holds may overflow in fp16, so it is judged in its final dtype
-            return largest(list(self.present().values()))
+            return global_norm(list(self.present().values()))
         norm = global_norm(present)
         factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
         torch._foreach_mul_(present, factor)
