@@ -34,7 +34,9 @@ def essay(technique: Technique) -> str:
 def measured(technique: Technique, results: dict[str, Any]) -> str:
     row = next((row for row in results["rows"] if row["technique"] == technique.name), None)
     if row is None:
-        return "Not measured here: it changes no memory on this machine (see the essay)."
+        return (
+            "No measurement is in the repository; `python -m benchmarks.techniques` makes one where it can be measured."
+        )
     before, after = row["peak_tensor_bytes"]
     machine = results["machine"]
     lines = [

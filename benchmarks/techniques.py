@@ -5,7 +5,7 @@ recipes that differ in the technique alone. Peaks are counted from the allocator
 optimizer is made, weights excluded (both runs hold the same); on a CPU run what a recipe moves to the host is counted apart.
 Times are the median of paired steps. `benchmarks/results/techniques.json` feeds the technique pages.
 
-    python -m benchmarks.techniques [--pairs 8] [--only NAME]
+    python -m benchmarks.techniques [--pairs 8] [--only NAMES]
 """
 
 from __future__ import annotations
@@ -101,20 +101,18 @@ def measure(technique: str, batches: list[Any], pairs: int, device: torch.device
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=8, help="timed steps of each")
-    parser.add_argument("--only", choices=tuple(PAIRS), help="one technique; nothing is written then")
+    parser.add_argument("--only", default=",".join(PAIRS), help="names of techniques, separated by commas")
     args = parser.parse_args()
     warnings.simplefilter("ignore", SnugfitWarning)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batches = make_batches(device, 4)
     rows = []
-    for technique in [args.only] if args.only else PAIRS:
+    for technique in args.only.split(","):
         row = measure(technique, batches, args.pairs, device)
         rows.append(row)
         before, after = row["peak_tensor_bytes"]
         print(f"{technique:22} {before / 2**20:8.2f} -> {after / 2**20:8.2f} MiB   time x {row['time_ratio']:.3f}")
-    if not args.only:
-        results = {"batch_size": BATCH, "pairs": args.pairs, "rows": rows}
-        print(f"written to {write(name_for('techniques', device), results)}")
+        write(name_for("techniques", device), {"batch_size": BATCH, "pairs": args.pairs, "rows": rows})
 
 
 if __name__ == "__main__":
