@@ -130,7 +130,7 @@ def build_ladder(
     recomputed = rounded.replace(checkpoint="all")
     # The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): as many steps more, so much shorter each.
     smallest = sgd.replace(batch_size=micro, lr=sgd_rate * micro / quarter)
-    stepped = recomputed.replace(microbatch_size=None, step_in_backward=True)
+    stepped = recomputed.replace(microbatch_size=None, step_in_backward=True, init="device")
 
     mixed_note = (
         "bf16 has the range of fp32, so the loss needs no scaling; CPUs and cards since Ampere compute in it."
@@ -166,9 +166,9 @@ def build_ladder(
         Rung(name="checkpoint", change="every block recomputed in backward", recipe=recomputed, workload=sgd),
         Rung(
             name="step-in-backward",
-            change=f"batch {micro}, each gradient used at once",
+            change=f"batch {micro}, each gradient used at once; built in bf16",
             note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}, and "
-            "the learning rate is scaled with it.",
+            "the learning rate is scaled with it. By now building the model in fp32 would be the peak, so it is built in bf16.",
             recipe=stepped,
             workload=smallest,
         ),
