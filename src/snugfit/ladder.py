@@ -168,7 +168,7 @@ def build_ladder(
             name="step-in-backward",
             change=f"batch {micro}, each gradient used at once; built in bf16",
             note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}, and "
-            "the learning rate is scaled with it. By now building the model in fp32 would be the peak, so it is built in bf16.",
+            "the learning rate is scaled with it. Building in fp32 would be the peak by now, so it is built in bf16.",
             recipe=stepped,
             workload=smallest,
         ),
