@@ -5,7 +5,7 @@ two settings below every tensor of 64 KiB or more is a map of its own and goes b
 process's peak then agrees with its tensors. glibc reads them only when a process starts, so the process is replaced by
 itself, once, before torch is loaded. Imports no torch.
 
-Source: mallopt(3), "Environment variables"; measured in tests/cpu/measure/test_agreement.py.
+Source: mallopt(3), "Environment variables"; measured in tests/cpu/measure/test_meter.py.
 """
 
 from __future__ import annotations

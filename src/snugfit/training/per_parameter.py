@@ -19,7 +19,7 @@ from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
 from snugfit.training.health import Health, global_norm
 from snugfit.training.optimizers import Groups
-from snugfit.training.update import KERNEL_SETTINGS, Gradients, refuse
+from snugfit.training.update import KERNEL_SETTINGS, Gradients, refuse, scaled_step
 
 _THE_LOSS = "the loss"
 
@@ -133,12 +133,7 @@ class PerParameterUpdate:
         if self._in_backward:
             self._finish_in_backward(step, loss)
         elif self._scaler is not None:
-            self._scaler.unscale_(self._carrier)
-            if self._gradients.clip_norm is not None:
-                self._gradients.clip()
-            self._scaler.step(self._carrier)
-            self._scaler.update()
-            self._health.report(step, loss, self._scaler.scale(torch.ones((), device=loss.device)))
+            scaled_step(self._carrier, self._gradients, self._health, self._scaler, step, loss)
         else:
             norm = self._gradients.clip()
             on_host = any(isinstance(update, HostUpdate) for update in self._updates)

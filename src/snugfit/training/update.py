@@ -119,7 +119,7 @@ class WholeUpdate:
             loss: Its loss, 0-dim.
         """
         if self._scaler is not None:
-            self._finish_scaled(step, loss, self._scaler)
+            scaled_step(self.optimizer, self._gradients, self._health, self._scaler, step, loss)
         else:
             norm = self._gradients.clip()
             if self._masks and not self._health.waits:
@@ -141,14 +141,6 @@ class WholeUpdate:
     def release(self) -> None:
         """Takes its hooks off the parameters."""
         self._gradients.release()
-
-    def _finish_scaled(self, step: int, loss: Tensor, scaler: torch.amp.GradScaler) -> None:
-        scaler.unscale_(self.optimizer)
-        if self._gradients.clip_norm is not None:
-            self._gradients.clip()
-        scaler.step(self.optimizer)
-        scaler.update()
-        self._health.report(step, loss, scaler.scale(torch.ones((), device=loss.device)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the optimizer's own state_dict."""
@@ -175,6 +167,27 @@ class WholeUpdate:
             raise InputError(f"the saved optimizer does not fit this model: {error}") from error
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+
+def scaled_step(
+    optimizer: Optimizer, gradients: Gradients, health: Health, scaler: torch.amp.GradScaler, step: int, loss: Tensor
+) -> None:
+    """Takes the update of a scaled loss; the scaler leaves it out where gradients overflow.
+
+    Args:
+        optimizer: The optimizer, or what stands for one before the scaler.
+        gradients: The step's gradients, still scaled.
+        health: Judge of the run.
+        scaler: The loss scaling.
+        step: The step's number, from 1.
+        loss: Its loss, 0-dim.
+    """
+    scaler.unscale_(optimizer)
+    if gradients.clip_norm is not None:
+        gradients.clip()
+    scaler.step(optimizer)
+    scaler.update()
+    health.report(step, loss, scaler.scale(torch.ones((), device=loss.device)))
 
 
 def refuse(health: Health, gradients: Gradients, step: int, loss: Tensor) -> NoReturn:
