@@ -20,6 +20,7 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.workloads.data.splits import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    BatchedImages,
     Bytes,
     Indices,
     Splits,
@@ -35,7 +36,7 @@ CHECKED_FILES = 50_000
 """Files whose headers are read when the data is opened; beyond that a bad file is named when its turn comes."""
 
 
-class FolderImages:
+class FolderImages(BatchedImages):
     """Image files of one split, decoded when they are asked for."""
 
     def __init__(self, paths: Sequence[Path], labels: Indices, *, channels: int, image_size: int | None) -> None:
@@ -51,13 +52,6 @@ class FolderImages:
         self._channels, self._size = channels, image_size
         self._mean = np.asarray(IMAGENET_MEAN, dtype=np.float32).reshape(1, 3, 1, 1) * 255
         self._std = np.asarray(IMAGENET_STD, dtype=np.float32).reshape(1, 3, 1, 1) * 255
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        images, labels = self.batch([index])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.

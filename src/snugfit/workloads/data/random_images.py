@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from snugfit.workloads.data.splits import Indices, Splits
+from snugfit.workloads.data.splits import BatchedImages, Indices, Splits
 
 TRAIN_IMAGES = 1024
 """Training images where no number is given; validation and test have a quarter each."""
@@ -23,7 +23,7 @@ NUM_CLASSES = 10
 """Classes where the model does not say them."""
 
 
-class RandomImages:
+class RandomImages(BatchedImages):
     """Noise of zero mean and unit variance, drawn when it is asked for."""
 
     def __init__(self, count: int, *, shape: tuple[int, int, int], num_classes: int, seed: int, part: int) -> None:
@@ -39,13 +39,6 @@ class RandomImages:
         self._shape, self._key = shape, (seed, part)
         labels = np.random.Generator(np.random.PCG64(self._key)).integers(num_classes, size=count)
         self.labels: Indices = labels.astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        images, labels = self.batch([index])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.

@@ -66,7 +66,32 @@ class Splits:
     """The names of the labels, in their order."""
 
 
-class ArrayImages:
+class BatchedImages:
+    """Images that come by the batch: a single one is a batch of one."""
+
+    labels: Indices
+    """int64, `[N]`."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        images, labels = self.batch([index])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns some images as tensors; each kind of data has its own way.
+
+        Args:
+            indices: Which images.
+
+        Returns:
+            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        """
+        raise NotImplementedError
+
+
+class ArrayImages(BatchedImages):
     """Images of one size in memory; converted, resized and normalised a batch at a time."""
 
     def __init__(
@@ -93,13 +118,6 @@ class ArrayImages:
         self._mean = np.asarray(mean, dtype=np.float32).reshape(1, -1, 1, 1) * 255
         self._std = np.asarray(std, dtype=np.float32).reshape(1, -1, 1, 1) * 255
         self._channels, self._size = channels, image_size
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        images, labels = self.batch([index])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
