@@ -42,5 +42,5 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet -e '.[$(EXTRAS),text,dev]'
+	$(RUN) -m pip install --quiet -e '.[$(EXTRAS),text,lowbit,dev]'
 	touch $@ $(VENV)/.demo

@@ -12,7 +12,7 @@ from typing import Literal
 
 from snugfit.errors import RecipeError
 from snugfit.recipe import Recipe
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, Workload
 
 Level = Literal["exact", "rounding", "different"]
 LEVELS: tuple[Level, ...] = ("exact", "rounding", "different")
@@ -92,10 +92,15 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
                 yield f"{name} builds an optimizer for each parameter and needs one by name, not the function given."
         if recipe.optimizer_impl is not None:
             yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function given."
-    if recipe.offload_optimizer and optimizer == "adafactor" and recipe.optimizer is None:
-        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-    if recipe.optimizer_impl == "fused" and optimizer == "adafactor" and recipe.optimizer is None:
-        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+    if recipe.optimizer is None:
+        if recipe.offload_optimizer and optimizer == "adafactor":
+            yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
+        if recipe.offload_optimizer and optimizer == "muon":
+            yield "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host."
+        if recipe.optimizer_impl == "fused" and optimizer == "adafactor":
+            yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+        if recipe.optimizer_impl is not None and optimizer == "muon":
+            yield "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out."
 
 
 def splits(recipe: Recipe, workload: Workload) -> bool:
@@ -130,10 +135,15 @@ def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterato
         yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
     if recipe.compile not in ("none", "eager", "aot_eager"):
         yield "compile", "rounding", f"{recipe.compile} fuses operators and rounds in other places."
-    replaced = recipe.optimizer is not None and recipe.optimizer != workload.optimizer
-    if replaced or workload.optimizer != reference.optimizer:
-        chosen = recipe.optimizer or workload.optimizer
+    chosen = recipe.optimizer or workload.optimizer
+    if LOW_BIT_OPTIMIZERS.get(chosen, chosen) != reference.optimizer:
         yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
+    elif chosen in LOW_BIT_OPTIMIZERS:
+        yield "optimizer", "rounding", f"{chosen} holds the state of {reference.optimizer} in fewer bits."
+    if recipe.adapter != "none":
+        yield "adapter", "different", f"{recipe.adapter} trains small matrices beside the weights, not the weights."
+    if recipe.quantize != "none":
+        yield "quantize", "different", f"the frozen weights are rounded to {recipe.quantize} first."
     if workload.batch_size != reference.batch_size:
         yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
     for name in (

@@ -7,15 +7,15 @@ Field docstrings are the help texts of the command line. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
+from snugfit.recipe_rules import contradictions, range_problems
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
-COUNTED_CHECKPOINTS = ("every", "blocks")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,12 @@ class Recipe:
     """Saved activations that wait for backward in host memory: none, all, checkpoints (only the inputs of checkpointed
     blocks), or names of modules, separated by commas."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | None = None
-    """Replaces the workload's optimizer by a leaner one (another algorithm, so labelled different). None: keep it."""
+    optimizer: (
+        Literal["adam", "adamw", "sgd", "adafactor", "muon", "adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"]
+        | None
+    ) = None
+    """Replaces the workload's optimizer: by one that holds the same state in fewer bits (adamw8bit, adamw4bit, adamwfp8,
+    paged-adamw8bit, for adamw), or by another algorithm (labelled different). None: keep it."""
 
     optimizer_impl: Literal["foreach", "fused", "for-loop"] | None = None
     """Kernels of the optimizer's update: one for all tensors (fused), one an operation (foreach), one a tensor and
@@ -81,16 +85,45 @@ class Recipe:
     """Attention kernels: auto leaves the model's choice; eager holds the full score matrix; sdpa takes torch's fused
     kernels; flash allows only the flash kernel and stops where it cannot run."""
 
+    loss_impl: Literal["full", "chunked", "fused"] = "full"
+    """Loss over a vocabulary: full holds all logits; chunked computes head and loss by pieces of tokens and holds no more
+    than one piece; fused takes one kernel of liger-kernel (CUDA)."""
+
     compile: str = "none"
     """torch.compile backend, such as inductor or aot_eager; none runs eagerly."""
 
     compile_memory_budget: float | None = None
     """Share of activation memory the compiler may keep, 0 to 1; the rest is recomputed. None: keep what it likes."""
 
+    adapter: Literal["none", "lora", "rslora", "dora"] = "none"
+    """Low-rank adapters beside frozen linear layers, trained in their place: lora, rslora (scaled for high ranks), dora
+    (magnitude and direction apart). The model's output head is trained as it is for a new task."""
+
+    adapter_rank: int = 8
+    """Rank of the adapters."""
+
+    adapter_alpha: float = 16.0
+    """Adapters are scaled by alpha / rank (rslora: by alpha / root of the rank)."""
+
+    adapter_dropout: float = 0.0
+    """Dropout on the input of the adapters, 0 to below 1."""
+
+    adapter_targets: str | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter: all-linear, or name patterns separated by commas, such as *.q_proj,*.v_proj."""
+
+    adapter_head: bool = False
+    """A language model's output head gets an adapter too."""
+
+    quantize: Literal["none", "nf4", "int8"] = "none"
+    """Frozen weights under adapters in 4 bits (nf4) or 8 bits (int8); they cannot be trained themselves."""
+
+    double_quantize: bool = False
+    """The scales of nf4 are quantised once more."""
+
     def __post_init__(self) -> None:
-        for name in ("checkpoint", "offload_activations"):
+        for name in ("checkpoint", "offload_activations", "adapter_targets"):
             object.__setattr__(self, name, _names(getattr(self, name), name))
-        problems = [*type_problems(self), *_range_problems(self), *_contradictions(self)]
+        problems = [*type_problems(self), *range_problems(self), *contradictions(self)]
         if problems:
             raise RecipeError(problems)
 
@@ -199,86 +232,20 @@ class Recipe:
         return None
 
 
+_KEYWORDS = {
+    "checkpoint": ("none", "all", "selective"),
+    "offload_activations": ("none", "all", "checkpoints"),
+    "adapter_targets": ("all-linear",),
+}
+"""Fields that take names, and their words that are no names."""
+
+
 def _names(value: Any, field: str) -> Any:
     """Names separated by commas become a tuple; keywords and anything odd stay for the checks."""
     if not isinstance(value, str):
         return value
     value = value.strip()
-    keywords = ("none", "all", "selective") if field == "checkpoint" else ("none", "all", "checkpoints")
+    keywords = _KEYWORDS[field]
     if not value or value in keywords or (field == "checkpoint" and ":" in value):
         return value
     return tuple(name.strip() for name in value.split(",") if name.strip())
-
-
-def _range_problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.microbatch_size is not None and recipe.microbatch_size < 1:
-        yield f"microbatch_size is {recipe.microbatch_size}; it must be at least 1."
-    if recipe.workers < 0:
-        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) or more."
-    if recipe.prefetch < 1:
-        yield f"prefetch is {recipe.prefetch}; it must be at least 1."
-    if recipe.compile_memory_budget is not None and not 0 <= recipe.compile_memory_budget <= 1:
-        yield f"compile_memory_budget is {recipe.compile_memory_budget}; it is a share from 0 to 1."
-    for name in ("checkpoint", "offload_activations"):
-        value = getattr(recipe, name)
-        if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):
-            yield f"{name} is {value!r}; give a word such as none or all, or names of modules separated by commas."
-    if isinstance(recipe.checkpoint, str) and ":" in recipe.checkpoint:
-        kind, _, number = recipe.checkpoint.partition(":")
-        if kind not in COUNTED_CHECKPOINTS or not number.isdecimal() or int(number) < 1:
-            yield f"checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1."
-    if recipe.compile in ("torchscript", "jit", "ts"):
-        yield (
-            "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "
-            "Use compile='inductor'."
-        )
-
-
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    """Pairs of fields that no workload can make sense of; those that depend on the workload are in `fidelity.py`."""
-    if recipe.step_in_backward:
-        if recipe.precision == "16-mixed":
-            yield (
-                "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
-                "there. Use bf16-mixed, or leave step_in_backward out."
-            )
-        if recipe.accumulate_dtype == "fp32":
-            yield (
-                "step_in_backward contradicts accumulate_dtype='fp32': gradients are used at once and never add up. "
-                "Leave one of them out."
-            )
-    if recipe.stochastic_rounding and recipe.precision != "bf16-true":
-        yield f"stochastic_rounding needs precision='bf16-true'; precision is {recipe.precision!r}."
-    if recipe.stochastic_rounding and recipe.offload_optimizer:
-        yield (
-            "stochastic_rounding contradicts offload_optimizer: the update on the host uses torch's kernels, which round "
-            "to nearest. Leave one of them out."
-        )
-    if recipe.offload_optimizer and recipe.optimizer == "adafactor":
-        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-    if recipe.offload_activations == "checkpoints" and recipe.checkpoint in ("none", "selective"):
-        yield (
-            f"offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
-            f"{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or offload_activations='all'."
-        )
-    if recipe.checkpoint == "selective" and recipe.offload_activations != "none":
-        yield (
-            "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
-            "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'."
-        )
-    if recipe.checkpoint == "selective" and recipe.inplace:
-        yield (
-            "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
-            "Leave one of them out."
-        )
-    if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
-        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
-    if recipe.compile_memory_budget is not None and recipe.compile == "none":
-        yield "compile_memory_budget needs compile; set compile='inductor' or leave the budget out."
-    if recipe.compile != "none" and recipe.checkpoint == "selective":
-        yield "checkpoint='selective' contradicts compile: use compile_memory_budget, which lets the compiler choose."
-    if recipe.compile != "none" and recipe.offload_activations != "none":
-        yield (
-            "offload_activations contradicts compile: saved-tensor hooks that copy do not trace. Use compile_memory_budget "
-            "or checkpoint with compile."
-        )

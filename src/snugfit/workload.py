@@ -12,7 +12,9 @@ from typing import Any, Literal
 from snugfit.errors import RecipeError, did_you_mean
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor")
+OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor", "muon")
+LOW_BIT_OPTIMIZERS = dict.fromkeys(("adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"), "adamw")
+"""Optimizers of a recipe that hold the state of another one in fewer bits: name -> the other one."""
 CUSTOM_OPTIMIZER = "custom"
 """The workload's optimizer is a function of the caller's, known to Python only."""
 
@@ -26,7 +28,8 @@ class Workload:
     """
 
     optimizer: str = "adamw"
-    """Optimizer, with the meaning and defaults of torch.optim: adam, adamw, sgd or adafactor."""
+    """Optimizer, with the meaning and defaults of torch.optim: adam, adamw, sgd, adafactor or muon (matrices by Muon, the
+    rest by AdamW)."""
 
     lr: float | None = None
     """Learning rate; None: the default of torch.optim for this optimizer."""
@@ -126,6 +129,19 @@ class Workload:
         return Workload.from_mapping({**{name: getattr(self, name) for name in field_infos(Workload)}, **changes})
 
 
+def algorithm_and_storage(optimizer: str) -> tuple[str, str | None]:
+    """Splits the name of an optimizer into what is learned by and how its state is held.
+
+    Args:
+        optimizer: A name, such as adamw or adamw8bit.
+
+    Returns:
+        The workload's optimizer, and the recipe's (None where the state is held as it is).
+    """
+    algorithm = LOW_BIT_OPTIMIZERS.get(optimizer)
+    return (optimizer, None) if algorithm is None else (algorithm, optimizer)
+
+
 def _patterns(value: Any) -> Any:
     """Patterns separated by commas become a tuple; anything odd stays for the checks."""
     if isinstance(value, str):
@@ -135,7 +151,8 @@ def _patterns(value: Any) -> Any:
 
 def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
-        yield f"optimizer is {workload.optimizer!r}, which is unknown; {did_you_mean(workload.optimizer, OPTIMIZERS)}"
+        known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
+        yield f"optimizer is {workload.optimizer!r}, which is unknown; {did_you_mean(workload.optimizer, known)}"
     for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
         value = getattr(workload, name)
         if value is not None and value < 1:

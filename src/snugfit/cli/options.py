@@ -1,6 +1,7 @@
 """Recipe and training settings as options, made from the fields themselves; imports no torch.
 
-`--optimizer` names the workload's optimizer. A recipe's replacement of it stands in the recipe file, where it is labelled.
+`--optimizer` names the workload's optimizer; one with low-bit state (adamw8bit) is the workload's adamw, held by the recipe
+in fewer bits. A recipe's replacement by another algorithm stands in the recipe file, where it is labelled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from snugfit.errors import RecipeError
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.workload import Workload
+from snugfit.workload import Workload, algorithm_and_storage
 
 TRAITS = ("batch_norm", "dropout")
 """Fields of the workload that are read off the model."""
@@ -71,7 +72,10 @@ def given_workload(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         Field name -> value; only options that were given.
     """
-    return _given(args, workload_fields(), "workload_")
+    given = _given(args, workload_fields(), "workload_")
+    if "optimizer" in given:
+        given["optimizer"] = algorithm_and_storage(given["optimizer"])[0]
+    return given
 
 
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +87,12 @@ def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         Field name -> value; only options that were given.
     """
-    return _given(args, recipe_fields(), "recipe_")
+    given = _given(args, recipe_fields(), "recipe_")
+    if args.workload_optimizer is not None:
+        storage = algorithm_and_storage(args.workload_optimizer)[1]
+        if storage is not None:
+            given["optimizer"] = storage
+    return given
 
 
 def recipe_from(args: argparse.Namespace) -> Recipe:
