@@ -81,8 +81,11 @@ def hand_microbatch(model: nn.Module, device: torch.device) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step(batch: Any) -> None:
+        total = torch.zeros((), device=device)  # the batch's loss, as every loop logs it
         for images, labels in zip(batch[0].split(MICROBATCH), batch[1].split(MICROBATCH), strict=True):
-            (F.cross_entropy(model(images), labels) * (len(labels) / len(batch[1]))).backward()
+            loss = F.cross_entropy(model(images), labels) * (len(labels) / len(batch[1]))
+            total += loss.detach()
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
