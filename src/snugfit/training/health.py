@@ -118,7 +118,7 @@ class Health:
         Args:
             values: 0-dim tensors.
         """
-        return all(bool(torch.isfinite(value)) for value in values)
+        return all(math.isfinite(value) for value in values)
 
     def report(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Takes note of a step whose update is masked on the device if it is bad.
@@ -233,6 +233,10 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
         A 0-dim tensor.
     """
     gradients = [gradient for gradient in gradients if gradient.numel()] or gradients
+    if len(gradients) == 1:  # once a parameter, where it is updated in backward: as few calls as possible
+        dtype = torch.float32 if gradients[0].dtype in (torch.float16, torch.bfloat16) else None
+        alone: Tensor = torch.linalg.vector_norm(gradients[0], dtype=dtype)
+        return alone
     halves = [gradient for gradient in gradients if gradient.dtype in (torch.float16, torch.bfloat16)]
     if not halves:
         return torch.nn.utils.get_total_norm(gradients)

@@ -6,6 +6,7 @@ run can go from one to the other.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class PerParameterUpdate:
         self._loss = loss.detach()
         if not self._health.waits:
             self._health.mask(loss)
-        elif not bool(torch.isfinite(loss)):
+        elif not math.isfinite(loss):
             self._spoiled = _THE_LOSS
 
     def update_in_backward(self, update: ParameterUpdate, name: str) -> None:
@@ -105,7 +106,7 @@ class PerParameterUpdate:
                 self._step_on_host(due)
             return
         if self._health.waits:
-            if self._spoiled is None and not bool(torch.isfinite(global_norm([gradient]))):
+            if self._spoiled is None and not math.isfinite(global_norm([gradient])):
                 self._spoiled = name
             if self._spoiled is None:
                 update.step(None)
@@ -116,9 +117,9 @@ class PerParameterUpdate:
     def _step_on_host(self, update: HostUpdate) -> None:
         gradient = update.arrived()
         assert self._loss is not None
-        if self._spoiled is None and not bool(torch.isfinite(self._loss)):  # there already, since the gradient is
+        if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        if self._spoiled is None and not bool(torch.isfinite(global_norm([gradient]))):
+        if self._spoiled is None and not math.isfinite(global_norm([gradient])):
             self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
             update.step(None)
