@@ -50,6 +50,20 @@ class TrainingError(SnugfitError):
     exit_code = 4
 
 
+class OutOfMemoryError(DoesNotFitError, TrainingError):
+    """Training needs more memory than there is, whatever was tried; `undone` says what became of the step."""
+
+    def __init__(self, message: str, *, undone: bool = True) -> None:
+        """Takes the message.
+
+        Args:
+            message: What was tried, and how to go on.
+            undone: Whether the weights are those of the last whole step; False: an update ended half way.
+        """
+        super().__init__(message)
+        self.undone = undone
+
+
 class CannotSimulateError(SnugfitError):
     """The model or step cannot run on fake tensors: names operator, module, line and what to do."""
 

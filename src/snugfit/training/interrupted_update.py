@@ -1,0 +1,352 @@
+"""An update that a failed allocation interrupts is finished, parameter by parameter, and comes out as if nothing had happened.
+
+An optimizer of torch changes step counts, moments and weights in place, one operator after the other, and makes temporaries
+in between; when one of those does not fit, some of the changes are made already and nothing says which. But every operator
+that changes a tensor in place also counts up the tensor's version. The versions before the update are noted (no copy, about
+0.1 microseconds a tensor). After a failure they say how many of its changes each tensor has seen. The optimizer then runs
+again for one parameter at a time, with the same kernels, so its temporaries are those of one parameter; changes that were
+made are left out, as many for each tensor as its version says, and gradients are freed as they are used up.
+
+What makes that right is watched, operator by operator: nothing that is still to be written may depend on a tensor that
+has moved on since it was read the first time. Where it would, a scaling (weight decay) is taken back and made again;
+anything else ends the run with the cause named. Fused kernels do not count versions and need none of this: they make all
+their tensors first and then change everything in one call.
+
+Known limits: optimizers that are not in torch.optim are not finished, since their kernels need not count versions; the
+error says that the update ended half way. So does SGD with momentum, weight decay and `for-loop` kernels in its first step.
+Source: torch.Tensor._version (the counter autograd checks saved tensors by); torch.utils._python_dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from snugfit.errors import OutOfMemoryError
+from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
+
+FINISHABLE = frozenset({"Adam", "AdamW", "SGD", "Adafactor"})
+"""Classes of torch.optim that update each parameter by itself, change state by in-place operators only, and are tested."""
+
+
+def carried_through(
+    optimizer: Optimizer, take: Callable[[], object], device: torch.device, bad: Callable[[], bool] | None = None
+) -> bool:
+    """Takes an update that survives a failed allocation.
+
+    Args:
+        optimizer: The optimizer.
+        take: Steps it.
+        device: Where it runs.
+        bad: Says, after a failure, whether the step is to leave everything alone; None: it is known to be good.
+
+    Returns:
+        Whether the update was interrupted (and is finished now).
+
+    Raises:
+        RuntimeError: Memory ran out, and nothing was changed.
+        OutOfMemoryError: Memory ran out, and some parameters are changed and others not.
+    """
+    journal = Journal(optimizer)
+    try:
+        take()
+        return False
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        cause = let_go(error)
+    free_memory(device)
+    journal.finish(cause, bad)
+    return True
+
+
+class Journal:
+    """What an update is going to change, as it was before."""
+
+    __slots__ = ("_before", "_optimizer")
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Notes the versions.
+
+        Args:
+            optimizer: The optimizer, before its step.
+        """
+        self._optimizer = optimizer
+        self._before = {id(tensor): tensor._version for tensor in _changed_by(optimizer)}
+
+    def finish(self, cause: str, bad: Callable[[], bool] | None = None) -> None:
+        """Finishes the update after a failure, or leaves everything as it was.
+
+        Args:
+            cause: What failed, for the message.
+            bad: Says whether the step is to leave everything alone; None: it is known to be good.
+
+        Raises:
+            RuntimeError: Memory ran out again, and nothing is changed.
+            OutOfMemoryError: Some parameters are changed, and the others cannot be.
+        """
+        optimizer = self._optimizer
+        for name in ("grad_scale", "found_inf"):  # a step that is masked leaves them behind when it fails
+            vars(optimizer).pop(name, None)
+        finishable = type(optimizer).__name__ in FINISHABLE and type(optimizer).__module__.startswith("torch.optim.")
+        made = {id(tensor): self._count(tensor) for tensor in _changed_by(optimizer)}
+        if bad is not None and bad():
+            if not finishable or (any(made.values()) and not _fused(optimizer.param_groups)):
+                raise half_way(cause, "the update of a step with gradients that are not finite")
+            self._drop_new_state(made)
+            return
+        if not finishable:
+            raise half_way(cause, f"the update of {type(optimizer).__name__}, which cannot be finished")
+        self._drop_new_state(made)
+        groups = optimizer.param_groups
+        try:
+            for group in groups:
+                for weight in group["params"]:
+                    if weight.grad is not None:
+                        optimizer.param_groups = [{**group, "params": [weight]}]
+                        self._finish_one(weight, made)
+                        weight.grad = None
+        except _ReadTooLate as error:
+            raise half_way(cause, "the update") from error
+        except Exception as error:
+            if is_out_of_memory(error) and any(made.values()):
+                raise half_way(f"{cause} {let_go(error)}", "the update") from None
+            raise
+        finally:
+            optimizer.param_groups = groups
+
+    def _count(self, tensor: Tensor) -> int:
+        return tensor._version - self._before.get(id(tensor), 0)
+
+    def _drop_new_state(self, made: dict[int, int]) -> None:
+        """State that was being made when memory ran out, and that no parameter has used yet."""
+        state = self._optimizer.state
+        fused = _fused(self._optimizer.param_groups)
+        for weight in list(state):
+            tensors = [value for value in state[weight].values() if isinstance(value, Tensor)]
+            new = all(id(tensor) not in self._before for tensor in tensors)
+            if not new or (fused and self._fused_done(weight, made)):
+                continue
+            if not any(made[id(tensor)] for tensor in (weight, *tensors)):
+                del state[weight]
+
+    def _fused_done(self, weight: Tensor, made: dict[int, int]) -> bool:
+        """Adam counts its step right before the kernel; SGD keeps its first momentum right after it."""
+        state = self._optimizer.state[weight]
+        if "step" in state:
+            return made[id(state["step"])] > 0
+        momentum = state.get("momentum_buffer")
+        return momentum is not None and id(momentum) not in self._before
+
+    def _finish_one(self, weight: Tensor, made: dict[int, int]) -> None:
+        optimizer = self._optimizer
+        if _fused(optimizer.param_groups):
+            if weight not in optimizer.state or not self._fused_done(weight, made):
+                optimizer.step()
+                made[id(weight)] = 1
+            return
+        tracked = {id(tensor): tensor for tensor in (weight, *_tensors(optimizer.state.get(weight, {})))}
+        if not any(made[key] for key in tracked):
+            tracked = {}  # nothing of it was done: an ordinary step
+        try:
+            self._step(weight, _Continued(tracked, made))
+        except _ReadTooLate as late:
+            plan = _Listener(tracked)
+            self._step(weight, plan)
+            if not all(plan.take_back(tensor, made[id(tensor)]) for tensor in late.tensors):
+                raise
+            made.update({id(tensor): 0 for tensor in late.tensors})
+            self._step(weight, _Continued(tracked, made))
+        made[id(weight)] = max(made[id(weight)], 1)
+
+    def _step(self, weight: Tensor, mode: _Watch) -> None:
+        with mode:
+            self._optimizer.step()
+        for value in _tensors(self._optimizer.state.get(weight, {})):
+            if value in mode.doubtful:
+                raise _ReadTooLate(mode.late)
+
+
+def half_way(cause: str, what: str) -> OutOfMemoryError:
+    """Returns the error for a step that can neither be undone nor finished.
+
+    Args:
+        cause: What failed.
+        what: What was interrupted.
+    """
+    return OutOfMemoryError(
+        f"memory ran out inside {what}, after some parameters were changed and before the others were: {cause} "
+        "The step can neither be undone nor finished; go back to a checkpoint.",
+        undone=False,
+    )
+
+
+class _ReadTooLate(RuntimeError):
+    """A value that is needed was there when the update first ran, and has changed since."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__("the update reads what it has changed already")
+        self.tensors = list(tensors)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operator of one parameter's update: what it reads, and what it writes of weight and state."""
+
+    def __init__(self, tracked: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.tracked = tracked
+        self.storages = {tensor.untyped_storage()._cdata for tensor in tracked.values()}
+        self.seen = dict.fromkeys(tracked, 0)
+        self.doubtful = WeakIdKeyDictionary()
+        self.late: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written, read = _written_and_read(func, args, kwargs)
+        targets = [tensor for tensor in written if id(tensor) in self.tracked]
+        if len(targets) < len(written) and any(
+            id(tensor) not in self.tracked and tensor.untyped_storage()._cdata in self.storages for tensor in written
+        ):
+            raise _ReadTooLate([])  # a write through a view, which is not counted
+        if targets and self.leaves_out(func, args, targets):
+            for tensor in targets:
+                self.seen[id(tensor)] += 1
+            return None if not func._schema.returns else args[0]
+        doubt = self.doubts(read) or self.doubts(written)
+        if doubt and targets:
+            raise _ReadTooLate(self.late)
+        result = func(*args, **kwargs)
+        for tensor in targets:
+            self.wrote(tensor)
+        if doubt:
+            for tensor in (*written, *_flat(result)):
+                self.doubtful[tensor] = True
+            if not isinstance(result, Tensor | tuple | list) and result is not None:
+                self.everything_doubtful()
+        return result
+
+    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
+        """Returns whether a write to weight or state is not made."""
+        raise NotImplementedError
+
+    def doubts(self, tensors: Sequence[Tensor]) -> bool:
+        """Returns whether one of the tensors is not what it was at this place of the first run."""
+        return any(tensor in self.doubtful for tensor in tensors)
+
+    def wrote(self, tensor: Tensor) -> None:
+        """Takes note of a write that was made."""
+        self.seen[id(tensor)] += 1
+
+    def everything_doubtful(self) -> None:
+        """A number was read off a doubtful tensor, and numbers cannot be followed."""
+
+
+class _Continued(_Watch):
+    """Leaves out the changes that were made already."""
+
+    def __init__(self, tracked: dict[int, Tensor], made: dict[int, int]) -> None:
+        super().__init__(tracked)
+        self._made = made
+        self._numbers = False
+
+    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
+        done = {self.seen[id(tensor)] < self._made[id(tensor)] for tensor in targets}
+        if len(done) > 1:
+            raise _ReadTooLate([])
+        return done == {True}
+
+    def doubts(self, tensors: Sequence[Tensor]) -> bool:
+        late = [
+            tensor
+            for tensor in tensors
+            if id(tensor) in self.tracked and self.seen[id(tensor)] < self._made[id(tensor)]
+        ]
+        self.late += [tensor for tensor in late if not any(tensor is known for known in self.late)]
+        return bool(late) or self._numbers or super().doubts(tensors)
+
+    def wrote(self, tensor: Tensor) -> None:
+        super().wrote(tensor)
+        self._made[id(tensor)] += 1
+
+    def everything_doubtful(self) -> None:
+        self._numbers = True
+
+
+class _Listener(_Watch):
+    """Makes no change, and notes what the changes would be."""
+
+    def __init__(self, tracked: dict[int, Tensor]) -> None:
+        super().__init__(tracked)
+        self._writes: dict[int, list[tuple[Any, Any]]] = {key: [] for key in tracked}
+
+    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
+        for tensor in targets:
+            self._writes[id(tensor)].append((func, args))
+        return True
+
+    def take_back(self, tensor: Tensor, count: int) -> bool:
+        """Takes back the first changes of a tensor, if all of them only scaled it.
+
+        Args:
+            tensor: A weight or state.
+            count: How many were made.
+
+        Returns:
+            Whether they are taken back; the tensor is then what it was, up to rounding.
+        """
+        writes = self._writes[id(tensor)][:count]
+        factors = [_factor(func, args) for func, args in writes]
+        if any(factor is None for factor in factors):
+            return False
+        with torch.no_grad():
+            for factor in reversed(factors):
+                tensor.div_(factor)
+        return True
+
+
+_SCALINGS = (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar, torch.ops.aten._foreach_mul_.Scalar)
+
+
+def _factor(func: Any, args: Any) -> float | None:
+    """The number that an operator multiplies its first argument with, or None where it does something else."""
+    number = args[1] if func in _SCALINGS else None
+    return float(number) if isinstance(number, int | float) and number else None
+
+
+def _written_and_read(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    written: list[Tensor] = []
+    read: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        (written if writes else read).extend(_flat(value))
+    return written, read
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [one for one in value if isinstance(one, Tensor)] if isinstance(value, tuple | list) else []
+
+
+def _tensors(state: dict[str, Any]) -> list[Tensor]:
+    return [value for value in state.values() if isinstance(value, Tensor)]
+
+
+def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                yield value
+
+
+def _fused(groups: list[dict[str, Any]]) -> bool:
+    return all(bool(group.get("fused")) for group in groups)

@@ -1,0 +1,86 @@
+"""A failed allocation: how it is told from other errors, and how its memory comes back.
+
+CUDA has an error class of its own; the CPU allocator of torch only has a message, and maps of host memory fail as the
+operating system says. An exception that is kept keeps its frames, and they keep their tensors, so the frames are emptied
+before anything is tried again.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MESSAGES = (
+    "DefaultCPUAllocator",  # c10/core/impl/alloc_cpu.cpp: "can't allocate memory" and "not enough memory"
+    "std::bad_alloc",  # C++'s own error, which torch passes on as a RuntimeError
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""What a RuntimeError says where torch has no error class."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error means that memory ran out, on the device or on the host.
+
+    Args:
+        error: Any error.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def let_go(error: BaseException) -> str:
+    """Empties the frames that an error holds, so that their tensors can be freed.
+
+    Args:
+        error: The error, still being handled.
+
+    Returns:
+        Its first line, for a message.
+    """
+    first = next(iter(str(error).splitlines()), "") or type(error).__name__
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    return first
+
+
+def free_memory(device: torch.device) -> None:
+    """Gives back what nothing refers to any more; call it when the error itself is gone.
+
+    Args:
+        device: Where training runs; its allocator's cached segments are freed.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def insist(action: Callable[[], Any], device: torch.device) -> Any:
+    """Does something that needs next to no memory, a second time after freeing what can be freed.
+
+    Args:
+        action: Safe to repeat as long as it fails.
+        device: Where training runs.
+
+    Returns:
+        What the action returns.
+    """
+    try:
+        return action()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        let_go(error)
+    free_memory(device)
+    return action()
