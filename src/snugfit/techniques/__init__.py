@@ -52,4 +52,5 @@ TECHNIQUES: tuple[Technique, ...] = (
         "compile", ("compile", "compile_memory_budget"), (20,), "rounding", "intermediates between fused operators"
     ),
     Technique("attention", ("attention",), (21,), "exact", "attention scores, which grow with the sequence squared"),
+    Technique("loss_impl", ("loss_impl",), (28,), "exact", "logits of a large vocabulary, three times over"),
 )

@@ -18,7 +18,9 @@ from snugfit.techniques.checkpoint import Checkpointing
 from snugfit.techniques.compile import Compile
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.inplace import InPlace
+from snugfit.techniques.loss_impl import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
+from snugfit.techniques.low_bit_optimizer import announce
 from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.mixed_precision import MixedPrecision
 from snugfit.techniques.offload_activations import ActivationOffload
@@ -29,14 +31,14 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
 from snugfit.techniques.true_precision import TruePrecision
 from snugfit.training.health import Health
-from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, parameter_groups, trained_parameters
+from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, trained_parameters
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
 from snugfit.training.step import Forward, Loss, OptimizerArgument, Trainer
 from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.training.update import Gradients, WholeUpdate
-from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
 
@@ -46,6 +48,7 @@ IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
     MixedPrecision,
     InPlace,
     Attention,
+    LossImpl,  # after adapters, which may sit on the head
     ActivationOffload,  # before checkpointing, which then surrounds it: recomputed tensors never move
     Checkpointing,
     Compile,
@@ -75,7 +78,8 @@ def prepare(
         model: Any module, with its weights.
         recipe: How the step is held in memory; None: plainly.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: adam, adamw, sgd or adafactor, as torch.optim means them, or a function from parameters to an optimizer.
+        optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, or a function from parameters to an
+            optimizer. A name with low-bit state (adamw8bit) is adamw, its state held so by the recipe.
         forward: Function of (model, batch); None: a tensor goes in as it is, of a tuple the first, a dict as keywords.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine: samples, sum, tokens, or a function giving a batch's weight.
@@ -93,6 +97,10 @@ def prepare(
     recipe = Recipe() if recipe is None else recipe
     _check_arguments(model, recipe, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
+    if isinstance(optimizer, str):
+        optimizer, storage = algorithm_and_storage(optimizer)
+        if storage is not None and recipe.optimizer is None:
+            recipe = recipe.replace(optimizer=storage)
     workload = _workload(model, optimizer, settings)
     problems = list(contradictions(recipe, workload))
     if problems:
@@ -116,7 +124,7 @@ def prepare(
         health = Health(place, recipe.precision, in_backward=recipe.step_in_backward)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
-        update = _update(setup, optimizer, gradients, health, scaler, generator)
+        update = _update(model, setup, optimizer, gradients, health, scaler, generator)
     watched = recipe.true_precision is not None and not recipe.stochastic_rounding
     trainer = Trainer(
         model,
@@ -212,6 +220,7 @@ def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
 
 
 def _update(
+    model: nn.Module,
     setup: Setup,
     optimizer: OptimizerArgument,
     gradients: Gradients,
@@ -226,7 +235,9 @@ def _update(
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
         return WholeUpdate(made, gradients, health, scaler)
-    groups = parameter_groups(gradients.named.values(), workload)
+    if recipe.optimizer in LOW_BIT_OPTIMIZERS:
+        announce(recipe.optimizer, setup.device)
+    groups = optimizer_groups(model, gradients.named.values(), recipe, workload)
     if not (recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding):
         return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)
 
