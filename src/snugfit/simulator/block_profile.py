@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from snugfit.devices import Device
 from snugfit.simulator.anatomy import OUTSIDE, Anatomy, block_of
-from snugfit.simulator.clock import run_seconds
+from snugfit.simulator.clock import run_seconds, runs_of_step
 from snugfit.simulator.trace import MARK, Trace
 
 
@@ -48,10 +48,8 @@ def block_profiles(
     flops: dict[str, int] = {}
     seconds: dict[str, float | None] = {}
     timed = device is not None and not device.bytes_only
-    start = last_step_start(trace)
-    for run in trace.runs:
-        if run.at <= start:
-            continue
+    for index in runs_of_step(trace):
+        run = trace.runs[index]
         name = block_of(run.module)
         flops[name] = flops.get(name, 0) + run.flops
         if timed and device is not None and run.device == "device":

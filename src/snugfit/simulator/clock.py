@@ -19,6 +19,7 @@ order recipes and to tell host-bound from card-bound, not to replace a measureme
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from snugfit.devices import Device
 from snugfit.simulator.trace import MARK, OperatorRun, Trace
@@ -60,6 +61,8 @@ class Timing:
     """What copies between host and card take."""
     flops: int
     """Floating-point operations of the step."""
+    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Phase -> how much later the step ends for it."""
 
     @property
     def bound(self) -> str:
@@ -143,49 +146,75 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
     """
     if device.bytes_only:
         return None
-    first, last = _step_events(trace, step)
-    host = host_busy = device_busy = link_busy = 0.0
+    host = host_busy = device_busy = link_busy = latest = 0.0
     flops = 0
     ends: dict[int, float] = {}
     streams: dict[int, float] = {}
     engines = {"device": 0.0, "link": 0.0}
-    for index, run in enumerate(trace.runs):
-        if not first <= run.at <= last:
-            continue
-        seconds = run_seconds(run, device)
+    by_phase: dict[str, float] = {}
+    known: dict[int, float | None] = {}
+    for index in runs_of_step(trace, step):
+        run = trace.runs[index]
+        seconds = known[index] if index in known else known.setdefault(index, run_seconds(run, device))
         if seconds is None:
             return None
         flops += run.flops
-        issue = HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS
         if run.device == "host":
             ready = max((ends.get(other, 0.0) for other in run.after), default=0.0)
-            host = max(host + HOST_OPERATOR_SECONDS, ready) + seconds
+            host = end = max(host + HOST_OPERATOR_SECONDS, ready) + seconds
             host_busy += HOST_OPERATOR_SECONDS + seconds
             ends[index] = host
-            continue
-        host += issue
-        host_busy += issue
-        if run.device == "link":
-            link_busy += seconds
         else:
-            device_busy += seconds
-        engine = run.device
-        begin = max(host, streams.get(run.stream, 0.0), engines[engine] if seconds else 0.0)
-        for other in run.after:
-            begin = max(begin, ends.get(other, 0.0))
-        end = begin + seconds
-        streams[run.stream] = ends[index] = end
-        if seconds:
-            engines[engine] = end
-        if run.blocking:
-            host = max(host, end)
+            issue = HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS
+            host += issue
+            host_busy += issue
+            if run.device == "link":
+                link_busy += seconds
+            else:
+                device_busy += seconds
+            engine = run.device
+            begin = max(host, streams.get(run.stream, 0.0), engines[engine] if seconds else 0.0)
+            for other in run.after:
+                begin = max(begin, ends.get(other, 0.0))
+            end = begin + seconds
+            streams[run.stream] = ends[index] = end
+            if seconds:
+                engines[engine] = end
+            if run.blocking:
+                host = max(host, end)
+        if end > latest:
+            by_phase[run.phase] = by_phase.get(run.phase, 0.0) + end - latest
+            latest = end
     return Timing(
         step_seconds=max([host, *streams.values()]),
         host_seconds=host_busy,
         device_seconds=device_busy,
         link_seconds=link_busy,
         flops=flops,
+        phase_seconds=by_phase,
     )
+
+
+def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
+    """Yields the operators of a step in the order in which the host issues them, repeated ones as often as they run.
+
+    Args:
+        trace: The recording.
+        step: Which step, by the number of its marks; None for the last one.
+
+    Yields:
+        Indices of runs.
+    """
+    first, last = _step_events(trace, step)
+    repeats = {repeat.last_run: repeat for repeat in trace.repeats}
+    for index, run in enumerate(trace.runs):
+        if not first <= run.at <= last:
+            continue
+        yield index
+        repeat = repeats.get(index + 1)
+        if repeat is not None:
+            for _ in range(repeat.times):
+                yield from range(repeat.first_run, repeat.last_run)
 
 
 def _step_events(trace: Trace, step: int | None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from snugfit.simulator import replay as replays
 from snugfit.simulator.allocator_config import AllocatorConfig
 from snugfit.simulator.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.simulator.block_profile import BlockProfile, block_profiles
-from snugfit.simulator.clock import Timing, clock
+from snugfit.simulator.clock import Timing, clock, runs_of_step
 from snugfit.simulator.request import Recorded
 from snugfit.simulator.tensor_bytes import TensorBytes
 from snugfit.simulator.trace import MARK, Trace
@@ -259,10 +259,8 @@ def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
 def _flops(recorded: Recorded) -> int:
     """Operations of the steps after the first, on average."""
     trace = recorded.trace
-    start = next(
-        (i for i, kind in enumerate(trace.kinds) if kind == MARK and trace.values[i] >> 1 >= 1), len(trace.kinds)
-    )
-    return sum(run.flops for run in trace.runs if run.at > start) // recorded.batches
+    steps = range(1, recorded.batches + 1)
+    return sum(trace.runs[index].flops for step in steps for index in runs_of_step(trace, step)) // recorded.batches
 
 
 def _step_of(trace: Trace, event: int) -> int:

@@ -49,6 +49,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     import torch
 
     from snugfit.simulator.accelerator import threads_of
+    from snugfit.simulator.optimizer_kernels import stand_ins
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
@@ -63,6 +64,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
             around.enter_context(recorder)
             around.enter_context(seen_random_state(recorder.saw))
             around.enter_context(told_finite(recorder.is_true))
+            around.enter_context(stand_ins(personality.kind))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
@@ -149,12 +151,13 @@ def _built(model: Any) -> Any:
     """Returns the model, built without memory when it is a function."""
     import torch
 
+    from snugfit.simulator.request import without_memory
+
     if isinstance(model, torch.nn.Module):
         return model
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
-    with torch.device("meta"):
-        made = model()
+    made = without_memory(lambda _: model())
     if not isinstance(made, torch.nn.Module):
         raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
     return made
@@ -203,13 +206,38 @@ def _training_job(
     evaluate: bool,
     arguments: dict[str, Any],
 ) -> Recording:
+    from snugfit.simulator.pieces import FewerPieces, repeats
+    from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
+
+    if recipe.optimizer in LIBRARIES:
+        load_library(recipe.optimizer)  # outside of the recording: it makes tables of real values
+    model = _built(model)
+    run = (model, recipe, batch, personality, steps, evaluate)
+    if recipe.microbatch_size is None:
+        return _recorded_training(*run, arguments)
+    fewer = FewerPieces(arguments.get("split"))
+    recording = _recorded_training(*run, {**arguments, "split": fewer})
+    found = repeats(recording.trace, fewer.left_out)
+    if found is None:
+        return _recorded_training(*run, arguments)
+    return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
+
+
+def _recorded_training(
+    model: Any,
+    recipe: Recipe,
+    batch: Any,
+    personality: Personality,
+    steps: int,
+    evaluate: bool,
+    arguments: dict[str, Any],
+) -> Recording:
     import torch
 
     from snugfit.simulator.materialise import Materialiser
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
 
-    model = _built(model)
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
 

@@ -93,6 +93,17 @@ class OperatorRun(NamedTuple):
     """How many events of the trace came before it."""
 
 
+class Repeat(NamedTuple):
+    """A stretch of runs that stands for several like it: one microbatch of many."""
+
+    first_run: int
+    """Index of its first run."""
+    last_run: int
+    """Index behind its last run."""
+    times: int
+    """How often it happens again right after itself."""
+
+
 class Event(NamedTuple):
     """One event in words, for reading and for tests; the columns of `Trace` hold the same as ints."""
 
@@ -122,6 +133,8 @@ class Trace:
     """New bytes (RESIZE), 2 * step + (1 if entered else 0) (MARK), 0 for the rest."""
     runs: tuple[OperatorRun, ...] = ()
     """Operators in the order in which the host issued them."""
+    repeats: tuple[Repeat, ...] = ()
+    """Stretches of runs that happen several times and were recorded once; their memory is the same every time."""
 
     def __len__(self) -> int:
         """The number of events."""
@@ -167,6 +180,7 @@ class Trace:
             "subjects": list(self.subjects),
             "values": list(self.values),
             "runs": [list(row) for row in self.runs],
+            "repeats": [list(row) for row in self.repeats],
         }
 
     @classmethod
@@ -192,6 +206,7 @@ class Trace:
             subjects=tuple(plain["subjects"]),
             values=tuple(plain["values"]),
             runs=tuple(runs),
+            repeats=tuple(Repeat(*row) for row in plain.get("repeats", ())),
         )
 
 

@@ -1,0 +1,137 @@
+"""Microbatches that are alike are simulated three times and counted as often as they run.
+
+A step of 64 microbatches does the same thing 64 times. From the second on, the gradients exist; from the third on, the
+allocator's cache has seen one whole round as well, so nothing new happens. The first step runs two of them, later steps
+three, and the trace says how often the third stands for others (`Trace.repeats`), which the clock goes through again.
+That the second and the third took down the same is checked; where they did not, all are simulated.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit.simulator.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
+from snugfit.techniques.microbatch import map_tensors, split_batch
+
+FIRST_STEP, LATER_STEPS = 2, 3
+"""Microbatches of one shape that are simulated in a row, in the first step and in those after it."""
+
+
+class FewerPieces:
+    """Cuts a batch as the step would, and leaves out what would only repeat."""
+
+    def __init__(self, split: Callable[[Any, int], list[Any]] | None) -> None:
+        """Wraps a way of cutting.
+
+        Args:
+            split: The caller's own, or None for dimension 0.
+        """
+        self._split = split or split_batch
+        self.left_out: list[list[tuple[int, int]]] = []
+        """For each step: position of a microbatch among those that run -> how many like it were left out after it."""
+
+    def __call__(self, batch: Any, size: int) -> list[Any]:
+        """Returns the microbatches to simulate.
+
+        Args:
+            batch: A batch.
+            size: Samples in a microbatch.
+
+        Returns:
+            A shorter list, in the same order.
+        """
+        most = LATER_STEPS if self.left_out else FIRST_STEP
+        kept: list[Any] = []
+        left_out: list[tuple[int, int]] = []
+        before, alike = None, 0
+        for piece in self._split(batch, size):
+            shapes = _shapes(piece)
+            alike = alike + 1 if shapes == before else 1
+            before = shapes
+            if alike <= most:
+                kept.append(piece)
+            elif alike == most + 1:
+                left_out.append((len(kept) - 1, 1))
+            else:
+                left_out[-1] = (left_out[-1][0], left_out[-1][1] + 1)
+        self.left_out.append(left_out)
+        return kept
+
+
+def _shapes(piece: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        found.append((tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    map_tensors(piece, see)
+    return found
+
+
+def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat, ...] | None:
+    """Returns which stretches of a trace stand for several.
+
+    Args:
+        trace: The recording, with the marks of its phases.
+        left_out: What `FewerPieces` left out, step by step.
+
+    Returns:
+        The stretches; None where microbatches of one shape took down different things, so that none may be left out.
+    """
+    found = []
+    for step, gaps in enumerate(left_out):
+        if not gaps:
+            continue
+        starts = _starts(trace, step)
+        for position, times in gaps:
+            if position + 1 >= len(starts):
+                return None
+            begin, end = starts[position], starts[position + 1]
+            if step > 0 and not _same(trace, (starts[position - 1], begin), (begin, end)):
+                return None
+            ats = [run.at for run in trace.runs]
+            found.append(Repeat(bisect.bisect_right(ats, begin), bisect.bisect_right(ats, end), times))
+    return tuple(found)
+
+
+def _starts(trace: Trace, step: int) -> list[int]:
+    """Events at which the microbatches of a step begin, and the one at which the last has ended."""
+    starts: list[int] = []
+    waiting = None
+    for index, kind in enumerate(trace.kinds):
+        if kind != MARK or trace.values[index] != 2 * step + 1:
+            continue
+        name = trace.phases[trace.subjects[index]]
+        if name == "data":
+            waiting = index
+        elif name == "forward" and waiting is not None:
+            starts.append(waiting)
+            waiting = None
+        elif name == "optimizer" and starts:
+            starts.append(index)
+            break
+    return starts
+
+
+def _same(trace: Trace, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return _taken_down(trace, *one) == _taken_down(trace, *other)
+
+
+def _taken_down(trace: Trace, begin: int, end: int) -> list[tuple[int, int]]:
+    rows = []
+    for index in range(begin, end):
+        kind, subject = trace.kinds[index], trace.subjects[index]
+        size = 0
+        if kind in (ALLOC, FREE):
+            size = trace.storages[subject].nbytes
+        elif kind == WORKSPACE:
+            size = trace.workspaces[subject].nbytes
+        elif kind == RESIZE:
+            size = trace.values[index]
+        rows.append((kind, size))
+    return rows
