@@ -16,7 +16,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
@@ -56,7 +56,8 @@ def write(name: str, results: dict[str, Any]) -> Path:
     return path
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Returns the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

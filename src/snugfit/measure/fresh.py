@@ -85,6 +85,7 @@ def run_json(
     timeout_seconds: float | None = None,
     *,
     on_line: Callable[[str], None] | None = None,
+    module: str = "snugfit",
 ) -> dict[str, Any]:
     """Runs a snugfit command in a fresh, tuned process and returns its JSON document.
 
@@ -94,6 +95,7 @@ def run_json(
         argv: The command and its options, without `snugfit` and without `--json`.
         timeout_seconds: Time after which the command is killed; None: no limit.
         on_line: Gets each line of the command's stderr, on another thread; None: it goes to stderr.
+        module: The module that is run; another than snugfit must understand `--json` as it does.
 
     Returns:
         The document on the command's stdout.
@@ -101,7 +103,7 @@ def run_json(
     Raises:
         CommandError: The command failed, was killed, took too long, or wrote no JSON.
     """
-    command = [sys.executable, "-m", "snugfit", *argv, "--json"]
+    command = [sys.executable, "-m", module, *argv, "--json"]
     environment = {**os.environ, **TUNED_ENVIRONMENT}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
@@ -132,7 +134,7 @@ def run_json(
     except json.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise CommandError(f"`snugfit {' '.join(argv)} --json` wrote no JSON document.", 4)
+        raise CommandError(f"`{module} {' '.join(argv)} --json` wrote no JSON document.", 4)
     return document
 
 

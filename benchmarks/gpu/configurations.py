@@ -1,0 +1,288 @@
+"""The configurations whose predictions are compared with measurements, chosen for spread. Imports no torch.
+
+Every line is a model of `subjects.py` and what differs from plain training: fields of the recipe, training settings, `scale`
+(samples of the batch, as a factor) and `evaluate`. A configuration is in the validation half or in the tuning half by a
+checksum of its name; rows of the validation half are never looked at to improve anything.
+
+Add lines as techniques land. Do not rename or remove one because of its result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.part import Case, Place, half_of, spread
+from benchmarks.gpu.subjects import SUBJECTS
+from snugfit.recipe import Recipe
+from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.training_run import TrainingRun
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One line of the list."""
+
+    subject: str
+    """A key of `SUBJECTS`."""
+    scale: float
+    """Samples of the batch, as a factor."""
+    evaluate: bool
+    """Whether a batch is evaluated between the steps."""
+    recipe: dict[str, Any]
+    """Fields of the recipe that are not at their default."""
+    settings: dict[str, Any]
+    """Training settings that are not at their default, `optimizer` included."""
+
+    @property
+    def name(self) -> str:
+        """Its name: the model and all that differs from plain training."""
+        parts = [f"{key}={value}" for key, value in {**self.settings, **self.recipe}.items()]
+        if self.scale != 1:
+            parts.append(f"batch x{self.scale:g}")
+        if not self.evaluate:
+            parts.append("no evaluation")
+        return " ".join([self.subject, *parts]) if parts else f"{self.subject} plain"
+
+    @property
+    def features(self) -> list[str]:
+        """What it shows: model, family, each technique."""
+        subject = SUBJECTS[self.subject]
+        found = [self.subject, subject.family, *(f"{key}={value}" for key, value in self.recipe.items())]
+        found += [key if key != "optimizer" else str(value) for key, value in self.settings.items()]
+        return found + ([] if self.scale == 1 else ["another batch"])
+
+    @property
+    def techniques(self) -> list[str]:
+        """Recipe fields by which the report groups it; `none` for plain training."""
+        return list(self.recipe) or ["none"]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages without which it cannot run."""
+        return SUBJECTS[self.subject].packages + (("peft",) if "adapter" in self.recipe else ())
+
+    def samples(self, kind: str) -> int:
+        """Returns the samples of a batch.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        return max(1, round(self.scale * SUBJECTS[self.subject].samples[kind]))
+
+    def run(self, kind: str) -> TrainingRun:
+        """Returns what is trained.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        from benchmarks.gpu.training_run import TrainingRun
+
+        subject, samples = SUBJECTS[self.subject], self.samples(kind)
+        recipe = dict(self.recipe)
+        if "microbatch_size" in recipe:
+            recipe["microbatch_size"] = max(1, samples // recipe["microbatch_size"])
+        arguments = {"loss": subject.loss, "loss_weight": subject.loss_weight, "batch_size": samples, **self.settings}
+        return TrainingRun(
+            build=functools.partial(subject.build, kind),
+            batch=functools.partial(subject.batch, kind, samples),
+            recipe=Recipe(**recipe),
+            arguments=arguments,
+            evaluate=self.evaluate,
+        )
+
+
+def _line(subject: str, scale: float = 1, evaluate: bool = True, **fields: Any) -> Configuration:
+    """A line; `microbatch_size` is in parts of the batch here, and `optimizer` may be a storage of the recipe's."""
+    if fields.get("optimizer") in LOW_BIT_OPTIMIZERS:
+        settings = {}
+    else:
+        settings = {key: value for key, value in fields.items() if key in Workload.__dataclass_fields__}
+    recipe = {key: value for key, value in fields.items() if key not in settings}
+    return Configuration(subject=subject, scale=scale, evaluate=evaluate, recipe=recipe, settings=settings)
+
+
+_MIXED, _TRUE, _SCALED = {"precision": "bf16-mixed"}, {"precision": "bf16-true"}, {"precision": "16-mixed"}
+_ALL = {"checkpoint": "all"}
+_AWAY = {"checkpoint": "all", "offload_activations": "checkpoints"}
+_LORA, _QLORA = {"adapter": "lora"}, {"adapter": "lora", "quantize": "nf4"}
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    _line("resnet50"),
+    _line("resnet50", **_MIXED),
+    _line("resnet50", scale=2, optimizer="sgd", momentum=0.9, **_SCALED),
+    _line("resnet50", **_ALL, **_TRUE),
+    _line("resnet50", microbatch_size=2),
+    _line("resnet50", offload_activations="all"),
+    _line("resnet50", inplace=True),
+    _line("resnet50", optimizer_impl="foreach"),
+    _line("resnet50", optimizer_impl="for-loop", optimizer="sgd"),
+    _line("regnet_y_400mf"),
+    _line("regnet_y_400mf", inplace=True, **_SCALED),
+    _line("regnet_y_400mf", precision="bf16-mixed", checkpoint="every:2"),
+    _line("convnext_tiny"),
+    _line("convnext_tiny", checkpoint="selective", **_MIXED),
+    _line("convnext_tiny", stochastic_rounding=True, **_TRUE),
+    _line("convnext_tiny", step_in_backward=True, **_ALL),
+    _line("convnext_tiny", optimizer="adamw8bit", **_TRUE),
+    _line("efficientnet_b0"),
+    _line("efficientnet_b0", **_SCALED),
+    _line("efficientnet_b0", scale=2, **_MIXED),
+    _line("efficientnet_b0", checkpoint="every:2"),
+    _line("efficientnet_b0", optimizer="sgd", optimizer_impl="for-loop"),
+    _line("densenet121"),
+    _line("densenet121", **_MIXED),
+    _line("densenet121", optimizer="adafactor"),
+    _line("mobilenetv3"),
+    _line("mobilenetv3", **_TRUE),
+    _line("lraspp"),
+    _line("lraspp", **_MIXED),
+    _line("vit_b_16"),
+    _line("vit_b_16", evaluate=False),
+    _line("vit_b_16", precision="tf32"),
+    _line("vit_b_16", **_SCALED),
+    _line("vit_b_16", **_MIXED),
+    _line("vit_b_16", scale=4, **_MIXED),
+    _line("vit_b_16", **_TRUE),
+    _line("vit_b_16", precision="16-true", optimizer="sgd"),
+    _line("vit_b_16", **_ALL),
+    _line("vit_b_16", checkpoint="blocks:2"),
+    _line("vit_b_16", checkpoint="selective", **_MIXED),
+    _line("vit_b_16", offload_activations="all"),
+    _line("vit_b_16", **_AWAY, **_MIXED),
+    _line("vit_b_16", microbatch_size=4),
+    _line("vit_b_16", microbatch_size=4, accumulate_dtype="fp32", **_TRUE),
+    _line("vit_b_16", optimizer_impl="foreach"),
+    _line("vit_b_16", optimizer_impl="for-loop"),
+    _line("vit_b_16", optimizer_impl="fused", **_TRUE),
+    _line("vit_b_16", optimizer="sgd"),
+    _line("vit_b_16", optimizer="sgd", momentum=0.9, optimizer_impl="foreach"),
+    _line("vit_b_16", optimizer="adam", clip_norm=1.0),
+    _line("vit_b_16", step_in_backward=True),
+    _line("vit_b_16", offload_optimizer=True),
+    _line("vit_b_16", step_in_backward=True, offload_optimizer=True, **_TRUE),
+    _line("vit_b_16", attention="eager"),
+    _line("vit_b_16", attention="flash", **_TRUE),
+    _line("vit_b_16", freeze="encoder.*", **_MIXED),
+    _line("vit_b_16", optimizer="adamw8bit"),
+    _line("vit_b_16", optimizer="adamw4bit", **_MIXED),
+    _line("vit_b_16", optimizer="adamwfp8", **_TRUE),
+    _line("vit_b_16", optimizer="paged-adamw8bit"),
+    _line("vit_b_16", optimizer="muon"),
+    _line("vit_b_16", **_LORA),
+    _line("vit_b_16", adapter="dora", **_MIXED),
+    _line("vit_b_16", **_QLORA, **_TRUE),
+    _line("vit_l_16", **_ALL, **_MIXED),
+    _line("vit_l_16", optimizer="sgd", step_in_backward=True, **_ALL, **_TRUE),
+    _line("vit_l_16", scale=2, microbatch_size=8, **_TRUE),
+    _line("vit_l_16", init="device", **_TRUE),
+    _line("vit_l_16", checkpoint="every:3", optimizer="adafactor", **_MIXED),
+    _line("deit_small"),
+    _line("deit_small", **_MIXED),
+    _line("deit_small", **_ALL),
+    _line("deit_small", attention="eager", **_SCALED),
+    _line("swin_t"),
+    _line("swin_t", **_MIXED),
+    _line("swin_t", **_ALL),
+    _line("swin_t", optimizer="sgd", momentum=0.9, **_SCALED),
+    _line("swin_t", offload_activations="all"),
+    _line("swin_v2_t"),
+    _line("swin_v2_t", **_TRUE),
+    _line("bert_base"),
+    _line("bert_base", **_SCALED),
+    _line("bert_base", scale=2, **_MIXED),
+    _line("bert_base", **_ALL, **_MIXED),
+    _line("bert_base", microbatch_size=4),
+    _line("bert_base", optimizer="adafactor"),
+    _line("bert_base", optimizer="adamw8bit"),
+    _line("bert_base", attention="eager"),
+    _line("bert_base", offload_activations="all"),
+    _line("bert_base", **_LORA),
+    _line("bert_base", **_QLORA),
+    _line("bert_large", microbatch_size=4, **_ALL, **_SCALED),
+    _line("bert_large", evaluate=False),
+    _line("bert_large", optimizer="adafactor", **_TRUE),
+    _line("distilbert"),
+    _line("distilbert", optimizer="sgd", **_ALL, **_TRUE),
+    _line("deberta"),
+    _line("deberta", **_MIXED),
+    _line("gpt2"),
+    _line("gpt2", **_MIXED),
+    _line("gpt2", microbatch_size=4, **_SCALED),
+    _line("gpt2", **_ALL),
+    _line("gpt2", checkpoint="selective"),
+    _line("gpt2", loss_impl="chunked"),
+    _line("gpt2", optimizer_impl="foreach", clip_norm=1.0),
+    _line("gpt2", offload_optimizer=True, **_TRUE),
+    _line("gpt2", **_LORA),
+    _line("llama_1b"),
+    _line("llama_1b", **_TRUE),
+    _line("llama_1b", **_MIXED),
+    _line("llama_1b", **_ALL, **_TRUE),
+    _line("llama_1b", step_in_backward=True, **_ALL, **_TRUE),
+    _line("llama_1b", optimizer="adamw8bit", **_ALL, **_TRUE),
+    _line("llama_1b", optimizer="adamw4bit", **_TRUE),
+    _line("llama_1b", **_AWAY, **_TRUE),
+    _line("llama_1b", microbatch_size=4, optimizer="adafactor", **_TRUE),
+    _line("llama_1b", loss_impl="chunked", **_TRUE),
+    _line("llama_1b", loss_impl="fused", **_TRUE),
+    _line("llama_1b", **_LORA, **_TRUE),
+    _line("llama_1b", adapter="rslora", adapter_rank=16, **_ALL, **_TRUE),
+    _line("llama_1b", adapter="dora", **_TRUE),
+    _line("llama_1b", **_QLORA, **_TRUE),
+    _line("llama_1b", double_quantize=True, **_QLORA, **_ALL, **_TRUE),
+    _line("llama_1b", adapter="lora", quantize="int8", **_TRUE),
+    _line("qwen3_0.6b", **_TRUE),
+    _line("qwen3_0.6b", loss_impl="chunked", **_TRUE),
+    _line("qwen3_0.6b", **_ALL, **_MIXED),
+    _line("qwen3_0.6b", optimizer="muon", **_TRUE),
+    _line("mixtral", **_TRUE),
+    _line("mixtral", **_ALL, **_MIXED),
+    _line("t5_small"),
+    _line("t5_small", **_MIXED),
+    _line("t5_small", **_ALL, **_TRUE),
+    _line("lstm"),
+    _line("lstm", optimizer_impl="foreach", **_MIXED),
+)
+"""All configurations."""
+
+BY_NAME = {configuration.name: configuration for configuration in CONFIGURATIONS}
+_ONLY_ON_CARDS = {
+    ("precision", "tf32"): "tf32 changes nothing on a CPU",
+    ("loss_impl", "fused"): "the fused loss is a kernel for cards",
+}
+
+
+def cases(place: Place) -> list[Case]:
+    """Returns the configurations as cases, so ordered that any beginning of the list is spread over all of them.
+
+    Args:
+        place: Where they are measured.
+    """
+    found = []
+    for configuration in CONFIGURATIONS:
+        reasons = [
+            reason for (field, value), reason in _ONLY_ON_CARDS.items() if configuration.recipe.get(field) == value
+        ]
+        subject = SUBJECTS[configuration.subject]
+        settings = {
+            "model": configuration.subject,
+            "family": subject.family,
+            "samples": configuration.samples(place.kind),
+            "recipe": configuration.recipe,
+            "training": configuration.settings,
+            "evaluate": configuration.evaluate,
+        }
+        found.append(
+            Case(
+                name=configuration.name,
+                settings=settings,
+                half=half_of(configuration.name),
+                packages=configuration.packages,
+                left_out=reasons[0] if reasons and place.kind == "cpu" else "",
+            )
+        )
+    return spread(found, lambda case: BY_NAME[case.name].features)

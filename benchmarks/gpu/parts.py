@@ -1,0 +1,7 @@
+"""All parts, the most informative first. Imports no torch."""
+
+from __future__ import annotations
+
+from benchmarks.gpu import accuracy
+
+PARTS = {part.name: part for part in (accuracy.PART,)}
