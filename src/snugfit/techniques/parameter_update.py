@@ -42,6 +42,17 @@ def masked_step(optimizer: Optimizer, bad: Tensor) -> None:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
 
 
+def host_decides(optimizer: Optimizer) -> bool:
+    """Returns whether the host must know that a step is good before this optimizer may take it.
+
+    So it is for low-bit state: it has step counts on the host, and tables that no mask may touch.
+
+    Args:
+        optimizer: Any optimizer.
+    """
+    return bool(getattr(optimizer, "host_decides", False))
+
+
 class ParameterUpdate:
     """One parameter and its optimizer, on the device."""
 
@@ -75,8 +86,10 @@ class ParameterUpdate:
             self.optimizer.step()
         elif masks(self.optimizer):
             masked_step(self.optimizer, bad)
-        else:
+        elif not host_decides(self.optimizer):
             self._step_or_restore(bad)
+        elif not bool(bad.bool()):
+            self.optimizer.step()
 
     def _step_or_restore(self, bad: Tensor) -> None:
         """For kernels without a mask: keeps this one parameter's old values until the flag has chosen between them."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from snugfit.techniques.low_bit_optimizer import STORAGE
 from snugfit.techniques.parameter_update import OptimizerFor, ParameterUpdate
 
 
@@ -51,6 +52,7 @@ class RoundedUpdate(ParameterUpdate):
         self._generator = generator
         self._state: dict[str, Any] = {}
         super().__init__(weight, make)
+        self._packed = STORAGE in self.group
 
     def step(self, bad: Tensor | None) -> None:
         """Updates the parameter from its `grad`.
@@ -59,13 +61,18 @@ class RoundedUpdate(ParameterUpdate):
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         assert self.weight.grad is not None
+        if self._packed and bad is not None:  # packed state changes in place, so the host decides
+            if bool(bad.bool()):
+                self.weight.grad = None
+                return
+            bad = None
         standin = nn.Parameter(self.weight.detach().float())
         standin.grad = self.weight.grad.float()
         self.weight.grad = None
         optimizer = self.optimizer
         optimizer.param_groups[0]["params"] = [standin]
         if self._state:
-            optimizer.state[standin] = {name: _wide(value) for name, value in self._state.items()}
+            optimizer.state[standin] = {name: self._wide(value) for name, value in self._state.items()}
         optimizer.step()
         standin.grad = None  # rounding needs room of its own
         updated = optimizer.state.pop(standin, {})
@@ -80,7 +87,7 @@ class RoundedUpdate(ParameterUpdate):
         if not isinstance(value, Tensor):
             return value
         return self._kept(
-            _wide(self._state[name]) if self._state else torch.zeros_like(value), value, bad.to(value.device)
+            self._wide(self._state[name]) if self._state else torch.zeros_like(value), value, bad.to(value.device)
         )
 
     @staticmethod
@@ -88,13 +95,19 @@ class RoundedUpdate(ParameterUpdate):
         return new if bad is None else torch.where(bad.bool(), old, new)
 
     def _narrow(self, value: Any) -> Any:
-        """bf16 for everything as large as a weight; step counts stay exact."""
-        if isinstance(value, Tensor) and value.dim():
+        """bf16 for everything as large as a weight; step counts and packed state stay exact."""
+        if isinstance(value, Tensor) and value.dim() and not self._packed:
             return round_stochastically(value.detach(), self._generator)
         return value
 
+    def _wide(self, value: Any) -> Any:
+        """A copy for the update to work on; the step count, which an optimizer raises in place, must be able to stay."""
+        if not isinstance(value, Tensor) or self._packed:
+            return value
+        return value.float() if value.dim() else value.clone()
+
     def state(self) -> dict[str, Any]:
-        """Returns the state of this parameter, in bf16."""
+        """Returns the state of this parameter, in bf16 where it is not packed."""
         return dict(self._state)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -103,14 +116,11 @@ class RoundedUpdate(ParameterUpdate):
         Args:
             state: In any floating dtype.
         """
+        if self._packed:
+            super().load_state(state)
+            self._state = self.optimizer.state.pop(self.weight, {})
+            return
         self._state = {
             name: value.to(self.weight.device, torch.bfloat16) if isinstance(value, Tensor) and value.dim() else value
             for name, value in state.items()
         }
-
-
-def _wide(value: Any) -> Any:
-    """A copy for the update to work on; the step count, which an optimizer raises in place, must be able to stay."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.float() if value.dim() else value.clone()

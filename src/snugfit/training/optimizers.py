@@ -1,4 +1,7 @@
-"""Optimizers by name, meaning exactly what `torch.optim` means by them unless the workload asks otherwise."""
+"""Optimizers by name, meaning exactly what `torch.optim` means by them unless the workload asks otherwise.
+
+Those with low-bit state and Muon, which are not in torch.optim as they are, have files of their own in `techniques`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.workload import Workload
+from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimizer
+from snugfit.techniques.muon import ALGORITHM, MuonWithAdamW, muon_weights
+from snugfit.techniques.parameter_roles import embedding_weights
+from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
 
 OptimizerFunction = Callable[[Iterable[nn.Parameter]], Optimizer]
 Groups = list[dict[str, Any]]
@@ -20,10 +26,10 @@ Groups = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptimizerRow:
-    """One optimizer of torch and what it takes."""
+    """One optimizer and what it takes."""
 
     cls: type[Optimizer]
-    """The class in torch.optim."""
+    """Its class; for one with low-bit state the one of the same algorithm, settings and defaults."""
     settings: tuple[str, ...]
     """Fields of the workload it takes beside lr and weight_decay."""
     fused: bool
@@ -35,6 +41,8 @@ OPTIMIZER_TABLE = {
     "adamw": OptimizerRow(AdamW, ("betas",), True),
     "sgd": OptimizerRow(SGD, ("momentum",), True),
     "adafactor": OptimizerRow(Adafactor, (), False),
+    "muon": OptimizerRow(MuonWithAdamW, ("betas",), False),
+    **dict.fromkeys(LOW_BIT_OPTIMIZERS, OptimizerRow(AdamW, ("betas",), False)),
 }
 FUSED_DEVICES = {"cpu", "cuda"}
 """Device types for which torch has fused optimizer kernels; the simulator adds its own while it stands for CUDA."""
@@ -81,8 +89,41 @@ def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> 
     return [group for group in groups if group["params"]]
 
 
+def optimizer_groups(
+    model: nn.Module, parameters: Iterable[nn.Parameter], recipe: Recipe, workload: Workload
+) -> Groups:
+    """Returns the parameter groups, parted where an optimizer treats some parameters apart.
+
+    Args:
+        model: Says what each parameter is for.
+        parameters: What training changes.
+        recipe: Its `optimizer` replaces the workload's.
+        workload: The optimizer's name, and `no_decay`.
+
+    Returns:
+        The groups of `parameter_groups`; with low-bit state embeddings apart, with muon its matrices.
+    """
+    groups = parameter_groups(parameters, workload)
+    name = recipe.optimizer or workload.optimizer
+    if name in LOW_BIT_OPTIMIZERS:
+        return _parted(groups, embedding_weights(model), {FULL_PRECISION: True}, {FULL_PRECISION: False})
+    if name == "muon":
+        return _parted(groups, muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"})
+    return groups
+
+
+def _parted(groups: Groups, chosen: set[nn.Parameter], mark: dict[str, Any], other: dict[str, Any]) -> Groups:
+    parted: Groups = []
+    for group in groups:
+        for marks, inside in ((mark, True), (other, False)):
+            weights = [weight for weight in group["params"] if (weight in chosen) is inside]
+            if weights:
+                parted.append({**group, **marks, "params": weights})
+    return parted
+
+
 def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: torch.device) -> Optimizer:
-    """Builds a `torch.optim` optimizer.
+    """Builds an optimizer.
 
     Args:
         recipe: Its `optimizer` replaces the workload's, its `optimizer_impl` chooses the kernels.
@@ -98,6 +139,11 @@ def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: t
     given = {"lr": workload.lr, "weight_decay": workload.weight_decay}
     given |= {setting: getattr(workload, setting) for setting in row.settings}
     given = {setting: value for setting, value in given.items() if value is not None}
+    if name in LOW_BIT_OPTIMIZERS:
+        return low_bit_optimizer(name, groups, device, **given)
+    if name == "muon":
+        kernels = _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups)
+        return MuonWithAdamW(groups, **given, kernels=kernels)  # type: ignore[arg-type]
     return row.cls(groups, **given, **_kernels(recipe.optimizer_impl, row, device, groups))  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
 from snugfit.training.health import Health, global_norm
 from snugfit.training.optimizers import Groups
-from snugfit.training.update import KERNEL_SETTINGS, Gradients, refuse, scaled_step
+from snugfit.training.update import KERNEL_SETTINGS, Gradients, check_storage, refuse, scaled_step
 
 _THE_LOSS = "the loss"
 
@@ -214,6 +214,7 @@ class PerParameterUpdate:
         Raises:
             InputError: It is that of other parameters.
         """
+        check_storage([update.group for update in self._updates], state["param_groups"])
         groups = {position: group for group in state["param_groups"] for position in group["params"]}
         if len(groups) != len(self._updates):
             raise InputError(

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from snugfit.errors import InputError
 from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques.low_bit_optimizer import STORAGE
 from snugfit.techniques.parameter_update import masked_step, masks
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.workload import Workload
@@ -158,6 +159,7 @@ class WholeUpdate:
         """
         own = self.optimizer.param_groups
         groups = state["param_groups"]
+        check_storage(own, groups)
         if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
             kernels = [{name: group[name] for name in KERNEL_SETTINGS if name in group} for group in own]
             groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
@@ -167,6 +169,25 @@ class WholeUpdate:
             raise InputError(f"the saved optimizer does not fit this model: {error}") from error
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+
+def check_storage(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """Raises where a saved state is packed in other bits than an optimizer's.
+
+    Args:
+        own: The optimizer's parameter groups.
+        saved: Those of the saved state.
+
+    Raises:
+        InputError: Naming both.
+    """
+    mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
+    if mine != theirs:
+        names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
+        raise InputError(
+            f"the saved optimizer holds its state as {names[0]}, and this recipe as {names[1]}; go on with the optimizer "
+            "that was saved, or start the run anew."
+        )
 
 
 def scaled_step(

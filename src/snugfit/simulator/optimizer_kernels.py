@@ -1,0 +1,120 @@
+"""How kernels of optimizer libraries run in a simulation: the same code where it is Python, a stand-in where it is not.
+
+The optimizers themselves are the real ones; only what they call at the end is replaced while a recording is under way:
+
+- bitsandbytes on cpu: its kernels are Python code over torch operators, hidden behind one operator. They are called
+  directly, so that their temporaries are recorded. Source: `bitsandbytes/backends/cpu/ops.py`.
+- bitsandbytes on CUDA: one kernel a parameter, in place; the operator's fake version says the same, so nothing is replaced.
+  Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
+  all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
+- torchao's update on CUDA is compiled (see `techniques/low_bit_torchao.py`): it is recorded as one kernel a slice that reads
+  and writes its arguments in place. The compiled kernels' own temporaries, at most some bytes for each value of one slice,
+  are not counted, and the prediction says that it is an approximation.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import SnugfitWarning
+
+_BITSANDBYTES = "snugfit.techniques.low_bit_bitsandbytes"
+_TORCHAO = "snugfit.techniques.low_bit_torchao"
+_library: list[torch.library.Library] = []
+
+
+@contextmanager
+def stand_ins(kind: str) -> Iterator[None]:
+    """Replaces the kernels of optimizer libraries that are loaded, while the context is open.
+
+    Args:
+        kind: `cuda` or `cpu`.
+
+    Yields:
+        Nothing.
+    """
+    changes: list[tuple[Any, str, Any]] = []
+    if _BITSANDBYTES in sys.modules:
+        changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
+    if _TORCHAO in sys.modules and kind != "cpu":
+        changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _bitsandbytes_on_cpu() -> list[tuple[Any, str, Any]]:
+    from bitsandbytes.backends.cpu import ops
+
+    return [
+        (torch.ops.bitsandbytes, "optimizer_update_8bit_blockwise", ops._optimizer_update_8bit_blockwise_cpu),
+        (torch.ops.bitsandbytes, "optimizer_update_32bit", ops._optimizer_update_32bit_cpu),
+    ]
+
+
+def _bitsandbytes_pages() -> list[tuple[Any, str, Any]]:
+    from bitsandbytes import functional
+
+    return [
+        (functional, "get_paged", _paged),
+        (functional, "fill", lambda tensor, value: tensor.fill_(value)),
+        (functional, "prefetch_tensor", lambda tensor, to_cpu=False: None),
+    ]
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
+    _warn(
+        "paged optimizer state is counted as host memory, and the step's time as if all of it crossed the link every "
+        "step; while the card has room it stays there and is faster."
+    )
+    pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
+    pages.is_paged, pages.page_deviceid = True, device.index
+    made: Tensor = pages
+    return made
+
+
+def _one_kernel() -> Callable[..., None]:
+    """Stands where the compiled update stands."""
+    _warn(
+        "this optimizer's update is compiled on CUDA, and predicted as one kernel for each slice of a parameter without "
+        "temporaries of its own; compiled code may take some (at most a few bytes for each of the 4 million values of a "
+        "slice)."
+    )
+    return _update_in_one_kernel
+
+
+def _update_in_one_kernel(
+    weight: Tensor,
+    gradient: Tensor,
+    first: tuple[Tensor | None, ...],
+    second: tuple[Tensor | None, ...],
+    *_: Any,
+) -> None:
+    _operator()(weight, gradient, [part for part in (*first[:2], *second[:2]) if part is not None])
+
+
+@functools.cache
+def _operator() -> Any:
+    """An operator that changes weight and state in place and makes nothing."""
+    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("compiled_adamw(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state) -> ()")
+    torch.library.register_fake("snugfit::compiled_adamw", lambda weight, gradient, state: None, lib=library)
+    _library.append(library)
+    return torch.ops.snugfit.compiled_adamw
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, SnugfitWarning, stacklevel=3)

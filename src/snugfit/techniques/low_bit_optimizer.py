@@ -1,0 +1,120 @@
+"""Low-bit optimizer state: AdamW's two moments in 8 or 4 bits, with a scale for each block of values.
+
+AdamW's moments take 8 bytes a parameter in fp32. `adamw8bit` holds them in 2.03 (8-bit dynamic codes, blocks of 256),
+`adamwfp8` in 2.03 (float8 e4m3, blocks of 256), `adamw4bit` in 1.06 (4-bit codes, blocks of 128). `paged-adamw8bit` is
+`adamw8bit` in memory that the CUDA driver moves to the host when the card is full. An update unpacks a block, computes in
+fp32 and packs it again, so the algorithm is AdamW's and every step rounds the moments: fidelity rounding.
+
+What stays in full precision: parameters of fewer than 4096 values, which are too small to gain anything; with 4 bits and
+fp8, those that are no whole number of blocks; and every embedding, a head tied to one included, because rows that are seen
+rarely get large updates (the rule of bitsandbytes, kept here for all of them).
+
+Which library: `adamw8bit` and `paged-adamw8bit` run bitsandbytes, whose one kernel a parameter takes no memory beside the
+state on CUDA, needs no compiler, and is eager on CPU. `adamw4bit` and `adamwfp8` run the number formats and the update of
+torchao. It would compile the update for every shape (4 to 25 seconds each) and, uncompiled, take some fifty bytes for each
+value of the largest parameter; here the update goes over slices of a million values, uncompiled on CPU and compiled once on
+CUDA, so its temporaries stay small in both cases. State is plain tensors, saved and loaded bit for bit.
+
+Costs: bitsandbytes lets the host wait for the GPU after each parameter. Wrong when updates are tiny and must not be
+rounded; useless for a model of small tensors, where nothing is quantised. On cpu nothing is paged: `paged-adamw8bit` is
+`adamw8bit` there, and says so. With `stochastic_rounding` weights are rounded at random, the state stays in its own format.
+
+Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021 (arXiv:2110.02861); Li et al., Memory Efficient
+Optimizers with 4-bit States, 2023 (arXiv:2309.01507); torchao/optim/README.md; Dettmers et al., QLoRA, 2023, for paging
+(arXiv:2305.14314).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from snugfit.errors import InputError, SnugfitWarning
+
+FULL_PRECISION = "full_precision"
+"""Key of a parameter group: its state is not quantised."""
+STORAGE = "storage"
+"""Key of a parameter group: the name of the optimizer that packed its state."""
+
+_PAGED = "paged-adamw8bit"
+_ONE_KERNEL = "one kernel a parameter, no temporaries on CUDA, no compiler"
+_ONLY_FORMAT = "the only library with this format; the update goes over slices"
+LIBRARIES = {
+    "adamw8bit": ("bitsandbytes", _ONE_KERNEL),
+    _PAGED: ("bitsandbytes", "its pages move to the host when the card is full"),
+    "adamw4bit": ("torchao", _ONLY_FORMAT),
+    "adamwfp8": ("torchao", _ONLY_FORMAT),
+}
+"""Optimizer -> the library it runs on, and why."""
+
+logger = logging.getLogger("snugfit")
+
+
+def load_library(name: str) -> None:
+    """Imports an optimizer's library and makes its tables of values, outside of any simulation.
+
+    Args:
+        name: A key of `LIBRARIES`.
+
+    Raises:
+        InputError: The library is not installed.
+    """
+    library, _ = LIBRARIES[name]
+    try:
+        if library == "bitsandbytes":
+            from snugfit.techniques.low_bit_bitsandbytes import lookup_tables
+        else:
+            from snugfit.techniques.low_bit_torchao import lookup_tables
+    except ImportError as error:
+        raise InputError(
+            f"optimizer {name!r} needs {library}, which cannot be imported ({error}). "
+            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
+        ) from error
+    lookup_tables()
+
+
+def announce(name: str, device: torch.device) -> None:
+    """Says which library holds the state, and what this device cannot do; once a run.
+
+    Args:
+        name: A key of `LIBRARIES`.
+        device: Where the update runs.
+    """
+    library, reason = LIBRARIES[name]
+    logger.info("optimizer %s runs on %s: %s.", name, library, reason)
+    if name == _PAGED and device.type == "cpu":
+        warnings.warn(
+            f"optimizer {_PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
+            SnugfitWarning,
+            stacklevel=4,
+        )
+
+
+def low_bit_optimizer(name: str, groups: list[dict[str, Any]], device: torch.device, **settings: Any) -> Optimizer:
+    """Builds AdamW with low-bit state.
+
+    Args:
+        name: A key of `LIBRARIES`.
+        groups: Parameter groups; `full_precision` in one leaves its state in fp32.
+        device: Where the update runs.
+        **settings: lr, weight_decay and betas, where they are not AdamW's own.
+
+    Returns:
+        The optimizer, without state yet.
+
+    Raises:
+        InputError: Its library is not installed.
+    """
+    load_library(name)
+    marked = [{STORAGE: name.removeprefix("paged-"), FULL_PRECISION: False, **group} for group in groups]
+    if LIBRARIES[name][0] == "bitsandbytes":
+        from snugfit.techniques.low_bit_bitsandbytes import EightBitAdamW
+
+        return EightBitAdamW(marked, is_paged=name == _PAGED and device.type != "cpu", **settings)
+    from snugfit.techniques.low_bit_torchao import SlicedAdamW
+
+    return SlicedAdamW(marked, number_format=name, **settings)

@@ -1,0 +1,121 @@
+"""Muon: the update of a matrix is made orthogonal, so one moment is enough where Adam keeps two.
+
+Half of Adam's state for every matrix inside the model: 4 bytes a parameter in fp32 (2 in bf16) in place of 8. What Muon is
+not made for stays with AdamW: embeddings, the output head, biases, norms, and convolutions (weights of more than two
+dimensions). Both are one optimizer with one state_dict, built of `torch.optim.Muon` and `torch.optim.AdamW`.
+
+Costs a Newton-Schulz iteration a matrix and step (fifteen products in bf16; it pays where batches are large), and during it
+temporaries of a few times the largest matrix in bf16.
+
+One learning rate serves both: Muon's update is scaled to the size of AdamW's (`adjust_lr_fn="match_rms_adamw"`), so that a
+rate found for AdamW can be used as it is. Decay and momentum that are not given are torch's own: 0.1 and 0.95 for Muon, 0.01
+for AdamW; `betas` go to AdamW.
+
+Another algorithm, so another result: fidelity different, never chosen unless allowed. Wrong for fine-tuning a model whose
+pretraining used Adam with few steps, and where the matrices are few. The output head is the layer a model names as such
+(transformers), else its last linear layer.
+
+Source: Jordan et al., Muon, 2024 (kellerjordan.github.io/posts/muon); Liu et al., Muon is Scalable for LLM Training, 2025
+(arXiv:2502.16982); torch.optim.Muon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from snugfit.techniques.parameter_roles import embedding_weights, head_weights
+
+ALGORITHM = "algorithm"
+"""Key of a parameter group: muon or adamw."""
+
+
+def muon_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the matrices that Muon updates.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Its two-dimensional parameters, embeddings and the output head left out.
+    """
+    others = embedding_weights(model) | head_weights(model)
+    return {weight for weight in model.parameters() if weight.dim() == 2 and weight not in others}
+
+
+class MuonWithAdamW(Optimizer):
+    """`torch.optim.Muon` and `torch.optim.AdamW` over groups of their own, as one optimizer."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        kernels: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Parts the groups.
+
+        Args:
+            params: Parameters or groups; a group says `algorithm`, and one that does not is parted by dimension.
+            lr: Learning rate of both.
+            weight_decay: Decay of both; None: torch's own for each.
+            betas: AdamW's two decay rates.
+            kernels: AdamW's `fused` or `foreach`.
+        """
+        self._adamw = {"betas": betas, **(kernels or {})}
+        decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+        super().__init__(_parted(params), {"lr": lr, **decay})
+        self._link()
+
+    def _link(self) -> None:
+        """Makes the two parts work on this optimizer's very groups and state."""
+        self._parts: list[Optimizer] = []
+        for algorithm in ("muon", "adamw"):
+            groups = [group for group in self.param_groups if group[ALGORITHM] == algorithm]
+            if groups:
+                part = (
+                    Muon(groups, adjust_lr_fn="match_rms_adamw")
+                    if algorithm == "muon"
+                    else AdamW(groups, **self._adamw)  # type: ignore[arg-type]
+                )
+                part.state = self.state
+                self._parts.append(part)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # torch puts new groups and a new state in place when it loads
+        self._link()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: Not supported.
+        """
+        assert closure is None
+        for part in self._parts:
+            part.step()
+
+
+def _parted(params: Iterable[Any]) -> list[dict[str, Any]]:
+    given = list(params)
+    groups = [dict(group) for group in given] if given and isinstance(given[0], dict) else [{"params": given}]
+    parted = []
+    for group in groups:
+        if ALGORITHM in group:
+            parted.append(group)
+            continue
+        weights = list(group["params"])
+        for algorithm, chosen in (
+            ("muon", [w for w in weights if w.dim() == 2]),
+            ("adamw", [w for w in weights if w.dim() != 2]),
+        ):
+            if chosen:
+                parted.append({**group, ALGORITHM: algorithm, "params": chosen})
+    return parted
