@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.simulator.trace import Trace
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +219,7 @@ def record_step(
 
     model = _module(model)
     batches = batch if isinstance(batch, list) else [batch]
-    used = _optimizer_function(optimizer, settings) if isinstance(optimizer, str) else optimizer
+    used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
     personality = _personality(kind)
     place = torch.device("cpu") if on_host else personality.device
     turn = 0
@@ -279,10 +279,23 @@ def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
     return Workload.from_mapping({**traits, **plain, "optimizer": name})
 
 
-def _optimizer_function(name: str, settings: Mapping[str, Any]) -> Callable[[Any], Any]:
-    from snugfit.training.optimizers import OPTIMIZER_TABLE
+def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
+    from snugfit.techniques.low_bit_optimizer import load_library
+    from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups
 
-    workload = Workload.from_mapping({**settings, "optimizer": name})
+    algorithm, storage = algorithm_and_storage(name)
+    workload = Workload.from_mapping({**settings, "optimizer": algorithm})
+    if storage is not None:
+        load_library(storage)
+    if storage is not None or name == "muon":
+        recipe = Recipe(optimizer=storage)  # type: ignore[arg-type]
+
+        def make(parameters: Any) -> Any:
+            weights = list(parameters)
+            groups = optimizer_groups(model, weights, recipe, workload)
+            return make_optimizer(recipe, workload, groups, weights[0].device)
+
+        return make
     row = OPTIMIZER_TABLE[name]
     given = {field: getattr(workload, field) for field in ("lr", "weight_decay", *row.settings)}
     given = {field: value for field, value in given.items() if value is not None}
