@@ -114,14 +114,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _draw(path: Path, estimate: Estimate) -> None:
-    if path.suffix.lower() == ".png":
-        from snugfit.report.timeline_figure import draw_timeline
+    from snugfit.report.estimate_timeline import estimate_drawing
+    from snugfit.report.timeline_figure import write_timeline
 
-        draw_timeline(estimate, path)
-    else:
-        from snugfit.report.timeline import timeline_page
-
-        path.write_text(timeline_page(estimate), encoding="utf-8")
+    write_timeline(estimate_drawing(estimate), path)
 
 
 def _write(path: Path, write: Callable[[], None]) -> None:

@@ -68,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
             write_snapshot(args.snapshot, profile.trace, profile.config)
         if args.timeline:
-            from snugfit.report.profile_timeline import write_profile_timeline
+            from snugfit.report.profile_timeline import profile_drawing
+            from snugfit.report.timeline_figure import write_timeline
 
-            write_profile_timeline(profile, Path(args.timeline))
+            write_timeline(profile_drawing(profile), Path(args.timeline))
         with contextlib.redirect_stdout(stream):
             if args.json:
                 print_json(profile_to_plain(profile))

@@ -1,6 +1,7 @@
-"""Predicted memory over the run as one self-contained HTML page: stacked categories, phases marked, values on hover.
+"""Memory over a run as one self-contained HTML page: stacked categories, phases marked, values on hover.
 
-The page holds its data, its styles and its script, and asks for nothing from anywhere.
+Predicted (`estimate_timeline.py`) and measured (`profile_timeline.py`) runs are drawn alike. The page holds its data, its
+styles and its script, and asks for nothing from anywhere.
 """
 
 from __future__ import annotations
@@ -9,15 +10,13 @@ import bisect
 import dataclasses
 import html
 import json
+from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
 
-from snugfit.report.estimate_card import recipe_in_words, short_operator, where_in_words
+from snugfit.report.estimate_card import short_operator
+from snugfit.simulator.anatomy import LiveTensor, Timeline
 from snugfit.simulator.trace import FREE, MARK, Trace
-from snugfit.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from snugfit.simulator.prediction import Estimate
+from snugfit.units import format_bytes
 
 COLOURS = {
     "weights": "#0072B2",
@@ -65,24 +64,42 @@ class TimelineData:
     """Index of the last event that is drawn: the end of the last step, before the run is taken down."""
 
 
-def timeline_data(estimate: Estimate, *, points: int = 1000) -> TimelineData:
-    """Returns what is to be drawn of an estimate.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """A run to be drawn, and what is said of it."""
+
+    title: str
+    """Title of the page."""
+    heading: str
+    """The run in one line."""
+    subtitle: tuple[str, ...]
+    """What it is a run of, by lines."""
+    data: TimelineData
+    """Its bytes."""
+    largest: Sequence[LiveTensor]
+    """The largest tensors alive at the peak."""
+    limit: tuple[str, int] | None = None
+    """Name and bytes of the card it should fit, if one was named."""
+
+
+def timeline_data(trace: Trace, found: Timeline, *, reserved: bool) -> TimelineData:
+    """Returns what is to be drawn of a run.
 
     Args:
-        estimate: The estimate.
-        points: How many points at most.
+        trace: The run's events.
+        found: Its bytes at some of them.
+        reserved: Whether the device has segments.
 
     Returns:
-        The data, thinned so that no peak is lost.
+        The data, without what happens while the run is taken down.
     """
-    found = estimate.timeline(points=points)
-    steps = _steps(estimate.trace)
-    end = _end(estimate.trace)
+    steps = _steps(trace)
+    end = _end(trace)
     count = sum(event <= end for event in found.events)
     events = found.events[:count]
     labels = []
     for event in events:
-        phase, operator, module = estimate.trace.where(event)
+        phase, operator, module = trace.where(event)
         labels.append((phase, short_operator(operator), module, steps(event)))
     totals = found.total_bytes[:count]
     return TimelineData(
@@ -92,7 +109,7 @@ def timeline_data(estimate: Estimate, *, points: int = 1000) -> TimelineData:
             for name in COLOURS
             if any(found.bytes_by_category.get(name, ()))
         },
-        reserved_bytes=None if estimate.peak_reserved_bytes is None else found.reserved_bytes[:count],
+        reserved_bytes=found.reserved_bytes[:count] if reserved else None,
         bands=_bands(events, labels, end),
         peak_point=max(range(len(totals)), key=totals.__getitem__, default=0),
         labels=tuple(labels),
@@ -105,7 +122,7 @@ def _end(trace: Trace) -> int:
     return next((i for i in range(len(trace) - 1, -1, -1) if trace.kinds[i] != FREE), len(trace))
 
 
-def _steps(trace: Trace) -> Any:
+def _steps(trace: Trace) -> Callable[[int], int]:
     marks = [i for i, kind in enumerate(trace.kinds) if kind == MARK]
 
     def step(event: int) -> int:
@@ -127,16 +144,16 @@ def _bands(events: tuple[int, ...], labels: list[tuple[str, str, str, int]], end
     return tuple(bands)
 
 
-def timeline_page(estimate: Estimate) -> str:
+def timeline_page(drawing: Drawing) -> str:
     """Returns the page.
 
     Args:
-        estimate: The estimate.
+        drawing: The run.
 
     Returns:
         A whole HTML document.
     """
-    data = timeline_data(estimate)
+    data = drawing.data
     script = {
         "events": data.events,
         "categories": [
@@ -147,15 +164,15 @@ def timeline_page(estimate: Estimate) -> str:
         "bands": [dataclasses.asdict(band) for band in data.bands],
         "peak": data.peak_point,
         "labels": data.labels,
-        "limit": limit_of(estimate),
+        "limit": None if drawing.limit is None else dict(zip(("name", "bytes"), drawing.limit, strict=True)),
         "end": data.end,
     }
     page = resources.files("snugfit.report").joinpath("timeline.html").read_text(encoding="utf-8")
     fields = {
-        "TITLE": html.escape(f"{estimate.title}: predicted memory"),
-        "HEADING": html.escape(headline(estimate)),
-        "SUBTITLE": "<br>".join(map(html.escape, subtitle(estimate))),
-        "ROWS": _rows(estimate),
+        "TITLE": html.escape(drawing.title),
+        "HEADING": html.escape(drawing.heading),
+        "SUBTITLE": "<br>".join(map(html.escape, drawing.subtitle)),
+        "ROWS": "\n".join(map(_row, drawing.largest)),
         # `</` must not end the script early, whatever a module is called.
         "DATA": json.dumps(script, separators=(",", ":")).replace("</", "<\\/"),
     }
@@ -164,63 +181,12 @@ def timeline_page(estimate: Estimate) -> str:
     return page
 
 
-def headline(estimate: Estimate) -> str:
-    """Returns the estimate in one line.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Model, total and device.
-    """
-    where = "a CUDA card" if estimate.device == "all" else estimate.device
-    return f"{estimate.title} needs {format_bytes(estimate.total_bytes)} on {where}"
-
-
-def subtitle(estimate: Estimate) -> tuple[str, str]:
-    """Returns what the estimate is of, in two lines.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Batch, recipe and seconds; place of the peak.
-    """
-    how = "a hand-written step" if estimate.recipe is None else f"recipe: {recipe_in_words(estimate.recipe)}"
-    parts = [f"Predicted. Batch of {estimate.batch_shape}", how]
-    if estimate.step_seconds is not None:
-        parts.append(f"{format_seconds(estimate.step_seconds)} a step")
-    return "; ".join(parts) + ".", f"Peak in {where_in_words(estimate)}."
-
-
-def limit_of(estimate: Estimate) -> dict[str, Any] | None:
-    """Returns the memory of the one card that was asked for, context taken off.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Its name and bytes; None for several cards or a device without limit.
-    """
-    from snugfit.devices import device_named
-
-    if estimate.device in ("all", "cpu"):
-        return None
-    card = device_named(estimate.device)
-    if card.memory_bytes is None:
-        return None
-    return {"name": card.name, "bytes": card.memory_bytes - (card.context_bytes or 0)}
-
-
-def _rows(estimate: Estimate) -> str:
-    rows = []
-    for tensor in estimate.largest:
-        colour = COLOURS[tensor.category]
-        cells = (
-            format_bytes(tensor.size_bytes),
-            f'<i style="background:{colour}"></i>{html.escape(tensor.category.replace("_", " "))}',
-            html.escape(short_operator(tensor.operator)),
-            html.escape(tensor.module or "-"),
-        )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return "\n".join(rows)
+def _row(tensor: LiveTensor) -> str:
+    colour = COLOURS[tensor.category]
+    cells = (
+        format_bytes(tensor.size_bytes),
+        f'<i style="background:{colour}"></i>{html.escape(tensor.category.replace("_", " "))}',
+        html.escape(short_operator(tensor.operator)),
+        html.escape(tensor.module or "-"),
+    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

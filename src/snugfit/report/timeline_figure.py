@@ -1,16 +1,13 @@
-"""Predicted memory over the run as a figure: stacked categories, phases marked."""
+"""Memory over a run as a figure: stacked categories, phases marked."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snugfit.report.ladder_figure import NoMatplotlibError
-from snugfit.report.timeline import COLOURS, TimelineData, headline, limit_of, subtitle, timeline_data
+from snugfit.report.timeline import COLOURS, Drawing, TimelineData, timeline_page
 from snugfit.units import GIB, KIB, MIB, format_bytes
-
-if TYPE_CHECKING:
-    from snugfit.simulator.prediction import Estimate
 
 _INK, _FAINT = "#1f2328", "#57606a"
 _SHADES = {
@@ -26,11 +23,31 @@ _CHARACTER = 0.0068
 """Width of a character of a phase's name, as a share of the figure's width."""
 
 
-def draw_timeline(estimate: Estimate, path: Path) -> None:
+ENDINGS = (".html", ".png")
+"""Formats of a timeline's file."""
+
+
+def write_timeline(drawing: Drawing, path: Path) -> None:
+    """Writes the page or the figure.
+
+    Args:
+        drawing: The run.
+        path: File to write; its ending is one of `ENDINGS`.
+
+    Raises:
+        NoMatplotlibError: A figure was asked for and matplotlib is not installed.
+    """
+    if path.suffix.lower() == ".html":
+        path.write_text(timeline_page(drawing), encoding="utf-8")
+    else:
+        draw_timeline(drawing, path)
+
+
+def draw_timeline(drawing: Drawing, path: Path) -> None:
     """Draws the figure and writes it.
 
     Args:
-        estimate: The estimate.
+        drawing: The run.
         path: File to write; the ending says the format (png, svg).
 
     Raises:
@@ -41,7 +58,7 @@ def draw_timeline(estimate: Estimate, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
-    data = timeline_data(estimate, points=2000)
+    data = drawing.data
     figure = Figure(figsize=(12.5, 6.2), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.065, 0.115, 0.915, 0.675))
@@ -62,20 +79,20 @@ def draw_timeline(estimate: Estimate, path: Path) -> None:
             data.events, [size / factor for size in data.reserved_bytes], color=_INK, linewidth=1.1, zorder=3,
             label="reserved by the allocator",
         )  # fmt: skip
-    limit = limit_of(estimate)
-    if limit is not None and limit["bytes"] < 1.6 * tallest:
-        tallest = max(tallest, limit["bytes"])
+    if drawing.limit is not None and drawing.limit[1] < 1.6 * tallest:
+        name, limit_bytes = drawing.limit
+        tallest = max(tallest, limit_bytes)
         axes.axhline(
-            limit["bytes"] / factor, color="#b42318", linewidth=1.3, linestyle=(0, (5, 3)), zorder=3,
-            label=f"{limit['name']}: {format_bytes(limit['bytes'])}",
+            limit_bytes / factor, color="#b42318", linewidth=1.3, linestyle=(0, (5, 3)), zorder=3,
+            label=f"{name}: {format_bytes(limit_bytes)}",
         )  # fmt: skip
     axes.set_xlim(0, data.end)
     axes.set_ylim(0, 1.1 * tallest / factor)
     _phases(axes, data, data.end)
     _peak(axes, data, highest, factor, data.end)
     _dress(axes, unit)
-    figure.text(0.012, 0.965, headline(estimate), fontsize=15, fontweight="bold", color=_INK, va="center")
-    for i, line in enumerate(subtitle(estimate)):
+    figure.text(0.012, 0.965, drawing.heading, fontsize=15, fontweight="bold", color=_INK, va="center")
+    for i, line in enumerate(drawing.subtitle):
         figure.text(0.012, 0.928 - 0.027 * i, _shortened(line), fontsize=9.5, color=_FAINT, va="center")
     figure.legend(
         loc="lower left", bbox_to_anchor=(0.055, 0.0), ncols=9, frameon=False, fontsize=9, labelcolor=_INK,

@@ -1,0 +1,52 @@
+"""A predicted run, as it is drawn."""
+
+from __future__ import annotations
+
+from snugfit.devices import device_named
+from snugfit.report.estimate_card import recipe_in_words, where_in_words
+from snugfit.report.timeline import Drawing, timeline_data
+from snugfit.simulator.prediction import Estimate
+from snugfit.units import format_bytes, format_seconds
+
+
+def estimate_drawing(estimate: Estimate) -> Drawing:
+    """Returns what is drawn of an estimate.
+
+    Args:
+        estimate: The estimate.
+
+    Returns:
+        Its memory over the run, thinned so that no peak is lost, and what it says in words.
+    """
+    found = estimate.timeline(points=2000)
+    return Drawing(
+        title=f"{estimate.title}: predicted memory",
+        heading=_headline(estimate),
+        subtitle=_subtitle(estimate),
+        data=timeline_data(estimate.trace, found, reserved=estimate.peak_reserved_bytes is not None),
+        largest=estimate.largest,
+        limit=_limit(estimate),
+    )
+
+
+def _headline(estimate: Estimate) -> str:
+    where = "a CUDA card" if estimate.device == "all" else estimate.device
+    return f"{estimate.title} needs {format_bytes(estimate.total_bytes)} on {where}"
+
+
+def _subtitle(estimate: Estimate) -> tuple[str, str]:
+    how = "a hand-written step" if estimate.recipe is None else f"recipe: {recipe_in_words(estimate.recipe)}"
+    parts = [f"Predicted. Batch of {estimate.batch_shape}", how]
+    if estimate.step_seconds is not None:
+        parts.append(f"{format_seconds(estimate.step_seconds)} a step")
+    return "; ".join(parts) + ".", f"Peak in {where_in_words(estimate)}."
+
+
+def _limit(estimate: Estimate) -> tuple[str, int] | None:
+    """Name and memory of the one card that was asked for, context taken off."""
+    if estimate.device in ("all", "cpu"):
+        return None
+    card = device_named(estimate.device)
+    if card.memory_bytes is None:
+        return None
+    return card.name, card.memory_bytes - (card.context_bytes or 0)
