@@ -53,4 +53,14 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique("attention", ("attention",), (21,), "exact", "attention scores, which grow with the sequence squared"),
     Technique("loss_impl", ("loss_impl",), (28,), "exact", "logits of a large vocabulary, three times over"),
+    Technique(
+        "adapter",
+        ("adapter", "adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head"),
+        (22, 23),
+        "different",
+        "gradients and optimizer state of all weights that stay frozen",
+    ),
+    Technique(
+        "quantize", ("quantize", "double_quantize"), (24,), "different", "three quarters of the frozen weights, or half"
+    ),
 )

@@ -62,12 +62,23 @@ def named_blocks(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Modul
     return {name: modules[name] for name in names}
 
 
+def is_adapted(module: nn.Module) -> bool:
+    """Returns whether a module is one layer with an adapter beside it (peft's wrapper), which is no block.
+
+    Args:
+        module: Any module.
+    """
+    return isinstance(getattr(module, "base_layer", None), nn.Module)
+
+
 def _elements(model: nn.Module, in_containers_only: bool) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if in_containers_only and not isinstance(module, _CONTAINERS):
             continue
         for child_name, child in module.named_children():
-            if not isinstance(child, _CONTAINERS) and any(True for _ in child.children()):
+            if isinstance(child, _CONTAINERS) or is_adapted(child):
+                continue
+            if any(True for _ in child.children()):
                 yield (f"{name}.{child_name}" if name else child_name), child
 
 

@@ -12,6 +12,7 @@ from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques.adapter import Adapter, adapter_record
 from snugfit.techniques.attention import Attention
 from snugfit.techniques.base import ModelTechnique, Setup
 from snugfit.techniques.checkpoint import Checkpointing
@@ -26,6 +27,7 @@ from snugfit.techniques.mixed_precision import MixedPrecision
 from snugfit.techniques.offload_activations import ActivationOffload
 from snugfit.techniques.offload_optimizer import HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.quantize import quantize_layers
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
@@ -47,6 +49,7 @@ IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
     TruePrecision,
     MixedPrecision,
     InPlace,
+    Adapter,
     Attention,
     LossImpl,  # after adapters, which may sit on the head
     ActivationOffload,  # before checkpointing, which then surrounds it: recomputed tensors never move
@@ -111,8 +114,10 @@ def prepare(
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
     with phase("build"):
-        if workload.freeze:
+        if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
             freeze_parameters(model, workload.freeze)
+        if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
+            quantize_layers(model, recipe, place)
         model.to(place)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
