@@ -250,7 +250,23 @@ def _product_scratch(source: torch.Tensor, weight: torch.Tensor, grad: torch.Ten
     return min(source.shape[0], torch.get_num_threads()) * (columns + 4 * _nbytes(weight))
 
 
+def _norms(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None) -> Sequence[InnerBytes]:
+    """A reduction in another dtype reads a copy in it; the norms of a list are taken one after the other.
+
+    Source: `ATen/native/ReduceOpsUtils.h`, make_reduction (a GPU casts as it reads); `ForeachOpsKernels.cpp`.
+    """
+    copies = [tensor.numel() * dtype.itemsize for tensor in tensors if dtype is not None and tensor.dtype != dtype]
+    return [InnerBytes(max(copies, default=0), AFTER_ALL)]
+
+
+def _given_dtype(args: Args, kwargs: Mapping[str, Any], position: int) -> torch.dtype | None:
+    dtype: torch.dtype | None = args[position] if len(args) > position else kwargs.get("dtype")
+    return dtype
+
+
 CPU_ROWS: dict[str, CpuRow] = {
+    "aten.linalg_vector_norm.default": lambda args, kwargs: _norms([args[0]], _given_dtype(args, kwargs, 4)),
+    "aten._foreach_norm.Scalar": lambda args, kwargs: _norms(args[0], _given_dtype(args, kwargs, 2)),
     "aten.mm.default": lambda args, kwargs: _product(args[0], args[1]),
     "aten.bmm.default": lambda args, kwargs: _product(args[0], args[1]),
     "aten.addmm.default": lambda args, kwargs: _product(args[1], args[2]),
