@@ -22,6 +22,7 @@ along: Milakov and Gimelshein, 2018 (arXiv:1805.02867); `torch/nn/modules/linear
 from __future__ import annotations
 
 import dataclasses
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -90,7 +91,7 @@ def linear_cross_entropy(
     counts = (labels != settings.ignore_index).sum() if reduction == "mean" else None
     if torchs_own_is_right(hidden, weight, bias, settings) and reduction != "none":
         pieces = piece_count(weight)
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=max(1, -(-len(hidden) // pieces)))  # type: ignore[attr-defined]
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=max(1, math.ceil(len(hidden) / pieces)))  # type: ignore[attr-defined]
         total = F.linear_cross_entropy(  # type: ignore[attr-defined]
             hidden,
             weight,
@@ -136,12 +137,12 @@ def piece_count(weight: Tensor) -> int:
         weight: The head, `[V, F]`.
     """
     words, width = weight.shape
-    return max(1, min(MOST_PIECES, -(-words // width)))
+    return max(1, min(MOST_PIECES, math.ceil(words / width)))
 
 
 def _pieces(weight: Tensor) -> list[tuple[int, int]]:
     words = weight.shape[0]
-    size = -(-(-(-words // piece_count(weight))) // _ALIGNMENT) * _ALIGNMENT
+    size = math.ceil(words / piece_count(weight) / _ALIGNMENT) * _ALIGNMENT
     return [(start, min(start + size, words)) for start in range(0, words, size)]
 
 

@@ -60,8 +60,8 @@ class LossImpl(ModelTechnique):
         name, head = output_head(model, impl)
         if piece_count(head.weight) == 1:
             warnings.warn(
-                f"loss_impl={impl!r} has no effect: the head {name!r} has only {head.out_features} outputs for hidden states "
-                f"of {head.in_features}, so its logits are no larger than those.",
+                f"loss_impl={impl!r} has no effect: the head {name!r} has only {head.out_features} outputs for hidden "
+                f"states of {head.in_features}, so its logits are no larger than those.",
                 SnugfitWarning,
                 stacklevel=2,
             )
