@@ -155,6 +155,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     _line("vit_b_16", **_AWAY, **_MIXED),
     _line("vit_b_16", microbatch_size=4),
     _line("vit_b_16", microbatch_size=4, accumulate_dtype="fp32", **_TRUE),
+    _line("vit_b_16", microbatch_size=2, accumulate_dtype="fp32", **_TRUE),
     _line("vit_b_16", optimizer_impl="foreach"),
     _line("vit_b_16", optimizer_impl="for-loop"),
     _line("vit_b_16", optimizer_impl="fused", **_TRUE),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import accuracy
+from benchmarks.gpu import accuracy, traces
 
-PARTS = {part.name: part for part in (accuracy.PART,)}
+PARTS = {part.name: part for part in (accuracy.PART, traces.PART)}

@@ -94,7 +94,9 @@ def _small(zoo: Any, *, of: str, **arguments: Any) -> torch.nn.Module:
     elif of == "ConvNeXt":
         widths = arguments.pop("widths")
         following = [*widths[1:], None]
-        arguments["block_setting"] = [CNBlockConfig(one, other, 1) for one, other in zip(widths, following, strict=True)]
+        arguments["block_setting"] = [
+            CNBlockConfig(one, other, 1) for one, other in zip(widths, following, strict=True)
+        ]
     elif of == "SwinV2":
         of = "SwinTransformer"
         arguments |= {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2}
@@ -184,7 +186,9 @@ def _encoder(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _decoder(layers: int, width: int, heads: int, groups: int, inner: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+def _decoder(
+    layers: int, width: int, heads: int, groups: int, inner: int, vocabulary: int, **more: Any
+) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": groups,
         "intermediate_size": inner, "vocab_size": vocabulary, **more,

@@ -22,8 +22,14 @@ CUDA_EVENTS = 1_000_000
 class Truth:
     """Common part: adds events up and keeps the highest point before each mark."""
 
-    def __init__(self) -> None:
-        """Has seen nothing."""
+    def __init__(self, *, keep: bool = False) -> None:
+        """Has seen nothing.
+
+        Args:
+            keep: Whether every event is kept, marks included, beside what is summed up.
+        """
+        self.kept: list[int] | None = [] if keep else None
+        """Bytes of every event in order; None unless they are kept."""
         self.peaks: list[int] = []
         """The most bytes alive up to each mark since the one before; 0 where that is not known."""
         self.lost_marks = 0
@@ -38,6 +44,8 @@ class Truth:
         Args:
             sizes: Bytes of each event in order.
         """
+        if self.kept is not None:
+            self.kept.extend(sizes)
         found = cut_at_marks(sizes, self._balance, self._rest)
         self._balance, self._rest = found.balance_bytes, found.rest_peak
         self.peak_bytes = max(self.peak_bytes, found.rest_peak, *found.peaks)
@@ -87,13 +95,14 @@ class CpuTruth(Truth):
 class CudaTruth(Truth):
     """The events of the CUDA caching allocator, from its memory history, without stacks."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, keep: bool = False) -> None:
         """Takes what is allocated now as the beginning.
 
         Args:
             device: The CUDA device, with its index.
+            keep: Whether every event is kept.
         """
-        super().__init__()
+        super().__init__(keep=keep)
         self.device = device
         self._balance = self._rest = int(torch.cuda.memory_stats(device).get("requested_bytes.all.current", 0))
 

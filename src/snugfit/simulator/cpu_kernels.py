@@ -264,6 +264,30 @@ def _given_dtype(args: Args, kwargs: Mapping[str, Any], position: int) -> torch.
     return dtype
 
 
+def _mixed_types(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
+    """Elementwise kernels compute in one type: operands of another are converted first, and a result of another after.
+
+    Source: `ATen/TensorIterator.cpp`, compute_types (promote_inputs_to_common_dtype, cast_common_dtype_to_outputs), on the
+    CPU only; CUDA kernels convert as they load.
+    """
+    left, right = args[0], args[1]
+    if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+        return ()
+    common = torch.result_type(left, right)
+    operands = sum(one.numel() for one in (left, right) if one.dtype != common)
+    return [InnerBytes(operands * common.itemsize, AFTER_ALL)]
+
+
+def _mixed_types_in_place(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
+    """The same where the first operand is the result too: it is converted both ways."""
+    left, right = args[0], args[1]
+    if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+        return ()
+    common = torch.result_type(left, right)
+    copies = (2 * left.numel() if left.dtype != common else 0) + (right.numel() if right.dtype != common else 0)
+    return [InnerBytes(copies * common.itemsize, AFTER_ALL)]
+
+
 CPU_ROWS: dict[str, CpuRow] = {
     "aten.linalg_vector_norm.default": lambda args, kwargs: _norms([args[0]], _given_dtype(args, kwargs, 4)),
     "aten._foreach_norm.Scalar": lambda args, kwargs: _norms(args[0], _given_dtype(args, kwargs, 2)),
@@ -273,6 +297,14 @@ CPU_ROWS: dict[str, CpuRow] = {
     "aten.baddbmm.default": lambda args, kwargs: _product(args[1], args[2]),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "aten.add.Tensor": _mixed_types,
+    "aten.sub.Tensor": _mixed_types,
+    "aten.mul.Tensor": _mixed_types,
+    "aten.div.Tensor": _mixed_types,
+    "aten.add_.Tensor": _mixed_types_in_place,
+    "aten.sub_.Tensor": _mixed_types_in_place,
+    "aten.mul_.Tensor": _mixed_types_in_place,
+    "aten.div_.Tensor": _mixed_types_in_place,
     "aten.native_layer_norm.default": _layer_norm,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten.convolution.default": _convolution,

@@ -1,0 +1,133 @@
+"""Ten runs compared event by event: every allocation that was not predicted, and every predicted one that did not happen.
+
+The real events are those of the CUDA caching allocator's memory history, or of torch's CPU allocator; each belongs to the
+operator in whose run it fell (`snugfit.measure.operator_events`). The rows say what to fix next, ranked by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.configurations import BY_NAME
+from benchmarks.gpu.part import Case, Part, Place
+from snugfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.measure.operator_events import Taken
+
+RUNS = (
+    "vit_b_16 plain",
+    "resnet50 checkpoint=all precision=bf16-true",
+    "llama_1b checkpoint=all precision=bf16-true",
+    "vit_b_16 precision=16-mixed",
+    "bert_base plain",
+    "convnext_tiny stochastic_rounding=True precision=bf16-true",
+    "gpt2 checkpoint=all",
+    "llama_1b checkpoint=all offload_activations=checkpoints precision=bf16-true",
+    "swin_t checkpoint=all",
+    "vit_b_16 microbatch_size=2 accumulate_dtype=fp32 precision=bf16-true",
+)
+"""Configurations that are compared: those of the tuning half, since what is seen here is used to improve predictions."""
+
+
+def cases(place: Place) -> Sequence[Case]:
+    """Returns the ten runs.
+
+    Args:
+        place: Where they are measured.
+    """
+    return [
+        Case(
+            name=name,
+            settings={"samples": BY_NAME[name].samples(place.kind), "recipe": BY_NAME[name].recipe},
+            packages=BY_NAME[name].packages,
+        )
+        for name in RUNS
+    ]
+
+
+def measure(name: str, place: Place) -> dict[str, Any]:
+    """Trains two steps with an evaluation between them, watched, and compares with the simulation.
+
+    Args:
+        name: The configuration's name.
+        place: Where.
+
+    Returns:
+        `trace_diff.Difference` as plain data.
+    """
+    from benchmarks.gpu.trace_diff import compare
+    from benchmarks.gpu.training_run import record
+    from snugfit.measure.operator_events import predicted_taken
+    from snugfit.simulator.pool import Pool
+
+    run = BY_NAME[name].run(place.kind)
+    pool = Pool()
+    try:
+        predicted = predicted_taken(record(run, place, pool).trace)
+    finally:
+        pool.close()
+    return compare(watched(run, place), predicted).to_plain()
+
+
+def watched(run: TrainingRun, place: Place) -> list[Taken]:
+    """Trains for as many steps as the simulation, and returns what each operator took.
+
+    Args:
+        run: What is trained.
+        place: Where.
+    """
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import built, evaluate
+    from snugfit.measure.allocator_events import warm_up
+    from snugfit.measure.operator_events import OperatorEvents
+    from snugfit.simulator.session import STEPS
+    from snugfit.training.phases import phase
+
+    device = torch.device(place.kind)
+    torch.manual_seed(0)
+    if device.type == "cpu":
+        warm_up()
+    events = OperatorEvents(device)
+    with events:
+        with phase("build"):
+            model = built(run, device)
+        trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
+        events.modules.watch(trainer.model)
+        for number in range(STEPS):
+            events.step = number
+            with phase("data"):
+                batch = run.batch()
+            trainer.step(batch)
+            if run.evaluate and number == 0:
+                with phase("evaluation"):
+                    evaluate(trainer, batch)
+            del batch
+        trainer.finish()
+    return events.taken()
+
+
+def _line(row: dict[str, Any]) -> str:
+    found = row["measured"]
+    share = found["matched_bytes"] / max(1, found["block_bytes"])
+    worst = found["operators"][0]["operator"] if found["operators"] else "nothing"
+    return (
+        f"{share:8.3%} of {format_bytes(found['block_bytes'])} in {found['blocks']} blocks predicted; "
+        f"{format_bytes(found['not_happened_bytes'])} predicted only; worst: {worst}"
+    )
+
+
+PART = Part(
+    name="traces",
+    title="Runs compared event by event",
+    cases=cases,
+    measure=measure,
+    line=_line,
+    first=4,
+    timed=False,
+    limit_seconds=180,
+)
