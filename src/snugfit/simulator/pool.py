@@ -145,10 +145,8 @@ class Pool:
             SnugfitError: What the function raised.
             CannotSimulateError: The worker died or took too long.
         """
-        from snugfit.simulator import skeleton
-
         try:
-            request = skeleton.dumps((function, args, kwargs))
+            request = _dumps((function, args, kwargs))
         except Exception as error:
             raise InputError(
                 f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
@@ -174,6 +172,15 @@ class Pool:
         for worker in self._started:
             worker.close()
         self._started = []
+
+
+def _dumps(request: object) -> bytes:
+    """Pickles a request; a process that never loaded torch holds no tensor, and need not load it for this."""
+    if "torch" not in sys.modules:
+        return pickle.dumps(request)
+    from snugfit.simulator import skeleton
+
+    return skeleton.dumps(request)
 
 
 _shared: Pool | None = None

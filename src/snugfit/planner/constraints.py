@@ -1,0 +1,150 @@
+"""What a plan must keep to: the budget, the fidelity that may be given up, fields that are pinned or forbidden.
+
+Everything that people type is read here, with all mistakes in one error. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from snugfit.errors import InputError, RecipeError, did_you_mean
+from snugfit.fidelity import LEVELS, Level, fidelity
+from snugfit.fields import field_infos, from_text, value_problem
+from snugfit.recipe import Recipe
+from snugfit.units import parse_bytes
+from snugfit.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Constraints:
+    """What a plan must keep to."""
+
+    allow: frozenset[Level] = frozenset({"exact"})
+    """Levels of fidelity that fields of the plan's own choice may have; `exact` is always among them."""
+    pins: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Recipe field -> the value it must have."""
+    forbidden: frozenset[str] = frozenset()
+    """Recipe fields that stay as plain training has them."""
+    host_budget_bytes: int | None = None
+    """Host memory that a plan may take; None: no limit."""
+
+    def base(self) -> Recipe:
+        """Returns plain training with the pinned fields."""
+        return Recipe.from_mapping(dict(self.pins))
+
+    def is_free(self, field: str) -> bool:
+        """Returns whether the planner may choose a field.
+
+        Args:
+            field: Name of a recipe field.
+        """
+        return field not in self.pins and field not in self.forbidden
+
+    def refusal(self, recipe: Recipe, workload: Workload) -> str | None:
+        """Returns why a recipe is not allowed, None where it is.
+
+        Args:
+            recipe: Any recipe.
+            workload: What is learned.
+
+        Returns:
+            One sentence.
+        """
+        plain = Recipe()
+        for name, value in self.pins.items():
+            if getattr(recipe, name) != value:
+                return f"{name} is pinned to {value}."
+        for name in self.forbidden:
+            if getattr(recipe, name) != getattr(plain, name):
+                return f"{name} is forbidden."
+        try:
+            reasons = fidelity(recipe, workload).reasons
+        except RecipeError as error:
+            return error.problems[0]
+        for name, (level, reason) in reasons.items():
+            if level not in self.allow and name not in self.pins:
+                return f"{name}={getattr(recipe, name, '')} is {level}, which is not allowed: {reason}"
+        return None
+
+
+def constraints_from(
+    *,
+    allow: str | Iterable[str] | None = "exact",
+    pin: Mapping[str, Any] | None = None,
+    forbid: Iterable[str] | None = None,
+    host_budget: str | int | None = None,
+) -> Constraints:
+    """Reads what a person gave.
+
+    Args:
+        allow: Levels of fidelity, as words or one text with commas.
+        pin: Recipe field -> value (text is read as on the command line).
+        forbid: Recipe fields.
+        host_budget: Host memory, as text with a unit or in bytes; None: what is free.
+
+    Returns:
+        The constraints.
+
+    Raises:
+        InputError: A size or a level is not understood.
+        RecipeError: Listing every mistake in pins and bans.
+    """
+    from snugfit.planner.host_memory import free_host_bytes
+
+    infos = field_infos(Recipe)
+    problems: list[str] = []
+    pins: dict[str, Any] = {}
+    for key, value in (pin or {}).items():
+        name = _field(key, problems)
+        if name is None:
+            continue
+        read = from_text(infos[name], value) if isinstance(value, str) else value
+        problem = value_problem(infos[name], tuple(read) if isinstance(read, list) else read)
+        if problem:
+            problems.append(problem)
+        else:
+            pins[name] = tuple(read) if isinstance(read, list) else read
+    forbidden = set()
+    for key in [forbid] if isinstance(forbid, str) else forbid or ():
+        name = _field(key, problems)
+        if name is not None:
+            forbidden.add(name)
+    for name in sorted(forbidden & pins.keys()):
+        problems.append(f"{name} is pinned to {pins[name]} and forbidden; give one of the two.")
+    if not problems:
+        try:
+            made = Recipe.from_mapping(pins)
+            pins = {name: getattr(made, name) for name in pins}
+        except RecipeError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise RecipeError(problems, subject="pins and bans of the plan")
+    return Constraints(
+        allow=_levels(allow),
+        pins=pins,
+        forbidden=frozenset(forbidden),
+        host_budget_bytes=free_host_bytes() if host_budget is None else parse_bytes(host_budget, what="host budget"),
+    )
+
+
+def _field(key: Any, problems: list[str]) -> str | None:
+    name = str(key).strip().replace("-", "_")
+    infos = field_infos(Recipe)
+    if name in infos:
+        return name
+    problems.append(f"{str(key)!r} is no field of a recipe; {did_you_mean(name, infos)}")
+    return None
+
+
+def _levels(allow: str | Iterable[str] | None) -> frozenset[Level]:
+    words = allow.split(",") if isinstance(allow, str) else list(allow or ())
+    found: set[Level] = {"exact"}
+    for word in (word.strip() for word in words):
+        if not word:
+            continue
+        if word not in LEVELS:
+            raise InputError(f"allow is {word!r}, which is no level of fidelity; {did_you_mean(word, LEVELS)}")
+        found.add(word)  # type: ignore[arg-type]
+    return frozenset(found)

@@ -1,0 +1,220 @@
+"""What one recording says about every block: what it saves for backward, and what lives while each part of a step runs.
+
+A step of a recording is walked through once. A stretch is a part of forward or backward that runs in one block, or
+between blocks; of each stretch the highest point is kept, with what was alive then: weights and state, gradients, and
+the rest, which grows with the samples that go through the model at a time. A block is open from the end of its forward
+pass to the start of its backward pass; while it is, what it saved is alive. `compose.py` puts other recipes together
+from these rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from snugfit.simulator.clock import runs_of_step
+from snugfit.simulator.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, OperatorRun, Trace
+
+OUTSIDE = -1
+"""Index that stands for what runs in no block."""
+Label = tuple[str, int, int]
+"""A stretch: phase, index of the block or `OUTSIDE`, and how many blocks are open."""
+_FIXED = ("weights", "optimizer_state")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """The highest point of a stretch."""
+
+    fixed_bytes: int
+    """Weights and optimizer state."""
+    gradient_bytes: int
+    """Gradients."""
+    other_bytes: int
+    """Activations, temporaries and the rest, what open blocks saved included."""
+    open: tuple[int, ...]
+    """Indices of the blocks that are open."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is alive."""
+        return self.fixed_bytes + self.gradient_bytes + self.other_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profile:
+    """What a recording shows of its last step."""
+
+    saved_bytes: tuple[int, ...]
+    """For each block: bytes made in its forward pass that are alive when the whole forward pass has ended."""
+    forward_seconds: tuple[float, ...]
+    """For each block: how long its forward passes keep the card or the host busy in a step."""
+    rows: dict[Label, Row]
+    """The stretches of forward and backward."""
+    outside_bytes: int
+    """The most bytes alive outside of the last step's forward and backward: building, update, evaluation."""
+    gradient_bytes: int
+    """The most bytes in gradients."""
+
+
+def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> Profile:
+    """Returns the profile of a recording.
+
+    Args:
+        trace: The recording, with the marks of its phases.
+        blocks: Names of the blocks, in the order of the model.
+        seconds_of: How long an operator takes.
+
+    Returns:
+        The profile of its last step.
+    """
+    return _Walk(trace, blocks).result(seconds_of)
+
+
+class _Walk:
+    """One walk through the events."""
+
+    def __init__(self, trace: Trace, blocks: Sequence[str]) -> None:
+        self._trace = trace
+        self._blocks = list(blocks)
+        self._known: dict[str, int] = {}
+        self._last_step = max((trace.values[i] >> 1 for i, kind in enumerate(trace.kinds) if kind == MARK), default=0)
+        self._fixed = self._gradients = self._other = 0
+        self._most_gradients = self._outside = 0
+        self._rows: dict[Label, Row] = {}
+        self._held: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
+        self._saved = [0] * len(self._blocks)
+        self._saved_at_end = [0] * len(self._blocks)
+        self._open: list[int] = []
+        self._current = OUTSIDE
+        self._phases: list[str] = []
+        self._in_last_step = False
+        self._walk()
+
+    def _block(self, module: str) -> int:
+        """Index of the block that a module lies in."""
+        found = self._known.get(module)
+        if found is None:
+            found = next(
+                (i for i, name in enumerate(self._blocks) if module == name or module.startswith(name + ".")), OUTSIDE
+            )
+            self._known[module] = found
+        return found
+
+    def _walk(self) -> None:
+        trace = self._trace
+        runs, at = trace.runs, 0
+        for index, kind in enumerate(trace.kinds):
+            while at < len(runs) and runs[at].at <= index:
+                at += 1
+            subject = trace.subjects[index]
+            if kind == MARK:
+                self._mark(trace.phases[subject], bool(trace.values[index] & 1), trace.values[index] >> 1)
+                continue
+            if at < len(runs) and runs[at].phase in ("forward", "backward"):
+                self._enter(self._block(runs[at].module))
+            if kind == ALLOC:
+                self._hold(subject, trace.storages[subject].nbytes)
+            elif kind == FREE:
+                self._drop(subject)
+            elif kind == RESIZE:
+                self._drop(subject)
+                self._hold(subject, trace.values[index])
+            elif kind == WORKSPACE:
+                self._look(trace.workspaces[subject].nbytes)
+
+    @property
+    def _phase(self) -> str:
+        return self._phases[-1] if self._phases else ""
+
+    @property
+    def _watched(self) -> bool:
+        return self._in_last_step and self._phase in ("forward", "backward")
+
+    def _mark(self, phase: str, entered: bool, step: int) -> None:
+        self._in_last_step = step == self._last_step
+        if entered:
+            self._phases.append(phase)
+            if phase == "forward":
+                self._open, self._current = [], OUTSIDE
+                self._owners.clear()
+                self._saved = [0] * len(self._blocks)
+            elif phase == "backward":
+                self._leave()
+        else:
+            if phase == "forward" and self._in_last_step:
+                self._leave()
+                self._saved_at_end = list(self._saved)
+            if self._phases:
+                self._phases.pop()
+
+    def _leave(self) -> None:
+        if self._current != OUTSIDE and self._current not in self._open:
+            self._open.append(self._current)
+        self._current = OUTSIDE
+
+    def _enter(self, block: int) -> None:
+        if block == self._current or not self._watched:
+            return
+        if self._phase == "forward":
+            self._leave()
+        elif block in self._open:
+            self._open.remove(block)
+        self._current = block
+
+    def _hold(self, storage: int, nbytes: int) -> None:
+        row = self._trace.storages[storage]
+        if row.place != "device":
+            return
+        self._held[storage] = nbytes
+        self._count(row.category, nbytes)
+        if self._watched and self._phase == "forward" and row.category not in (*_FIXED, "gradients"):
+            owner = self._block(row.module)
+            if owner != OUTSIDE:
+                self._owners[storage] = owner
+                self._saved[owner] += nbytes
+        self._look(0)
+
+    def _drop(self, storage: int) -> None:
+        nbytes = self._held.pop(storage, None)
+        if nbytes is None:
+            return
+        self._count(self._trace.storages[storage].category, -nbytes)
+        owner = self._owners.pop(storage, None)
+        if owner is not None:
+            self._saved[owner] -= nbytes
+
+    def _count(self, category: str, change: int) -> None:
+        if category in _FIXED:
+            self._fixed += change
+        elif category == "gradients":
+            self._gradients += change
+            self._most_gradients = max(self._most_gradients, self._gradients)
+        else:
+            self._other += change
+
+    def _look(self, workspace_bytes: int) -> None:
+        total = self._fixed + self._gradients + self._other + workspace_bytes
+        if self._watched:
+            label = (self._phase, self._current, len(self._open))
+            known = self._rows.get(label)
+            if known is None or total > known.total_bytes:
+                self._rows[label] = Row(self._fixed, self._gradients, self._other + workspace_bytes, tuple(self._open))
+        elif not (self._phase in ("forward", "backward")):
+            self._outside = max(self._outside, total)
+
+    def result(self, seconds_of: Callable[[OperatorRun], float]) -> Profile:
+        """Puts the profile together."""
+        seconds = [0.0] * len(self._blocks)
+        for index in runs_of_step(self._trace):
+            run = self._trace.runs[index]
+            if run.phase == "forward" and (block := self._block(run.module)) != OUTSIDE:
+                seconds[block] += seconds_of(run)
+        return Profile(
+            saved_bytes=tuple(self._saved_at_end),
+            forward_seconds=tuple(seconds),
+            rows=self._rows,
+            outside_bytes=self._outside,
+            gradient_bytes=self._most_gradients,
+        )
