@@ -46,8 +46,10 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> Sequence[InnerBytes]:
     """A bf16 product is added up in a float32 buffer of the result's size; one a thread for batches of products.
 
     oneDNN does so on machines whose vector unit has no bf16 instructions. Products up to 16 x 16 x 16 run elsewhere.
+    An operand that is neither contiguous nor transposed is copied: so is a frozen weight that a linear layer expands over
+    the batch of an input that is not contiguous.
 
-    Source: `ATen/native/mkldnn/Matmul.cpp` of torch (use_mkldnn_bf16_matmul, checksize); oneDNN
+    Source: `ATen/native/mkldnn/Matmul.cpp` of torch (use_mkldnn_bf16_matmul, checksize, is_mkldnn_optimized_format); oneDNN
     `cpu/matmul/gemm_bf16_matmul.cpp` and `gemm_based_common.hpp`, get_scratchpad_num_elements.
     """
     if left.dtype != torch.bfloat16 or not private_torch.adds_bf16_in_float32():
@@ -60,7 +62,12 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> Sequence[InnerBytes]:
     threads = torch.get_num_threads() if left.dim() == 3 else 1
     share = -(-batch * rows * columns // threads)
     elements = _up(min(rows * columns, share // columns * columns if share >= columns else share), 64) * threads
-    return [InnerBytes(max(one, elements) * 4 + _HEADER_BYTES, AFTER_ALL)]
+    copies = sum(_nbytes(operand) for operand in (left, right) if not _is_row_or_column_major(operand))
+    return [InnerBytes(copies + max(one, elements) * 4 + _HEADER_BYTES, AFTER_ALL)]
+
+
+def _is_row_or_column_major(matrices: torch.Tensor) -> bool:
+    return matrices.is_contiguous() or matrices.transpose(-1, -2).is_contiguous()
 
 
 def _layer_norm(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
