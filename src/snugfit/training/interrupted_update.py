@@ -24,15 +24,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from snugfit.errors import OutOfMemoryError
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
 
-FINISHABLE = frozenset({"Adam", "AdamW", "SGD", "Adafactor"})
-"""Classes of torch.optim that update each parameter by itself, change state by in-place operators only, and are tested."""
+FINISHABLE = (Adam, AdamW, SGD, Adafactor)
+"""Optimizers of torch that update each parameter by itself, change state by in-place operators only, and are tested."""
 
 
 def carried_through(
@@ -94,7 +94,7 @@ class Journal:
         optimizer = self._optimizer
         for name in ("grad_scale", "found_inf"):  # a step that is masked leaves them behind when it fails
             vars(optimizer).pop(name, None)
-        finishable = type(optimizer).__name__ in FINISHABLE and type(optimizer).__module__.startswith("torch.optim.")
+        finishable = type(optimizer) in FINISHABLE and _versions_count()
         made = {id(tensor): self._count(tensor) for tensor in _changed_by(optimizer)}
         if bad is not None and bad():
             if not finishable or (any(made.values()) and not _fused(optimizer.param_groups)):
@@ -127,32 +127,35 @@ class Journal:
     def _drop_new_state(self, made: dict[int, int]) -> None:
         """State that was being made when memory ran out, and that no parameter has used yet."""
         state = self._optimizer.state
-        fused = _fused(self._optimizer.param_groups)
         for weight in list(state):
-            tensors = [value for value in state[weight].values() if isinstance(value, Tensor)]
-            new = all(id(tensor) not in self._before for tensor in tensors)
-            if not new or (fused and self._fused_done(weight, made)):
+            tensors = _tensors(state[weight])
+            if any(id(tensor) in self._before for tensor in tensors) or self._has_first_momentum(weight):
                 continue
             if not any(made[id(tensor)] for tensor in (weight, *tensors)):
                 del state[weight]
 
-    def _fused_done(self, weight: Tensor, made: dict[int, int]) -> bool:
-        """Adam counts its step right before the kernel; SGD keeps its first momentum right after it."""
-        state = self._optimizer.state[weight]
-        if "step" in state:
-            return made[id(state["step"])] > 0
-        momentum = state.get("momentum_buffer")
+    def _has_first_momentum(self, weight: Tensor) -> bool:
+        """SGD keeps the first momentum of its parameters when the update of their whole group is done."""
+        momentum = self._optimizer.state.get(weight, {}).get("momentum_buffer")
         return momentum is not None and id(momentum) not in self._before
+
+    def _done(self, weight: Tensor, made: dict[int, int]) -> bool:
+        """Whether a parameter is known to be done without looking at its operators."""
+        if self._has_first_momentum(weight):
+            return True
+        step = self._optimizer.state.get(weight, {}).get("step")  # a fused kernel comes right behind the count
+        return _fused(self._optimizer.param_groups) and step is not None and made.get(id(step), 0) > 0
 
     def _finish_one(self, weight: Tensor, made: dict[int, int]) -> None:
         optimizer = self._optimizer
+        if self._done(weight, made):
+            return
         if _fused(optimizer.param_groups):
-            if weight not in optimizer.state or not self._fused_done(weight, made):
-                optimizer.step()
-                made[id(weight)] = 1
+            optimizer.step()
+            made[id(weight)] = 1
             return
         tracked = {id(tensor): tensor for tensor in (weight, *_tensors(optimizer.state.get(weight, {})))}
-        if not any(made[key] for key in tracked):
+        if not any(made.get(key) for key in tracked):
             tracked = {}  # nothing of it was done: an ordinary step
         try:
             self._step(weight, _Continued(tracked, made))
@@ -346,6 +349,13 @@ def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
         for value in state.values():
             if isinstance(value, Tensor):
                 yield value
+
+
+def _versions_count() -> bool:
+    """Whether operators on lists count versions here: not while a dispatch mode of the caller's is active."""
+    probe = torch.zeros(1)
+    torch._foreach_add_([probe], 1.0)
+    return probe._version == 1
 
 
 def _fused(groups: list[dict[str, Any]]) -> bool:
