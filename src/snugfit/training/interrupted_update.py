@@ -117,6 +117,7 @@ class Journal:
         except Exception as error:
             if is_out_of_memory(error) and any(made.values()):
                 raise half_way(f"{cause} {let_go(error)}", "the update") from None
+            self._drop_new_state(made)
             raise
         finally:
             optimizer.param_groups = groups
@@ -131,7 +132,7 @@ class Journal:
             tensors = _tensors(state[weight])
             if any(id(tensor) in self._before for tensor in tensors) or self._has_first_momentum(weight):
                 continue
-            if not any(made[id(tensor)] for tensor in (weight, *tensors)):
+            if not any(made.get(id(tensor)) for tensor in (weight, *tensors)):
                 del state[weight]
 
     def _has_first_momentum(self, weight: Tensor) -> bool:
