@@ -94,16 +94,17 @@ class Journal:
         optimizer = self._optimizer
         for name in ("grad_scale", "found_inf"):  # a step that is masked leaves them behind when it fails
             vars(optimizer).pop(name, None)
-        finishable = type(optimizer) in FINISHABLE and _versions_count()
+        what = f"the update of {type(optimizer).__name__}, which cannot be finished"
+        if type(optimizer) not in FINISHABLE:
+            raise half_way(cause, what)
         made = {id(tensor): self._count(tensor) for tensor in _changed_by(optimizer)}
-        if bad is not None and bad():
-            if not finishable or (any(made.values()) and not _fused(optimizer.param_groups)):
-                raise half_way(cause, "the update of a step with gradients that are not finite")
-            self._drop_new_state(made)
-            return
-        if not finishable:
-            raise half_way(cause, f"the update of {type(optimizer).__name__}, which cannot be finished")
         self._drop_new_state(made)
+        if not _versions_count():
+            raise half_way(cause, what)
+        if bad is not None and bad():
+            if any(made.values()) and not _fused(optimizer.param_groups):  # fused kernels were masked
+                raise half_way(cause, "the update of a step with gradients that are not finite")
+            return
         groups = optimizer.param_groups
         try:
             for group in groups:
