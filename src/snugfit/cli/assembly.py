@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
-from snugfit.cli import options
+from snugfit.cli import options, text_assembly
 from snugfit.cli.request import Request
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
+    from snugfit.workloads.text import TextSplits
 
 
 def resolve_device(name: str) -> torch.device:
@@ -38,12 +40,31 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def open_matching_data(request: Request, *, download: bool) -> Splits:
-    """Opens the data in the shape that the model takes, and checks that the two go together.
+def with_task(request: Request) -> Request:
+    """Returns the request with its task: as asked for, else what the data is for, else the model.
 
     Args:
         request: What is to be trained.
-        download: Whether data that is missing may be fetched.
+
+    Returns:
+        The same, with a task.
+
+    Raises:
+        InputError: There is no such task, or not for this model.
+    """
+    from snugfit.workloads.model_batches import task_of
+    from snugfit.workloads.text import TASK_OF_DATA
+
+    task = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
+    return dataclasses.replace(request, task=task_of(request.model, task))
+
+
+def open_matching_data(request: Request, *, download: bool) -> Splits | TextSplits:
+    """Opens the data in the shape that the model takes, and checks that the two go together.
+
+    Args:
+        request: What is to be trained; has a task.
+        download: Whether data, and a `hf:` model, that is missing may be fetched.
 
     Returns:
         Training, validation and test part.
@@ -55,7 +76,17 @@ def open_matching_data(request: Request, *, download: bool) -> Splits:
     from snugfit.workloads.models import input_channels, input_size, output_classes, parse_model_args
 
     model_args = parse_model_args(request.model_args)
+    name = text_assembly.hub_name(request)
+    if download and name is not None:
+        from snugfit.workloads.hf_files import fetch
+
+        fetch(name)
     model = _skeleton(request)
+    if request.task in text_assembly.TEXT_TASKS:
+        text = text_assembly.open_matching_text(request, model, download=download)
+        text_assembly.check_text_model(request, text, model_args)
+        return text
+    _refuse_text_options(request)
     # Labels of random data run over the classes that the model has; other data brings its own, and the head follows.
     classes = output_classes(model) if request.data == "random" else model_args.get("num_classes")
     data = open_data(
@@ -71,15 +102,26 @@ def open_matching_data(request: Request, *, download: bool) -> Splits:
     return data
 
 
+def _refuse_text_options(request: Request) -> None:
+    names = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(request, name) not in (None, False)]
+    if given:
+        raise InputError(f"{', '.join(given)} has no meaning for {request.task}. Leave it out.")
+
+
 def _skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
     """Builds the model without memory, to look at; for real where its constructor needs values."""
     from snugfit.workloads.models import build_model, parse_model_args
 
-    model_args = parse_model_args(request.model_args)
+    given: dict[str, Any] = {
+        "model_args": parse_model_args(request.model_args),
+        "num_classes": num_classes,
+        "task": request.task,
+    }
     try:
-        return build_model(request.model, model_args=model_args, num_classes=num_classes, init="device", device="meta")
+        return build_model(request.model, **given, init="device", device="meta")
     except InputError:
-        return build_model(request.model, model_args=model_args, num_classes=num_classes)
+        return build_model(request.model, **given)
 
 
 def _check_shapes(data: Splits, request: Request) -> None:
@@ -121,7 +163,7 @@ def _check_shapes(data: Splits, request: Request) -> None:
 def build_trainer(
     recipe: Recipe,
     request: Request,
-    data: Splits,
+    data: Splits | TextSplits,
     device: torch.device,
     task: Task,
     total_steps: int,
@@ -131,7 +173,7 @@ def build_trainer(
     Args:
         recipe: How the step is held in memory.
         request: What is to be trained.
-        data: Its number of classes decides the model's head.
+        data: Its number of classes decides the model's head, its tokenizer the ids that the model knows as special.
         device: Where to train.
         task: The loss.
         total_steps: Updates of the whole run; the schedule ends with them.
@@ -148,16 +190,21 @@ def build_trainer(
     from snugfit.training.prepare import prepare
     from snugfit.training.random_state import seed_everything
     from snugfit.workloads.models import build_model, parse_model_args
+    from snugfit.workloads.text import TextSplits
 
     settings = request.settings
+    model_args = parse_model_args(request.model_args)
+    if isinstance(data, TextSplits):
+        model_args = text_assembly.text_model_args(request, data, model_args)
     dtypes = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
     seed_everything(settings.seed)
     with phase("build"):
         model = build_model(
             request.model,
-            model_args=parse_model_args(request.model_args),
+            model_args=model_args,
             num_classes=data.num_classes,
-            weights=settings.weights,
+            task=request.task,
+            weights=text_assembly.starting_weights(request),
             freeze=settings.freeze,
             init=recipe.init,
             device=device,

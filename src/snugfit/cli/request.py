@@ -24,8 +24,6 @@ CHANGEABLE = ("epochs", "max_steps", "eval_every", "save_every")
 FIXED = ("precision", "optimizer")
 """Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
 
-_DEFAULTS = {"task": "image-classification", "device": "auto"}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -37,12 +35,22 @@ class Request:
     """Arguments of its constructor, as typed."""
     data: str
     """Data spec."""
-    task: str
-    """Name of the task."""
+    task: str | None
+    """Name of the task; None: what data and model are for, which is decided before training starts."""
     image_size: int | None
     """Side of the images; None: the model's own."""
+    seq_len: int | None
+    """Most tokens of a text; None: 512, or fewer where the model takes fewer."""
+    packing: bool
+    """Whether short texts share a row."""
+    text_column: str | None
+    """Column of the texts; None: found by its name."""
+    label_column: str | None
+    """Column of the labels; None: found by its name."""
+    prompt_column: str | None
+    """Column of prompts; None: found by its name."""
     samples: int | None
-    """Samples of random data; None: the data's own number."""
+    """Training samples at most; None: the data's own number."""
     device: str
     """auto, cpu or cuda."""
     settings: Workload
@@ -99,10 +107,15 @@ def new_request(args: argparse.Namespace) -> tuple[Recipe, Request]:
         model=args.model,
         model_args=tuple(args.model_args or ()),
         data=args.data,
-        task=args.task or _DEFAULTS["task"],
+        task=args.task,
         image_size=args.image_size,
+        seq_len=args.seq_len,
+        packing=bool(args.packing),
+        text_column=args.text_column,
+        label_column=args.label_column,
+        prompt_column=args.prompt_column,
         samples=args.samples,
-        device=args.device or _DEFAULTS["device"],
+        device=args.device or "auto",
         settings=settings,
     )
 
@@ -190,4 +203,9 @@ def resume_command(path: Path) -> str:
 
 
 def _last(spec: str) -> str:
-    return spec.rpartition(":")[2]
+    """What tells a model apart: `resnet18` of `timm:resnet18`, and the folder of a config file or a path."""
+    prefix, _, name = spec.partition(":")
+    if prefix != "hf":
+        return spec.rpartition(":")[2]
+    path = Path(name)
+    return (path.absolute().parent if path.suffix == ".json" else path).name or name

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import options, output
-from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device
+from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
 from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
+from snugfit.cli.text_assembly import save_for_transformers
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
+    from snugfit.workloads.text import TextSplits
 
 EPILOG = """\
 examples:
   snugfit train timm:vit_tiny_patch16_224 --data digits --model-arg img_size=16 --model-arg patch_size=4
   snugfit train torchvision:resnet18 --data cifar10:data --download --epochs 5 --precision bf16-mixed
   snugfit train models.py:build --data imagefolder:photos --weights model.safetensors --recipe recipe.yaml
+  snugfit train hf:bert/config.json --task text-classification --data topics --batch-size 16 --max-steps 50
+  snugfit train hf:llama --task causal-lm --data jsonl:chats.jsonl --prompt-column question --seq-len 512 --lr 1e-5
   snugfit train --run-dir runs/resnet18-cifar10-data --resume
 """
 
@@ -47,15 +51,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="torchvision:NAME, timm:NAME or path/file.py:function (with --resume: the run's)",
+        help="torchvision:NAME, timm:NAME, hf:DIR (with its weights), hf:DIR/config.json (random values) or "
+        "path/file.py:function (with --resume: the run's)",
     )
-    add("--data", metavar="DATA", help="digits, cifar10:DIR, imagefolder:DIR or random (with --resume: the run's)")
+    add(
+        "--data",
+        metavar="DATA",
+        help="images: digits, cifar10:DIR, imagefolder:DIR; text: topics, prose, csv:FILE, jsonl:FILE, parquet:FILE, "
+        "text:FILE_OR_DIR, hf:NAME; random (with --resume: the run's)",
+    )
     add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
-    add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
+    add(
+        "--task",
+        metavar="TASK",
+        help="image-classification, text-classification or causal-lm. Default: what data and model are for.",
+    )
     add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--samples", metavar="N", type=int, help="samples of random data")
-    add("--download", action="store_true", help="fetch the data when it is not there")
+    add("--samples", metavar="N", type=int, help="training samples at most; of random data, how many there are")
+    add("--download", action="store_true", help="fetch data and hf: model when they are not there")
     add("--device", choices=("auto", "cpu", "cuda"), help="where to train. Default: auto, cuda where there is one.")
+    group = parser.add_argument_group("text")
+    add = group.add_argument
+    add(
+        "--seq-len",
+        metavar="N",
+        type=int,
+        help="most tokens of a text. Default: 512, or fewer where the model takes fewer.",
+    )
+    add(
+        "--packing",
+        action="store_true",
+        default=None,
+        help="lay short texts end to end in rows of exactly --seq-len tokens (causal-lm)",
+    )
+    add("--text-column", metavar="NAME", help="column of the texts, or of what follows a prompt. Default: by its name.")
+    add("--label-column", metavar="NAME", help="column of the labels. Default: by its name.")
+    add(
+        "--prompt-column",
+        metavar="NAME",
+        help="column of prompts, which are read and not learned. Default: by its name.",
+    )
     group = parser.add_argument_group("run directory")
     add = group.add_argument
     add("--run-dir", metavar="DIR", type=Path, help="where results go. Default: runs/MODEL-DATA, numbered.")
@@ -101,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
                 _print_result(summary, as_json=args.json)
                 return 0
             ensure_tuned_process()
-            return _train(args, recipe, request, path, lambda: run_dir.described(recipe, request.to_mapping()))
+            return _train(args, recipe, request, path, lambda known: run_dir.described(recipe, known.to_mapping()))
     recipe, request = new_request(args)
     path = args.run_dir if args.run_dir is not None else default_run_dir(request)
     check_new(path, overwrite=args.overwrite)
@@ -111,8 +146,8 @@ def run(args: argparse.Namespace) -> int:
         recipe,
         request,
         path,
-        lambda: RunDirectory.create(
-            path, recipe, request.to_mapping(), overwrite=args.overwrite, keep=args.keep_checkpoints
+        lambda known: RunDirectory.create(
+            path, recipe, known.to_mapping(), overwrite=args.overwrite, keep=args.keep_checkpoints
         ),
     )
 
@@ -122,7 +157,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise InputError(
             f"--keep-checkpoints is {args.keep_checkpoints}; give at least 2, so that a damaged one has a predecessor."
         )
-    for name in ("image_size", "samples"):
+    for name in ("image_size", "seq_len", "samples"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
@@ -138,7 +173,7 @@ def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
 
 
 def _train(
-    args: argparse.Namespace, recipe: Recipe, request: Request, path: Path, open_run: Callable[[], RunDirectory]
+    args: argparse.Namespace, recipe: Recipe, request: Request, path: Path, open_run: Callable[[Request], RunDirectory]
 ) -> int:
     """Builds all parts, trains, and writes and prints the result; nothing is written before every part is there."""
     from snugfit.measure.meter import Meter
@@ -148,6 +183,8 @@ def _train(
     from snugfit.workloads.tasks import task_named
 
     device = resolve_device(request.device)
+    request = with_task(request)
+    assert request.task is not None
     task = task_named(request.task)
     data = open_matching_data(request, download=args.download)
     settings = request.settings
@@ -164,15 +201,15 @@ def _train(
     with _measuring(meter):
         memory = memory_reader(device)
         trainer = build_trainer(recipe, request, data, device, task, total_steps)
-        with open_run() as run_dir:
+        with open_run(request) as run_dir:
             try:
                 loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
                 if result.stopped_by is not None:
                     print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
                     return 128 + result.stopped_by
                 measured = meter.result(trainer.peak_host_bytes)
-                summary = _summary(trainer, request, measured, result, path, loop.steps_per_epoch)
-                _write_results(run_dir, trainer, summary)
+                summary = _summary(trainer, request, task, measured, result, path, loop.steps_per_epoch)
+                _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise TrainingError(f"{error} {_saved(run_dir)}") from error
             except KeyboardInterrupt:
@@ -195,7 +232,7 @@ def _measuring(meter: Meter) -> Iterator[None]:
 def _run_loop(
     args: argparse.Namespace,
     trainer: Trainer,
-    data: Splits,
+    data: Splits | TextSplits,
     task: Task,
     run_dir: RunDirectory,
     total_steps: int,
@@ -241,6 +278,7 @@ def _saved(run_dir: RunDirectory) -> str:
 def _summary(
     trainer: Trainer,
     request: Request,
+    task: Task,
     measured: Mapping[str, int | None],
     result: LoopResult,
     path: Path,
@@ -258,6 +296,7 @@ def _summary(
         "seconds": result.seconds,
         "samples_per_second": result.samples_per_second,
         "metrics": result.metrics,
+        "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,
         "steps_per_epoch": steps_per_epoch,
         "device": str(trainer.device),
@@ -266,13 +305,20 @@ def _summary(
     }
 
 
-def _write_results(run_dir: RunDirectory, trainer: Trainer, summary: Mapping[str, Any]) -> None:
+def _write_results(
+    run_dir: RunDirectory,
+    trainer: Trainer,
+    request: Request,
+    data: Splits | TextSplits,
+    summary: Mapping[str, Any],
+) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     from snugfit.training.model_file import save_model
     from snugfit.training.run_dir import MODEL
 
     try:
         save_model(run_dir.path / MODEL, trainer.state_dict()["model"])
+        save_for_transformers(run_dir.path, trainer.model, request, data)
     except OSError as error:
         raise TrainingError(f"{run_dir.path / MODEL} cannot be written: {error.strerror}.") from error
     run_dir.write_summary(summary)
@@ -298,9 +344,10 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.removesuffix("_bytes").replace("_", " "), format_bytes(size)
     yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
     metrics = summary["metrics"]
-    for name in ("test_accuracy", "validation_accuracy"):
+    shown = summary["main_metric"]["name"]
+    for name in (f"test_{shown}", f"validation_{shown}"):
         if metrics[name] is not None:
-            yield name.replace("_", " "), f"{metrics[name]:.2%}"
+            yield name.replace("_", " "), f"{metrics[name]:.2%}" if shown == "accuracy" else f"{metrics[name]:.4g}"
     if metrics["train_loss"] is not None:
         yield "train loss", f"{metrics['train_loss']:.4g}"
     yield "files", summary["run_dir"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from snugfit.techniques.microbatch import batch_length, map_tensors
 from snugfit.training import random_state
 from snugfit.training.phases import phase
 
@@ -27,10 +28,10 @@ class Evaluation:
     """What a model is worth on held-out data."""
 
     loss: float
-    """Mean loss over samples."""
+    """Mean loss over samples, or over the labels that count, as the task says."""
 
     metrics: dict[str, float]
-    """The task's metrics by name, such as `accuracy` (share of samples that are right, 0 to 1); means over samples."""
+    """The task's metrics by name, such as `accuracy` (share of samples that are right, 0 to 1) or `perplexity`."""
 
     samples: int
     """Samples seen."""
@@ -49,8 +50,8 @@ def evaluate(
 
     Args:
         trainer: Its `evaluate_batch(batch)` gives the output.
-        batches: Tuples (input, target) on any device.
-        task: Loss (a mean over samples) and metrics.
+        batches: Tuples (input, target), or dicts for models that return their loss, on any device.
+        task: Loss and metrics.
         stop: Asked before each batch; True gives up.
 
     Returns:
@@ -62,16 +63,29 @@ def evaluate(
         for batch in batches:
             if stop():
                 return None
-            batch = tuple(part.to(trainer.device, non_blocking=True) for part in batch)
+            batch = map_tensors(batch, lambda tensor: tensor.to(trainer.device, non_blocking=True))
             output = trainer.evaluate_batch(batch)
-            sums = [task.loss(output, batch).double() * len(batch[0])]
-            sums += [metric(output, batch)[0].double() for metric in task.metrics.values()]
+            weight = _number(task.weight_of(batch), trainer.device)
+            sums = [task.loss_of(output, batch).double() * weight, weight]
+            for metric in task.metrics.values():
+                total, count = metric(output, batch)
+                sums += [total.double(), _number(count, trainer.device)]
             totals = torch.stack(sums) if totals is None else totals + torch.stack(sums)
-            samples += len(batch[0])
+            samples += batch_length(batch)
     if totals is None:
         return None
-    loss, *metrics = (total / samples for total in totals.tolist())
-    return Evaluation(loss=loss, metrics=dict(zip(task.metrics, metrics, strict=True)), samples=samples)
+    values = totals.tolist()
+    loss, *means = (total / count for total, count in zip(values[::2], values[1::2], strict=True))
+    metrics = dict(zip(task.metrics, means, strict=True))
+    metrics.update({name: of_loss(loss) for name, of_loss in task.metrics_of_loss.items()})
+    return Evaluation(loss=loss, metrics=metrics, samples=samples)
+
+
+def _number(value: Any, device: torch.device) -> Tensor:
+    """A count on the device, so that nothing waits for it."""
+    if isinstance(value, Tensor):
+        return value.double()
+    return torch.full((), float(value), dtype=torch.double, device=device)
 
 
 @contextlib.contextmanager

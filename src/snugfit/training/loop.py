@@ -21,6 +21,7 @@ from torch import Tensor
 from snugfit.errors import TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.loading import loading_options
+from snugfit.techniques.microbatch import batch_length
 from snugfit.training import random_state
 from snugfit.training.evaluation import Evaluation, evaluate
 from snugfit.training.optimizers import OPTIMIZER_TABLE
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
+    from snugfit.workloads.text import TextSplits
 
 LOG_EVERY = 10
 """Steps between readings of losses from the device."""
@@ -81,7 +83,7 @@ class Loop:
     def __init__(
         self,
         trainer: Trainer,
-        data: Splits,
+        data: Splits | TextSplits,
         task: Task,
         run: RunDirectory,
         *,
@@ -113,7 +115,7 @@ class Loop:
         self.observer, self.progress, self.on_row = observer, progress, on_row
         self.at = Position()
         self.stop = StopSignal()
-        self._pending: list[tuple[int, float | None, int, Tensor]] = []
+        self._pending: list[tuple[int, float | None, int, int, Tensor]] = []
         self._first_step = self._saved_step = trainer.steps_done
         self._resumed_at = time.perf_counter()
         self._lap_started = self._resumed_at
@@ -177,8 +179,8 @@ class Loop:
         if self._saved_step < self.trainer.steps_done:
             self._save()
 
-    def _step(self, batch: tuple[Tensor, ...]) -> None:
-        samples = len(batch[0])
+    def _step(self, batch: Any) -> None:
+        samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
         rate = None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
         try:
             loss = self.trainer.step(batch)
@@ -197,7 +199,7 @@ class Loop:
             self.observer.after_step(step - self._first_step)
         if self.progress is not None:
             self.progress.advance()
-        self._pending.append((step, rate, samples, loss))
+        self._pending.append((step, rate, samples, weight, loss))
         if len(self._pending) >= LOG_EVERY or step == 1:
             self._read_losses()
         self._evaluate_if_due()
@@ -219,10 +221,10 @@ class Loop:
         return self.trainer.steps_done % every == 0
 
     @contextlib.contextmanager
-    def _epoch_batches(self) -> Iterator[Iterator[tuple[Tensor, ...]]]:
+    def _epoch_batches(self) -> Iterator[Iterator[Any]]:
         source = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
 
-        def marked() -> Iterator[tuple[Tensor, ...]]:
+        def marked() -> Iterator[Any]:
             while True:
                 with phase("data"):
                     batch = next(source, None)
@@ -239,7 +241,7 @@ class Loop:
 
     def _batches(
         self, dataset: Any, size: int, *, epoch: int = 0, start: int = 0, shuffle: bool = True
-    ) -> Iterator[tuple[Tensor, ...]]:
+    ) -> Iterator[Any]:
         return batches(
             dataset,
             batch_size=size,
@@ -259,12 +261,12 @@ class Loop:
         losses = torch.stack([loss for *_, loss in self._pending]).double().tolist()
         now = time.perf_counter()
         lap, self._lap_started = now - self._lap_started, now
-        samples = sum(count for _, _, count, _ in self._pending)
+        samples = sum(count for _, _, count, _, _ in self._pending)
         self.at.step_seconds += lap
         speed = samples / lap
-        for (step, rate, count, _), loss in zip(self._pending, losses, strict=True):
-            self.at.loss_sum += loss * count
-            self.at.loss_samples += count
+        for (step, rate, _, weight, _), loss in zip(self._pending, losses, strict=True):
+            self.at.loss_sum += loss * weight
+            self.at.loss_samples += weight
             self._row({"step": step, "epoch": self.at.epoch, "loss": loss, "lr": rate, "samples_per_second": speed})
         self._pending.clear()
         if self.progress is not None:
@@ -336,7 +338,7 @@ class Loop:
     def _result(self) -> LoopResult:
         seconds = self.at.seconds + time.perf_counter() - self._resumed_at
         mean = self.at.loss_sum / self.at.loss_samples if self.at.loss_samples else None
-        names = [f"{part}_{name}" for part in ("validation", "test") for name in ("loss", *self.task.metrics)]
+        names = [f"{part}_{name}" for part in ("validation", "test") for name in ("loss", *self.task.metric_names)]
         return LoopResult(
             steps=self.trainer.steps_done,
             seconds=seconds,

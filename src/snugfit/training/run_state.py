@@ -56,8 +56,9 @@ class Position:
     rows: int = 0
     """Rows of metrics that belong to the checkpoint."""
     loss_sum: float = 0.0
-    """Over the samples of this epoch."""
+    """Over the samples of this epoch, or the labels that count."""
     loss_samples: int = 0
+    """How many those were."""
     samples: int = 0
     """Trained in the whole run."""
     step_seconds: float = 0.0

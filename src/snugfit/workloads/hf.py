@@ -1,8 +1,8 @@
-"""Models of transformers from a local config: `hf:DIRECTORY`, `hf:path/config.json`, or a name in the local cache.
+"""Models of transformers: `hf:DIRECTORY`, `hf:path/config.json`, or a name in the local cache.
 
-Nothing is downloaded: a config says the shapes, and an estimate needs no more. The task chooses the class, as in
-transformers: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`. Both return their loss when the batch has
-labels.
+Nothing is downloaded here: a config says the shapes, and an estimate needs no more; weights are `hf_files.py`'s. The task
+chooses the class, as in transformers: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`. Both return their
+loss when the batch has labels.
 
 A model is built in float32, whatever dtype its config names, because the recipe decides the precision. `use_cache` is
 switched off, as transformers' own Trainer does: keys and values of earlier tokens are of no use in training.
@@ -11,6 +11,7 @@ switched off, as transformers' own Trainer does: keys and values of earlier toke
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,15 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean, nearest
+from snugfit.workloads import hf_files
 from snugfit.workloads.model_files import describe
 
 CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
 TASKS = (CAUSAL_LM, TEXT_CLASSIFICATION)
 """Tasks that a config can be built for."""
+
+TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
+"""Fields that belong to the tokenizer; a config takes them whether it has them or not."""
 
 
 def task_of_config(name: str) -> str:
@@ -62,6 +67,42 @@ def maker(
     Raises:
         InputError: There is no such config, or it does not have these fields.
     """
+    task, config = _task_and_config(name, arguments, num_classes, task)
+    return partial(_build, name, config, task)
+
+
+def load_weights_of(
+    name: str,
+    arguments: Mapping[str, Any],
+    num_classes: int | None,
+    task: str | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> torch.nn.Module:
+    """Builds a model with the weights of its directory, straight on a device and in a dtype.
+
+    Args:
+        name: A directory with weights, or a name in the local cache.
+        arguments: Fields of the config that are changed.
+        num_classes: Labels of a classifier; a head for another number starts from fresh values.
+        task: One of `TASKS`; None: what the config's architecture is for.
+        device: Where the weights are read to.
+        dtype: Their dtype; None: float32.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: Config or weights are missing, damaged, or do not fit each other.
+    """
+    task, config = _task_and_config(name, arguments, num_classes, task)
+    return hf_files.load_pretrained(name, _class_for(task), config, device=device, dtype=dtype or torch.float32)
+
+
+def _task_and_config(
+    name: str, arguments: Mapping[str, Any], num_classes: int | None, task: str | None
+) -> tuple[str, Any]:
     task = task or task_of_config(name)
     if task not in TASKS:
         raise InputError(f"task {task!r} is none of hf: models; {did_you_mean(task, TASKS)}")
@@ -71,7 +112,7 @@ def maker(
         classes = wanted.pop("num_classes", num_classes)
         if classes is not None:
             wanted.setdefault("num_labels", classes)
-    unknown = [key for key in wanted if not hasattr(config, key)]
+    unknown = [key for key in wanted if not hasattr(config, key) and key not in TOKEN_IDS]
     if unknown:
         known = sorted(key for key in config.to_dict() if not key.startswith("_"))
         raise InputError(
@@ -80,16 +121,21 @@ def maker(
     for key, value in wanted.items():
         setattr(config, key, value)
     config.use_cache = False
-    if task == TEXT_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # decoders look for the last token that is no padding
-    return partial(_build, name, config, task)
+    if task == TEXT_CLASSIFICATION:
+        config.problem_type = "single_label_classification"  # as the task has it, whatever the labels look like
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0  # decoders look for the last token that is no padding
+    return task, config
+
+
+def _class_for(task: str) -> Any:
+    transformers = _transformers()
+    return transformers.AutoModelForCausalLM if task == CAUSAL_LM else transformers.AutoModelForSequenceClassification
 
 
 def _build(name: str, config: Any, task: str) -> torch.nn.Module:
-    transformers = _transformers()
-    chosen = transformers.AutoModelForCausalLM if task == CAUSAL_LM else transformers.AutoModelForSequenceClassification
     try:
-        model = chosen.from_config(config, dtype=torch.float32)
+        model = _class_for(task).from_config(config, dtype=torch.float32)
     except Exception as error:
         raise InputError(
             f"model hf:{name} could not be built for {task}: {describe(error, None)}. Check the config and --task."
@@ -148,10 +194,17 @@ def _read_config(file: Path) -> Any:
 
 
 def _transformers() -> ModuleType:
+    # What it imports in turn says things in the log that are of no use to anyone who trains.
+    log = logging.getLogger("torch.utils._pytree")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         import transformers
+        import transformers.modeling_utils
     except ImportError as error:
         raise InputError(
             f"hf: models need the library transformers, which does not import ({error}). Run: pip install snugfit[text]"
         ) from error
+    finally:
+        log.setLevel(level)
     return transformers

@@ -16,8 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from snugfit.errors import InputError, SnugfitError
 from snugfit.techniques.loading import usable_pin_memory
+from snugfit.techniques.microbatch import map_tensors
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = Any
+"""Tuples (images, labels) or dicts of tensors, as the dataset makes them."""
 
 
 def steps_per_epoch(dataset: Any, batch_size: int, drop_last: bool = False) -> int:
@@ -73,7 +75,7 @@ def batches(
         prefetch: Batches each worker keeps ready.
 
     Returns:
-        Iterator of (images `[B, ...]`, labels int64 `[B]`).
+        Iterator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
 
     Raises:
         InputError: The batch is larger than the data; or, while iterating, a sample cannot be read.
@@ -90,14 +92,13 @@ def batches(
 
 def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Iterator[Batch]:
     for piece in pieces:
-        images, labels = _fetch(dataset, piece)
-        yield (images.pin_memory(), labels.pin_memory()) if pin else (images, labels)
+        batch = _fetch(dataset, piece)
+        yield map_tensors(batch, torch.Tensor.pin_memory) if pin else batch
 
 
 def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
     if hasattr(dataset, "batch"):
-        images, labels = dataset.batch(indices)
-        return images, labels
+        return dataset.batch(indices)
     samples = [dataset[int(index)] for index in indices]
     return torch.stack([sample[0] for sample in samples]), torch.tensor([int(sample[1]) for sample in samples])
 
@@ -105,7 +106,7 @@ def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
 def _load_in_workers(
     dataset: Any, pieces: Sequence[np.ndarray], pin: bool, workers: int, prefetch: int, base_seed: int
 ) -> Iterator[Batch]:
-    loader: DataLoader[Batch | str] = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         _WholeBatches(dataset),
         batch_size=None,  # an item is a batch already
         sampler=pieces,  # items are looked up by arrays of indices
@@ -118,11 +119,10 @@ def _load_in_workers(
     for item in loader:
         if isinstance(item, str):
             raise InputError(item)
-        images, labels = item
-        yield images, labels
+        yield item
 
 
-class _WholeBatches(Dataset["Batch | str"]):
+class _WholeBatches(Dataset[Any]):
     """A dataset whose item is a whole batch, or the message of an error that is meant for a person.
 
     DataLoader would put the worker's traceback into the message of any error that is raised there.
@@ -131,7 +131,7 @@ class _WholeBatches(Dataset["Batch | str"]):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, indices: np.ndarray) -> Batch | str:
+    def __getitem__(self, indices: np.ndarray) -> Batch:
         try:
             return _fetch(self._dataset, indices)
         except SnugfitError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.workloads import hf
-from snugfit.workloads.model_shapes import input_channels, input_size
+from snugfit.workloads.model_shapes import input_channels, input_size, token_limit
 from snugfit.workloads.tasks import TASKS, task_named
 
 TEXT_TASKS = hf.TASKS
@@ -33,8 +33,8 @@ def task_of(spec: str, task: str | None) -> str:
     text = spec.startswith("hf:")
     if task is None:
         return hf.task_of_config(spec.partition(":")[2]) if text else "image-classification"
-    if task not in (*TASKS, *TEXT_TASKS):
-        raise InputError(f"task {task!r} is unknown; {did_you_mean(task, (*TASKS, *TEXT_TASKS))}")
+    if task not in TASKS:
+        raise InputError(f"task {task!r} is unknown; {did_you_mean(task, TASKS)}")
     if text and task not in TEXT_TASKS:
         raise InputError(f"task {task!r} is not for hf: models; give {' or '.join(TEXT_TASKS)}.")
     if task in TEXT_TASKS and spec.startswith(("torchvision:", "timm:")):
@@ -50,7 +50,8 @@ def batch_for(
     batch_size: int,
     image_size: int | None = None,
     seq_len: int | None = None,
-) -> tuple[Any, Callable[[Any, Any], torch.Tensor] | None, str]:
+    form: Literal["full", "padded", "packed"] = "full",
+) -> tuple[Any, Callable[[Any, Any], torch.Tensor] | None, str | Callable[[Any], Any]]:
     """Returns one batch of a task without memory, and the task's loss.
 
     Args:
@@ -60,36 +61,56 @@ def batch_for(
         batch_size: Samples, B.
         image_size: Side of the images, S; None: the model's own.
         seq_len: Tokens of a sequence, T; None: 512, or fewer where the model takes fewer.
+        form: Text that fills every sequence; text that is padded, with a mask; or short samples packed, with positions.
 
     Returns:
-        The batch on meta ((images `[B, C, S, S]`, labels `[B]`), or a dict with `input_ids` `[B, T]` and `labels`), the loss
-        (None where the model returns it), and how losses of microbatches combine.
+        The batch on meta ((images `[B, C, S, S]`, labels `[B]`), or a dict with `input_ids` `[B, T]`, `labels` and, where
+        `form` asks for it, `attention_mask` or `position_ids` `[B, T]`), the loss (None where the model returns it), and
+        how losses of microbatches combine.
 
     Raises:
         InputError: The shape is missing, or does not fit the task.
     """
+    chosen = task_named(task)
     if task in TEXT_TASKS:
         if image_size is not None:
             raise InputError(f"--image-size has no meaning for {task}; give --seq-len.")
-        return _tokens(model, task, batch_size, seq_len), None, "tokens" if task == hf.CAUSAL_LM else "samples"
+        length = sequence_length(model, seq_len)
+        return _tokens(task, batch_size, length, form), chosen.loss, chosen.loss_weight
     if seq_len is not None:
         raise InputError(f"--seq-len has no meaning for {task}; give --image-size.")
     side = image_size or input_size(model, spec)
     if side is None:
         raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N.")
-    chosen = task_named(task)
     images = torch.empty(batch_size, input_channels(model), side, side, device="meta")
     return (images, torch.empty(batch_size, dtype=torch.long, device="meta")), chosen.loss, chosen.loss_weight
 
 
-def _tokens(model: torch.nn.Module, task: str, batch_size: int, seq_len: int | None) -> dict[str, torch.Tensor]:
-    config = getattr(model, "config", None)
-    longest = getattr(config, "max_position_embeddings", None)
-    longest = longest if isinstance(longest, int) and longest > 0 else None
+def sequence_length(model: torch.nn.Module, seq_len: int | None) -> int:
+    """Returns how many tokens a sequence has.
+
+    Args:
+        model: The model.
+        seq_len: What was asked for; None: 512, or fewer where the model takes fewer.
+
+    Returns:
+        Tokens.
+
+    Raises:
+        InputError: The model takes fewer.
+    """
+    longest = token_limit(model)
     if seq_len is None:
-        seq_len = min(_SEQUENCE, longest or _SEQUENCE)
+        return min(_SEQUENCE, longest or _SEQUENCE)
     if longest is not None and seq_len > longest:
         raise InputError(f"--seq-len is {seq_len}; the model takes at most {longest} tokens.")
-    tokens = torch.empty(batch_size, seq_len, dtype=torch.long, device="meta")
-    labels = torch.empty_like(tokens) if task == hf.CAUSAL_LM else torch.empty_like(tokens[:, 0])
-    return {"input_ids": tokens, "labels": labels}
+    return seq_len
+
+
+def _tokens(task: str, batch_size: int, length: int, form: str) -> dict[str, torch.Tensor]:
+    tokens = torch.empty(batch_size, length, dtype=torch.long, device="meta")
+    batch = {"input_ids": tokens}
+    if form != "full":
+        batch["attention_mask" if form == "padded" else "position_ids"] = torch.empty_like(tokens)
+    batch["labels"] = torch.empty_like(tokens) if task == hf.CAUSAL_LM else torch.empty_like(tokens[:, 0])
+    return batch

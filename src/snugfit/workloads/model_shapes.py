@@ -1,4 +1,4 @@
-"""What a model takes and gives: image size, channels, number of classes, found from its structure and metadata."""
+"""What a model takes and gives: image size, channels, tokens, number of classes, found from structure and metadata."""
 
 from __future__ import annotations
 
@@ -79,3 +79,44 @@ def output_classes(model: torch.nn.Module) -> int | None:
         if isinstance(module, LAYERS_WITH_CLASSES):
             return int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
     return None
+
+
+def token_limit(model: torch.nn.Module) -> int | None:
+    """Returns how many tokens a sequence may have.
+
+    Args:
+        model: A model of text.
+
+    Returns:
+        Its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of positions
+        for padding; None where nothing says it.
+    """
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
+        return None
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return longest if module.padding_idx is None else longest - module.padding_idx - 1
+    return longest
+
+
+def vocabulary_size(model: torch.nn.Module) -> int | None:
+    """Returns how many different tokens a model takes.
+
+    Args:
+        model: A model of text.
+
+    Returns:
+        Rows of its input embedding, or None where it has none.
+    """
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        embedding = find() if callable(find) else None
+    except NotImplementedError:
+        embedding = None
+    if embedding is None:
+        embedding = next((module for module in model.modules() if isinstance(module, torch.nn.Embedding)), None)
+    rows = getattr(embedding, "num_embeddings", None)
+    return rows if isinstance(rows, int) else None

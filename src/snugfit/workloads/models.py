@@ -48,7 +48,8 @@ def build_model(
         model_args: Keyword arguments of the library's builder or of the function.
         num_classes: Outputs of the head; `model_args` wins where it says another. None leaves it to the model.
         task: What a `hf:` model is built for; None: what its config says.
-        weights: A name that the library knows (DEFAULT is its best), a `.safetensors` file, or None for random values.
+        weights: A name that the library knows (DEFAULT is its best; for `hf:` what its directory holds), a `.safetensors`
+            file, or None for random values.
         freeze: Patterns of parameter names that are not trained.
         init: host, device or meta (`techniques/init.py`).
         device: Where the model lives.
@@ -65,6 +66,13 @@ def build_model(
     device = torch.device(device)
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
+    if spec.startswith("hf:") and weights == "DEFAULT":
+        place = torch.device("cpu") if init == "host" else device
+        name = spec.partition(":")[2]
+        model = hf.load_weights_of(
+            name, arguments, num_classes, task, device=place, dtype=None if init == "host" else dtype
+        )
+        return _finished(model, freeze, device=device, dtype=dtype)
     make = _maker(spec, arguments, num_classes, None if from_file else weights, task)
     if init == "meta" and not from_file:
         raise InputError(
@@ -84,6 +92,12 @@ def build_model(
         materialise(model, read, device=device, dtype=dtype)
     elif stored is not None:
         load_weights(model, stored)
+    return _finished(model, freeze, device=device, dtype=dtype)
+
+
+def _finished(
+    model: torch.nn.Module, freeze: Sequence[str], *, device: torch.device, dtype: torch.dtype | None
+) -> torch.nn.Module:
     model = settle(model, device=device, dtype=dtype)
     freeze_parameters(model, freeze)
     return model.train()
@@ -133,7 +147,9 @@ def _maker(
         return _timm_maker(name, arguments, num_classes, weights)
     if colon and prefix == "hf":
         if weights is not None:
-            raise InputError(f"weights {weights!r}: give a .safetensors file; hf: models are built from their config.")
+            raise InputError(
+                f"weights {weights!r}: give a .safetensors file, or DEFAULT for those in the model's own directory."
+            )
         return hf.maker(name, arguments, num_classes, task)
     if ".py:" in spec or spec.endswith(".py"):
         if weights is not None:

@@ -1,14 +1,20 @@
-"""Tasks: what a model's output is judged by. One row for each; a new task is a new row."""
+"""Tasks: what a model's output is judged by. One row for each; a new task is a new row.
+
+Models of text return their own loss. Theirs is a mean over the labels that count, and a language model shifts its labels
+inside, so the first token of a sequence never counts: the weight of a microbatch is what is left.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from snugfit.errors import InputError, did_you_mean
+from snugfit.techniques.microbatch import IGNORED_LABEL, batch_length
 
 Batch = Any
 
@@ -20,18 +26,82 @@ class Task:
     name: str
     """How the task is asked for."""
 
-    loss: Callable[[Any, Batch], torch.Tensor]
-    """From the model's output and the batch to a 0-dim loss."""
+    loss: Callable[[Any, Batch], torch.Tensor] | None
+    """From the model's output and the batch to a 0-dim loss; None: the model returns its loss."""
 
-    loss_weight: str
-    """How losses of microbatches combine: samples (the loss is a mean over samples), sum or tokens."""
+    loss_weight: str | Callable[[Batch], Any]
+    """How losses of microbatches combine: samples (the loss is a mean over samples), or a function from a batch to the
+    number of labels that its loss is a mean over."""
 
     metrics: Mapping[str, Callable[[Any, Batch], tuple[torch.Tensor, int]]]
     """Name -> from output and batch to (sum of the metric over the batch, 0-dim; number of samples). Sums and numbers
     add up over batches; their quotient is the metric."""
 
+    metrics_of_loss: Mapping[str, Callable[[float], float]] = dataclasses.field(default_factory=dict)
+    """Name -> from the mean loss over all that was seen to the metric."""
+
     main_metric: str
-    """The metric that is shown first; higher is better."""
+    """The metric that is shown first."""
+
+    higher_is_better: bool = True
+    """Which way the main metric points."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of all metrics."""
+        return (*self.metrics, *self.metrics_of_loss)
+
+    def loss_of(self, output: Any, batch: Batch) -> torch.Tensor:
+        """Returns the loss of a batch.
+
+        Args:
+            output: What the model gave.
+            batch: What it was given.
+
+        Returns:
+            0-dim loss.
+        """
+        if self.loss is not None:
+            return self.loss(output, batch)
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+            raise InputError(
+                f"{self.name} needs a model that returns its loss when the batch has labels; this one returns a "
+                f"{type(output).__name__} without one."
+            )
+        return loss
+
+    def weight_of(self, batch: Batch) -> Any:
+        """Returns how much the loss of a batch counts beside others.
+
+        Args:
+            batch: A batch.
+
+        Returns:
+            Samples, or labels that count: a number or a 0-dim tensor.
+        """
+        return self.loss_weight(batch) if callable(self.loss_weight) else batch_length(batch)
+
+
+def shifted_labels(batch: Batch) -> torch.Tensor:
+    """Returns how many labels of a batch count in a model that shifts them by one inside.
+
+    Args:
+        batch: Its `labels`, int64 `[B, T]`, are -100 where nothing is learned.
+
+    Returns:
+        0-dim, on the device of the labels: all but those of the first tokens and those that are -100.
+    """
+    counted: torch.Tensor = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
+    return counted
+
+
+def perplexity(loss: float) -> float:
+    """Returns the perplexity of a mean loss over tokens in nats: e to its power, infinite beyond the range of floats."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def classification_logits(output: Any) -> torch.Tensor:
@@ -57,7 +127,7 @@ def classification_logits(output: Any) -> torch.Tensor:
     if not isinstance(found, torch.Tensor) or found.dim() != 2:
         shape = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise InputError(
-            f"the model's output is {shape}; image-classification needs scores of shape [batch, classes]. "
+            f"the model's output is {shape}; classification needs scores of shape [batch, classes]. "
             "Use a classification model, or pass your own loss in Python."
         )
     return found
@@ -81,12 +151,12 @@ def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
 
     Args:
         output: What the model gave.
-        batch: (images, labels int64 `[B]`).
+        batch: (images, labels int64 `[B]`), or a dict with `labels`.
 
     Returns:
         Number of correct samples (0-dim, on the output's device) and number of samples.
     """
-    labels = batch[1]
+    labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
     return (classification_logits(output).argmax(dim=1) == labels).sum(), len(labels)
 
 
@@ -99,6 +169,22 @@ TASKS: Mapping[str, Task] = {
             loss_weight="samples",
             metrics={"accuracy": correct_top1},
             main_metric="accuracy",
+        ),
+        Task(
+            name="text-classification",
+            loss=None,
+            loss_weight="samples",
+            metrics={"accuracy": correct_top1},
+            main_metric="accuracy",
+        ),
+        Task(
+            name="causal-lm",
+            loss=None,
+            loss_weight=shifted_labels,
+            metrics={},
+            metrics_of_loss={"perplexity": perplexity},
+            main_metric="perplexity",
+            higher_is_better=False,
         ),
     )
 }

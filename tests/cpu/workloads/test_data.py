@@ -75,6 +75,7 @@ def test_labels_beyond_the_model():
         ("imagefolder:", "Write imagefolder:DIR"),
         ("digits:x", "unknown"),
         ("hf:mnist", "allowed: digits, cifar10:DIR, imagefolder:DIR, random"),
+        ("topics", "Give --task text-classification or causal-lm"),
     ],
 )
 def test_unknown_data(spec, expected):

@@ -8,6 +8,7 @@ import torch
 from snugfit.errors import InputError
 from snugfit.workloads.model_batches import batch_for, task_of
 from snugfit.workloads.models import build_model
+from snugfit.workloads.tasks import task_named
 
 pytest.importorskip("transformers")
 
@@ -45,7 +46,7 @@ def test_model_trains_on_its_batch(specs, name, task):
     assert {weight.dtype for weight in model.parameters()} == {torch.float32} and model.training
     batch, loss, weight = batch_for(model, specs[name], task, batch_size=4, seq_len=16)
     assert batch["input_ids"].shape == (4, 16) and loss is None
-    assert weight == ("tokens" if task == "causal-lm" else "samples")
+    assert weight == task_named(task).loss_weight
     real = {key: torch.ones(value.shape, dtype=torch.long) for key, value in batch.items()}
     output = model(**real)
     output.loss.backward()

@@ -12,6 +12,8 @@ from snugfit.workloads.data.splits import ArrayImages, ImageData, Splits, check_
 __all__ = ["FORMS", "ArrayImages", "ImageData", "Splits", "open_data"]
 
 FORMS = ("digits", "cifar10:DIR", "imagefolder:DIR", "random")
+TEXT = ("topics", "prose", "csv", "jsonl", "parquet", "text")
+"""Data that is text (`workloads/text`)."""
 
 
 def open_data(
@@ -44,6 +46,11 @@ def open_data(
     if samples is not None and samples < 1:
         raise InputError(f"samples is {samples}; it must be at least 1.")
     kind, colon, where = spec.partition(":")
+    if kind in TEXT:
+        raise InputError(
+            f"data {spec!r} is text, and the task is image-classification. Give --task text-classification or causal-lm, "
+            "and a model of text."
+        )
     needs_folder = kind in ("cifar10", "imagefolder")
     if needs_folder and not where:
         raise InputError(f"data {spec!r} names no folder. Write {kind}:DIR.")

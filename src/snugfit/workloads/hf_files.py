@@ -1,0 +1,229 @@
+"""Files of transformers models: where they are, pretrained weights in, and what makes a run directory loadable out.
+
+Weights are read by transformers' own `from_pretrained`, which knows each architecture's old names, base models without a
+head, shards with an index and stacked experts. It builds without memory and reads each tensor into place in the final
+dtype, so neither host nor device ever holds a second copy. Only safetensors files are read.
+
+`hf:DIRECTORY` with weights in it loads them, as users of transformers expect; `hf:DIRECTORY/config.json` names the config
+alone, and the model starts from random values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.workloads.model_files import describe
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""A directory with weights has one of these."""
+
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_LISTED = 4
+
+
+def directory_of(name: str) -> Path | None:
+    """Returns where the files of a model are.
+
+    Args:
+        name: What stands after `hf:`.
+
+    Returns:
+        The directory itself, that of the config file, or that of the local cache; None where there is none.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return path.parent
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
+def fetch(name: str) -> None:
+    """Downloads a model by its hub name, once; does nothing for local files.
+
+    Args:
+        name: What stands after `hf:`.
+
+    Raises:
+        InputError: It cannot be had.
+    """
+    if Path(name).expanduser().exists() or name.endswith(".json") or name.startswith((".", "/", "~")):
+        return
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, allow_patterns=list(_FETCHED))
+    except Exception as error:
+        raise InputError(
+            f"model 'hf:{name}' cannot be fetched: {describe(error, None)}. Check the name and the network, or give a local "
+            "directory."
+        ) from error
+
+
+def holds_weights(name: str) -> bool:
+    """Returns whether a name stands for pretrained weights: a directory that has them, not a config file.
+
+    Args:
+        name: What stands after `hf:`.
+
+    Returns:
+        Whether training starts from them.
+
+    Raises:
+        InputError: The weights are pickled, or a name of the hub has only its config in the local cache.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return False
+    directory = directory_of(name)
+    if directory is None:
+        return False
+    if any((directory / file).is_file() for file in WEIGHTS):
+        return True
+    pickled = next((file for file in PICKLED if (directory / file).is_file()), None)
+    if pickled is not None:
+        raise InputError(
+            f"model 'hf:{name}' has its weights in {pickled}. Pickled checkpoints can run code when they are opened; save "
+            "the model with save_pretrained, which writes safetensors."
+        )
+    if not path.is_dir():
+        raise InputError(
+            f"model 'hf:{name}' is in the local cache without its weights. Add --download, or give a local directory."
+        )
+    return False
+
+
+def load_pretrained(
+    name: str, chosen: Any, config: Any, *, device: torch.device, dtype: torch.dtype
+) -> torch.nn.Module:
+    """Builds a model with the weights of its directory.
+
+    Args:
+        name: What stands after `hf:`.
+        chosen: The class of transformers that loads it, such as `AutoModelForCausalLM`.
+        config: The config, as it is to be built.
+        device: Where the weights are read to.
+        dtype: Their dtype.
+
+    Returns:
+        The model; parts that the directory has no (fitting) weights for have fresh values, which is said in a warning.
+
+    Raises:
+        InputError: There are no weights, they are damaged, or they are another model's.
+    """
+    directory = directory_of(name)
+    if directory is None or not any((directory / file).is_file() for file in WEIGHTS):
+        raise InputError(
+            f"model 'hf:{name}' has no weights ({' or '.join(WEIGHTS)}). Leave --weights out, or name a file."
+        )
+    place: dict[str, Any] = {}
+    if device.type != "cpu":
+        try:
+            import accelerate  # noqa: F401  transformers needs it to read onto a device
+        except ImportError as error:
+            raise InputError(
+                f"reading weights straight onto {device} needs the library accelerate, which does not import ({error}). "
+                "Run: pip install snugfit[text], or use init='host'."
+            ) from error
+        place = {"device_map": {"": device}}
+    try:
+        with _quiet():
+            model, info = chosen.from_pretrained(
+                str(directory),
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **place,
+            )
+    except Exception as error:
+        raise InputError(
+            f"the weights of 'hf:{name}' cannot be read: {describe(error, None)}. They are damaged, incomplete, or another "
+            "model's than config.json says."
+        ) from error
+    _check_loaded(name, model, info)
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
+    """A fresh head is told; a model of which most is fresh was not loaded at all."""
+    other = {str(entry[0]) for entry in info["mismatched_keys"]}
+    fresh = sorted(other | set(info["missing_keys"]))
+    sizes = {key: value.numel() for key, value in model.named_parameters()}
+    body = {key: size for key, size in sizes.items() if key.startswith(f"{model.base_model_prefix}.")} or sizes
+    lost = sum(size for key, size in body.items() if key in fresh)
+    if lost > sum(body.values()) / 2 or info["error_msgs"]:
+        reason = "; ".join(map(str, info["error_msgs"])) or f"no values for {_some(fresh)}"
+        raise InputError(
+            f"the weights of 'hf:{name}' do not fit its config: {reason}. Give the directory of one model, as "
+            "save_pretrained writes it."
+        )
+    if fresh:
+        shape = " (of another shape there)" if other else ""
+        warnings.warn(
+            f"{_some(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.",
+            SnugfitWarning,
+            stacklevel=3,
+        )
+
+
+def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:
+    """Writes what transformers' `from_pretrained` needs beside the weights: config and tokenizer.
+
+    Args:
+        model: The trained model.
+        folder: The run directory.
+        use_cache: The config's own `use_cache`, which training switches off; None: it has none.
+        tokenizer: The tokenizer its ids are from; None: none is written.
+
+    Raises:
+        OSError: The disk is full or a file cannot be written.
+    """
+    config: Any = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    if use_cache is not None:
+        config.use_cache = use_cache
+    config.dtype = next(model.parameters()).dtype
+    config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back transformers' report and progress bar; what matters of it is said here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

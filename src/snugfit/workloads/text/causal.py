@@ -1,0 +1,142 @@
+"""Token sequences for `causal-lm`: a batch is padded to its longest, and neither padding nor a prompt is learned.
+
+The model shifts by itself, as those of transformers do: the label of a token is the token itself, and what comes before
+it predicts it. -100 marks labels that do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from snugfit.techniques.microbatch import IGNORED_LABEL
+from snugfit.workloads.text.ragged import Ids, Indices, Ragged, pad, pad_mask, padded_length
+from snugfit.workloads.text.tokenizer import encode, end_id
+
+
+class Sequences:
+    """Token sequences, each with a part at its front that is not learned (mostly of length 0)."""
+
+    def __init__(self, ids: Ragged, prompts: Indices, *, pad_id: int, limit: int) -> None:
+        """Holds the token ids.
+
+        Args:
+            ids: Token ids of N sequences, each of at most `limit`.
+            prompts: Tokens at the front that are not learned, int64 `[N]`.
+            pad_id: What shorter sequences are filled up with.
+            limit: Most tokens of a sequence.
+        """
+        self.ids, self.prompts = ids, prompts
+        self._pad_id, self._limit = pad_id, limit
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Returns some sequences as a batch.
+
+        Args:
+            indices: Which, B of them.
+
+        Returns:
+            `input_ids`, `attention_mask` (1 for tokens, 0 for padding) and `labels` (-100 for padding and prompts), all
+            int64 `[B, T]`.
+        """
+        rows = [self.ids[int(index)] for index in indices]
+        length = padded_length(max(map(len, rows)), self._limit)
+        labels = pad(rows, fill=IGNORED_LABEL, length=length)
+        for row, index in enumerate(indices):
+            labels[row, : int(self.prompts[int(index)])] = IGNORED_LABEL
+        return {
+            "input_ids": pad(rows, fill=self._pad_id, length=length),
+            "attention_mask": pad_mask(rows, length=length),
+            "labels": labels,
+        }
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> Ragged:
+    """Returns whole texts as token ids, each with the tokenizer's end behind it.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        texts: The texts.
+
+    Returns:
+        Ids of each, not cut.
+    """
+    return Ragged.of(_ended(ids, tokenizer) for ids in _each(encode(tokenizer, texts)))
+
+
+def encode_pairs(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> tuple[Ragged, Indices]:
+    """Returns prompts and what follows them as token ids.
+
+    The two are encoded apart, so that no token is half prompt; a line break parts them where neither side has a space.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        prompts: The prompts.
+        completions: What follows each.
+
+    Returns:
+        Ids of each pair, not cut, and how many of them are the prompt's, int64 `[N]`.
+    """
+    parted = [
+        prompt if not prompt or prompt[-1].isspace() or completion[0].isspace() else prompt + "\n"
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    end = end_id(tokenizer)
+    fronts = [_without_end(ids, end) for ids in _each(encode(tokenizer, parted))]
+    backs = _each(encode(tokenizer, completions, special=False))
+    pairs = Ragged.of(
+        np.concatenate([front, _ended(back, tokenizer)]) for front, back in zip(fronts, backs, strict=True)
+    )
+    return pairs, np.array([len(front) for front in fronts], dtype=np.int64)
+
+
+def _each(ids: Ragged) -> Iterator[Ids]:
+    return (ids[index] for index in range(len(ids)))
+
+
+def _ended(ids: Ids, tokenizer: Any) -> Ids:
+    end = end_id(tokenizer)
+    if end is None or (len(ids) and ids[-1] == end):
+        return ids
+    return np.append(ids, np.int32(end))
+
+
+def _without_end(ids: Ids, end: int | None) -> Ids:
+    return ids[:-1] if len(ids) and ids[-1] == end else ids
+
+
+def blocks(ids: Ragged, length: int) -> Ragged:
+    """Cuts long sequences into pieces; a piece of one token, which has nothing to predict it, is left out.
+
+    Args:
+        ids: Token ids of documents.
+        length: Tokens of a piece, at most.
+
+    Returns:
+        The pieces, in their order.
+    """
+    return Ragged.of(
+        piece
+        for document in _each(ids)
+        for start in range(0, len(document), length)
+        if len(piece := document[start : start + length]) > 1
+    )
+
+
+def counted(ids: Ragged, prompts: Indices) -> Indices:
+    """Returns how many labels of each sequence count: all but those of the prompt and of the first token.
+
+    Args:
+        ids: Token ids.
+        prompts: Tokens at the front that are not learned, int64 `[N]`.
+
+    Returns:
+        int64, `[N]`.
+    """
+    return np.maximum(ids.lengths - np.maximum(prompts, 1), 0)

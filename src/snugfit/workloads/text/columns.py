@@ -1,0 +1,82 @@
+"""Which column of a table holds the text, the label, the prompt: as named, else by the names that data sets use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from snugfit.errors import InputError, nearest
+from snugfit.workloads.text.tables import Table
+
+TEXT = (
+    *("text", "sentence", "content", "review", "document", "passage", "comment", "tweet", "body", "article"),
+    *("message", "abstract", "title", "description", "question"),
+)
+LABEL = ("label", "labels", "target", "class", "category", "sentiment", "topic", "intent", "stars", "rating")
+PROMPT = ("prompt", "instruction", "question", "query")
+COMPLETION = ("completion", "response", "output", "answer", "chosen")
+"""Names of columns, the most telling first; compared without regard to case."""
+
+
+def text_column(table: Table, wanted: str | None) -> str:
+    """Returns the column of the texts.
+
+    Args:
+        table: The table.
+        wanted: As named by the user, or None.
+
+    Returns:
+        Its name.
+
+    Raises:
+        InputError: There is no such column, or none that looks like it.
+    """
+    return _column(table, wanted, TEXT, what="text", option="--text-column")
+
+
+def label_column(table: Table, wanted: str | None) -> str:
+    """Returns the column of the labels; arguments and errors as for `text_column`."""
+    return _column(table, wanted, LABEL, what="label", option="--label-column")
+
+
+def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[str, str] | None:
+    """Returns the columns of prompts and of what is to follow them.
+
+    Args:
+        table: The table.
+        prompt: The prompts' column as named by the user, or None.
+        text: The other's, or None.
+
+    Returns:
+        Both names; None where the table has plain texts (no prompt is named, and either a text is or the usual pair of
+        names is not there).
+
+    Raises:
+        InputError: A column that was named is not there, or a prompt has nothing to follow it.
+    """
+    if prompt is None:
+        found = _first(table, PROMPT), _first(table, COMPLETION)
+        return None if text is not None or found[0] is None or found[1] is None else (found[0], found[1])
+    prompt = _column(table, prompt, PROMPT, what="prompt", option="--prompt-column")
+    names = tuple(name for name in (*COMPLETION, *TEXT) if name != prompt.lower())
+    return prompt, _column(table, text, names, what="completion", option="--text-column")
+
+
+def _column(table: Table, wanted: str | None, names: Sequence[str], *, what: str, option: str) -> str:
+    listed = ", ".join(table.columns)
+    if wanted is not None:
+        if wanted not in table.columns:
+            hint = nearest(wanted, table.columns)
+            raise InputError(f"data {table.name!r} has no column {wanted!r}; {hint}its columns: {listed}.")
+        return wanted
+    found = _first(table, names)
+    if found is None:
+        raise InputError(
+            f"data {table.name!r} has no column that looks like the {what} ({', '.join(names[:5])}, ...); its columns: "
+            f"{listed}. Name it with {option}."
+        )
+    return found
+
+
+def _first(table: Table, names: Sequence[str]) -> str | None:
+    known = {name.lower(): name for name in table.columns}
+    return next((known[name] for name in names if name in known), None)

@@ -1,0 +1,88 @@
+"""Packing: short sequences laid end to end until a row is full, so that no memory is spent on padding.
+
+Every row has exactly `--seq-len` tokens. `position_ids` start again at 0 with each sample, and the first token of a sample
+has no label. Models of transformers read from the positions which tokens belong together and let none attend across a
+border, so the loss is that of the samples by themselves (a test shows it on Llama and GPT-2). A model whose `forward`
+takes no `position_ids` cannot know the borders and is refused. One that takes them and builds its own mask all the same
+(some old or recurrent architectures) attends across: packing is then the customary approximation of pre-training.
+
+A sample that does not fit into the rest of a row goes on in the next one, where it cannot see what came before. The last
+row is filled up with padding that is a sample of its own and has no labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from snugfit.techniques.microbatch import IGNORED_LABEL
+from snugfit.workloads.text.ragged import Ids, Indices, Ragged
+
+
+class PackedSequences:
+    """Rows of one length."""
+
+    def __init__(self, ids: Ids, positions: Ids, labelled: np.ndarray) -> None:
+        """Holds the rows.
+
+        Args:
+            ids: int32, `[N, T]`.
+            positions: Place of each token in its sample, int32 `[N, T]`.
+            labelled: Whether a token is learned, bool `[N, T]`.
+        """
+        self.ids, self.positions, self.labelled = ids, positions, labelled
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Returns some rows as a batch.
+
+        Args:
+            indices: Which, B of them.
+
+        Returns:
+            `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
+        """
+        picked = np.asarray(indices, dtype=np.int64)
+        ids = self.ids[picked].astype(np.int64)
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "position_ids": torch.from_numpy(self.positions[picked].astype(np.int64)),
+            "labels": torch.from_numpy(np.where(self.labelled[picked], ids, IGNORED_LABEL)),
+        }
+
+
+def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int) -> PackedSequences:
+    """Lays sequences end to end in rows.
+
+    Args:
+        ids: Token ids of samples, each with its end.
+        prompts: Tokens at the front of each that are not learned, int64 `[samples]`.
+        length: Tokens of a row, T.
+        pad_id: What the last row is filled up with.
+
+    Returns:
+        The rows in which something is learned.
+    """
+    total = len(ids.values)
+    rows = -(-total // length)
+    flat = np.full(rows * length, pad_id, dtype=np.int32)
+    flat[:total] = ids.values
+    place = np.arange(rows * length, dtype=np.int64)
+    starts = np.concatenate([ids.offsets[:-1], [total]])  # what fills up the last row is a sample of its own
+    sample = np.searchsorted(starts, place, side="right") - 1
+    position = place - starts[sample]
+    fronts = np.concatenate([np.maximum(prompts, 1), [rows * length]])
+    labelled = position >= fronts[sample]
+    # A sample that goes on in another row starts again there, and its first token there has nothing to predict it.
+    row_start = place // length * length
+    position = np.minimum(position, place - row_start)
+    labelled &= position > 0
+    shape = (rows, length)
+    kept = labelled.reshape(shape).any(axis=1)
+    return PackedSequences(
+        flat.reshape(shape)[kept], position.astype(np.int32).reshape(shape)[kept], labelled.reshape(shape)[kept]
+    )

@@ -1,0 +1,152 @@
+"""Tokenizers: the one in the model's directory, or bytes where there is none.
+
+Without files of its own a model with random weights reads UTF-8 bytes: transformers' ByT5 tokenizer, 256 bytes and three
+special tokens, which needs no vocabulary. Pretrained weights only mean something with the tokenizer they were trained
+with, so there a missing one is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.workloads.text.ragged import Ragged
+
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of which a directory with a tokenizer has at least one (transformers' own names)."""
+
+_CHUNK = 1000
+_UNUSED = 1024
+"""Rows of a vocabulary that may be spare without a word; larger ones are often rounded up."""
+
+
+def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> Any:
+    """Returns the tokenizer of a model.
+
+    Args:
+        directory: Where the model's files are; None for a model that has none.
+        model: How the model is named, for messages.
+        pretrained: Whether the model's weights come from that directory.
+
+    Returns:
+        A tokenizer of transformers.
+
+    Raises:
+        InputError: The files cannot be read, or pretrained weights have no tokenizer.
+    """
+    found = [name for name in FILES if directory is not None and (directory / name).is_file()]
+    if directory is None or not found:
+        if pretrained:
+            raise InputError(
+                f"model {model!r} has weights and no tokenizer, so nothing says which text its token ids stand for. Put "
+                f"the tokenizer's files beside them ({', '.join(FILES[:3])}, ...), or train from scratch on bytes by giving "
+                "the path of config.json itself."
+            )
+        return byte_tokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        probe = tokenizer("Some words.", verbose=False)["input_ids"]
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(
+            f"the tokenizer of {model!r} cannot be read from {', '.join(found)}: {type(error).__name__}: {reason}. Put its "
+            "tokenizer.json beside them, which needs no other library, or pip install what it asks for."
+        ) from error
+    known = [token for token in probe if token != tokenizer.unk_token_id and token not in tokenizer.all_special_ids]
+    if not known:
+        raise InputError(
+            f"the tokenizer of {model!r} ({', '.join(found)}) knows no ordinary word, so its vocabulary is missing. Put the "
+            "rest of its files beside them, such as tokenizer.json."
+        )
+    return tokenizer
+
+
+def byte_tokenizer() -> Any:
+    """Returns the tokenizer that reads bytes: pad 0, end 1, unknown 2, byte b as b + 3."""
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer(extra_ids=0)
+
+
+def encode(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> Ragged:
+    """Returns the token ids of texts.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        texts: The texts.
+        special: Whether the tokenizer adds its special tokens (start, end, ...).
+
+    Returns:
+        Ids of each text, not cut.
+    """
+    with _quiet():
+        return Ragged.of(
+            ids
+            for start in range(0, len(texts), _CHUNK)
+            for ids in tokenizer(
+                list(texts[start : start + _CHUNK]),
+                add_special_tokens=special,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )["input_ids"]
+        )
+
+
+def end_id(tokenizer: Any) -> int | None:
+    """Returns the id that ends a text, or None where the tokenizer has none."""
+    for name in ("eos_token_id", "sep_token_id"):
+        value = getattr(tokenizer, name, None)
+        if value is not None:
+            return int(value)
+    return None
+
+
+def pad_id(tokenizer: Any) -> int:
+    """Returns the id that fills up shorter sequences: the tokenizer's, else its end, else 0; it is masked in any case."""
+    value = getattr(tokenizer, "pad_token_id", None)
+    return int(value) if value is not None else end_id(tokenizer) or 0
+
+
+def check_vocabulary(tokenizer: Any, vocabulary: int, *, model: str) -> None:
+    """Stops where a token has no row in the model's embedding, and says where most rows have no token.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        vocabulary: Rows of the model's embedding.
+        model: How the model is named, for messages.
+
+    Raises:
+        InputError: The tokenizer has more tokens than the model.
+    """
+    tokens = len(tokenizer)
+    if tokens > vocabulary:
+        raise InputError(
+            f"the tokenizer has {tokens} tokens and model {model!r} a vocabulary of {vocabulary}, so some tokens have no "
+            f"embedding. Build the model with a vocabulary of at least {tokens}, for example "
+            f"--model-arg vocab_size={tokens}, or give the tokenizer that belongs to it."
+        )
+    if vocabulary > tokens + _UNUSED:
+        warnings.warn(
+            f"the tokenizer has {tokens} tokens and model {model!r} a vocabulary of {vocabulary}: most rows of its "
+            f"embedding take memory and never learn. --model-arg vocab_size={tokens} leaves them out.",
+            SnugfitWarning,
+            stacklevel=2,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back what transformers says about long texts, which are cut or refused here, and counted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
