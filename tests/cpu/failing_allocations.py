@@ -33,7 +33,8 @@ class FailingAllocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         current = self.inside[-1] if self.inside else None
-        if (self.phase is None or current == self.phase) and allocates(func):
+        on_meta = str((kwargs or {}).get("device")) == "meta"
+        if (self.phase is None or current == self.phase) and allocates(func) and not on_meta:
             number, self.count = self.count, self.count + 1
             if number in self.at or (self.too_large is not None and self.too_large(args)):
                 self.failed += 1

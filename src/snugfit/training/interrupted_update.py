@@ -355,7 +355,7 @@ def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _versions_count() -> bool:
     """Whether operators on lists count versions here: not while a dispatch mode of the caller's is active."""
-    probe = torch.zeros(1)
+    probe = torch.empty(1, device="meta")  # needs no memory
     torch._foreach_add_([probe], 1.0)
     return probe._version == 1
 
