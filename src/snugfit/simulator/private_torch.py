@@ -135,6 +135,55 @@ def is_composite(operator: Any) -> bool:
     )
 
 
+def python_body(operator: Any) -> Callable[..., Any] | None:
+    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
+
+    Its fake version shows only its results; the body, run on fake tensors, shows what it takes inside as well.
+
+    Args:
+        operator: The overload.
+    """
+    if operator.namespace != "torch_nn":
+        return None
+    from torch.nn.modules import linear_cross_entropy
+
+    definition = getattr(linear_cross_entropy, operator._opname, None)
+    body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
+    return body
+
+
+_ALONE = (4, 2)
+"""Counts of references to a tensor, and to its storage, that nobody but the autograd engine holds, as a dispatch mode sees
+them."""
+
+
+def summed_in_place(args: Sequence[Any]) -> bool:
+    """Returns whether an addition is one of gradients by the autograd engine, which a real run does in place.
+
+    Gradients that reach a node from several sides are added into the first of them, where nobody else holds that. For
+    tensor subclasses, as fake tensors are, the engine makes a new tensor instead.
+
+    Args:
+        args: Arguments of `aten.add.Tensor`, as a dispatch mode that calls this got them.
+
+    Source: `torch/csrc/autograd/input_buffer.cpp`, can_accumulate_inplace and accumulate.
+    """
+    if torch._C._current_graph_task_id() == -1 or len(args) != 2:
+        return False
+    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+        return False
+    total, share = args
+    if not (type(total) is type(share) is FakeTensor and total.shape == share.shape and total.dtype == share.dtype):
+        return False
+    counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
+    return counts == _ALONE and _is_dense(total)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach == tensor.numel()
+
+
 def register_backend(name: str, module: Any) -> None:
     """Registers the pure-Python accelerator; once in a process.
 

@@ -29,6 +29,7 @@ REAL_ELEMENTS = 1024
 """Host tensors up to this size that Python code makes from values stay real."""
 
 _aten = torch.ops.aten
+_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _lift = _aten.lift_fresh.default
@@ -44,6 +45,7 @@ _CARRIES: dict[Any, Callable[[float], float]] = {
 """Operators that carry a known truth value on."""
 _plans: dict[Personality, dict[Any, Plan]] = {}
 _composite: dict[Any, bool] = {}
+_bodies: dict[Any, Callable[..., Any] | None] = {}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -185,6 +187,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
+        if func is _add and private_torch.summed_in_place(args):
+            func = _add_
         kwargs = kwargs or {}
         module = self._where()
         found = dispatch_plan.key_of(func, args, kwargs)
@@ -207,6 +211,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if func not in _bodies:
+            _bodies[func] = private_torch.python_body(func)
+        body = _bodies[func]
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
 
     def _work_out(
