@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import logging
 import re
 from collections.abc import Iterator
@@ -121,6 +122,21 @@ def peft_library() -> ModuleType:
         ) from error
     module: ModuleType = peft
     return module
+
+
+@functools.cache
+def load_peft() -> None:
+    """Loads peft, and what it loads only when a first adapter is made (bitsandbytes and torchao where they are installed).
+
+    A simulation calls this before it records: libraries must not be loaded while tensors have no values.
+
+    Raises:
+        InputError: peft is not installed.
+    """
+    peft = peft_library()
+    config = peft.LoraConfig(r=1, target_modules=["0"], use_dora=True)
+    with torch.random.fork_rng(devices=()), _quietly():
+        peft.inject_adapter_in_model(config, nn.Sequential(nn.Linear(1, 1)))
 
 
 def adapter_record(model: nn.Module) -> AdapterRecord | None:

@@ -13,7 +13,6 @@ checkpointing and offload find nothing hidden. The gradient of the input is a pr
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -188,7 +187,7 @@ def _nf4(weight: Tensor, device: torch.device, double: bool) -> dict[str, Tensor
         scales[start // BLOCK :][: len(scales_of_piece)] = scales_of_piece
     if not double:
         return {"W_q": packed, "scales": scales}
-    table = torch.tensor(_table_of_scales(), device=device)
+    table = torch.tensor(table_of_scales(), device=device)
     mean = scales.mean()
     codes, group_scales = operators.quantize_blockwise.default(scales - mean, table, SCALE_BLOCK)
     return {"W_q": packed, "scales": codes, "group_scales": group_scales, "scale_mean": mean, "scale_table": table}
@@ -209,15 +208,9 @@ def _int8(weight: Tensor, device: torch.device) -> dict[str, Tensor]:
 
 
 @functools.cache
-def _table_of_scales() -> tuple[float, ...]:
-    """The 256 values that a scale can have, of bitsandbytes' signed dynamic format.
+def table_of_scales() -> tuple[float, ...]:
+    """Returns the 256 values that a scale can have under double quantisation: bitsandbytes' signed dynamic format.
 
-    They are made in a thread of their own, because a thread starts without dispatch modes: here a simulation may be
-    running, whose tensors have no values.
+    A simulation calls this before it records, since the library reads values of tensors here.
     """
-    found: list[tuple[float, ...]] = []
-    create = bitsandbytes_library().functional.create_dynamic_map
-    thread = threading.Thread(target=lambda: found.append(tuple(create(signed=True).tolist())))
-    thread.start()
-    thread.join()
-    return found[0]
+    return tuple(bitsandbytes_library().functional.create_dynamic_map(signed=True).tolist())

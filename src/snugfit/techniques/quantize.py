@@ -31,7 +31,8 @@ from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear
+from snugfit.techniques.adapter import load_peft
+from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.linear_layers import is_linear, is_tied, linear_layers
 from snugfit.techniques.true_precision import DTYPES
 
@@ -81,6 +82,23 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
         recipe.quantize, len(names), how, after / before,
     )  # fmt: skip
     return names
+
+
+def load_libraries(recipe: Recipe) -> None:
+    """Loads what adapters and quantised weights need; a simulation does so before it records.
+
+    Args:
+        recipe: Its `adapter`, `quantize` and `double_quantize`.
+
+    Raises:
+        InputError: A library is not installed.
+    """
+    if recipe.adapter != "none":
+        load_peft()
+    if recipe.quantize == "nf4":
+        bitsandbytes_library()
+    if recipe.double_quantize:
+        table_of_scales()
 
 
 def _check_format(layer: FrozenLinear, recipe: Recipe) -> None:
