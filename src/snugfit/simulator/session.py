@@ -49,7 +49,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     import torch
 
     from snugfit.simulator.accelerator import threads_of
-    from snugfit.simulator.optimizer_kernels import stand_ins
+    from snugfit.simulator.library_kernels import stand_ins
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases

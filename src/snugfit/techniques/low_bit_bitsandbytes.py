@@ -8,25 +8,41 @@ tables of values are made once, and paged state is paged again after it was load
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
-from bitsandbytes import functional
-from bitsandbytes.optim import AdamW8bit
 from torch import Tensor
 
-from snugfit.techniques.low_bit_optimizer import FULL_PRECISION
+from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, PAGED
 
+_functional: Any = importlib.import_module("bitsandbytes.functional")
+_AdamW8bit: Any = importlib.import_module("bitsandbytes.optim").AdamW8bit
 _MOMENTS = ("state1", "state2")
 
 
 @functools.cache
 def lookup_tables() -> tuple[Tensor, Tensor]:
     """Returns what the 256 codes of the first and of the second moment stand for: two float32 tensors on the host."""
-    return functional.create_dynamic_map(signed=True), functional.create_dynamic_map(signed=False)
+    return _functional.create_dynamic_map(signed=True), _functional.create_dynamic_map(signed=False)
 
 
-class EightBitAdamW(AdamW8bit):  # type: ignore[misc]
+def build(name: str, groups: list[dict[str, Any]], device: torch.device, settings: dict[str, Any]) -> EightBitAdamW:
+    """Builds the optimizer.
+
+    Args:
+        name: adamw8bit or paged-adamw8bit.
+        groups: Parameter groups with `full_precision`.
+        device: Where the update runs; nothing is paged on cpu.
+        settings: lr, weight_decay and betas, where they are not AdamW's own.
+
+    Returns:
+        The optimizer.
+    """
+    return EightBitAdamW(groups, is_paged=name == PAGED and device.type != "cpu", **settings)
+
+
+class EightBitAdamW(_AdamW8bit):  # type: ignore[misc]
     """The library's AdamW, with groups that may stay in full precision."""
 
     host_decides = True

@@ -26,6 +26,7 @@ Optimizers with 4-bit States, 2023 (arXiv:2309.01507); torchao/optim/README.md; 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from typing import Any
@@ -40,12 +41,13 @@ FULL_PRECISION = "full_precision"
 STORAGE = "storage"
 """Key of a parameter group: the name of the optimizer that packed its state."""
 
-_PAGED = "paged-adamw8bit"
+PAGED = "paged-adamw8bit"
+"""The one whose state the CUDA driver moves to the host when the card is full."""
 _ONE_KERNEL = "one kernel a parameter, no temporaries on CUDA, no compiler"
 _ONLY_FORMAT = "the only library with this format; the update goes over slices"
 LIBRARIES = {
     "adamw8bit": ("bitsandbytes", _ONE_KERNEL),
-    _PAGED: ("bitsandbytes", "its pages move to the host when the card is full"),
+    PAGED: ("bitsandbytes", "its pages move to the host when the card is full"),
     "adamw4bit": ("torchao", _ONLY_FORMAT),
     "adamwfp8": ("torchao", _ONLY_FORMAT),
 }
@@ -63,18 +65,18 @@ def load_library(name: str) -> None:
     Raises:
         InputError: The library is not installed.
     """
+    _module_of(name).lookup_tables()
+
+
+def _module_of(name: str) -> Any:
     library, _ = LIBRARIES[name]
     try:
-        if library == "bitsandbytes":
-            from snugfit.techniques.low_bit_bitsandbytes import lookup_tables
-        else:
-            from snugfit.techniques.low_bit_torchao import lookup_tables
-    except ImportError as error:
+        return importlib.import_module(f"snugfit.techniques.low_bit_{library}")
+    except (ImportError, OSError) as error:
         raise InputError(
             f"optimizer {name!r} needs {library}, which cannot be imported ({error}). "
             "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
         ) from error
-    lookup_tables()
 
 
 def announce(name: str, device: torch.device) -> None:
@@ -85,10 +87,11 @@ def announce(name: str, device: torch.device) -> None:
         device: Where the update runs.
     """
     library, reason = LIBRARIES[name]
-    logger.info("optimizer %s runs on %s: %s.", name, library, reason)
-    if name == _PAGED and device.type == "cpu":
+    if name != PAGED or device.type != "cpu":
+        logger.info("optimizer %s runs on %s: %s.", name, library, reason)
+    else:
         warnings.warn(
-            f"optimizer {_PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
+            f"optimizer {PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
             SnugfitWarning,
             stacklevel=4,
         )
@@ -109,12 +112,7 @@ def low_bit_optimizer(name: str, groups: list[dict[str, Any]], device: torch.dev
     Raises:
         InputError: Its library is not installed.
     """
-    load_library(name)
+    module = _module_of(name)
     marked = [{STORAGE: name.removeprefix("paged-"), FULL_PRECISION: False, **group} for group in groups]
-    if LIBRARIES[name][0] == "bitsandbytes":
-        from snugfit.techniques.low_bit_bitsandbytes import EightBitAdamW
-
-        return EightBitAdamW(marked, is_paged=name == _PAGED and device.type != "cpu", **settings)
-    from snugfit.techniques.low_bit_torchao import SlicedAdamW
-
-    return SlicedAdamW(marked, number_format=name, **settings)
+    made: Optimizer = module.build(name, marked, device, settings)
+    return made

@@ -89,7 +89,7 @@ class PerParameterUpdate:
         self._loss = loss.detach()
         if not self._health.waits:
             self._health.mask(loss)
-        elif not math.isfinite(loss):
+        elif not math.isfinite(self._loss):
             self._spoiled = _THE_LOSS
 
     def update_in_backward(self, update: ParameterUpdate, name: str) -> None:
