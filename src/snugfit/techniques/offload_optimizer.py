@@ -75,10 +75,19 @@ class HostUpdate(ParameterUpdate):
         self._host.grad = self._gradient
         self.optimizer.step()
         self._host.grad = None
+        self.send()
+
+    def send(self) -> None:
+        """Starts the way back of a weight that was updated; what failed on the way may be tried again."""
         self._keep_state_in_pool()
         with self._copies.copying(after=self._copies.compute_mark()), torch.no_grad():
             self.weight.copy_(self._host, non_blocking=True)
         self._copies.compute_waits_for(self._copies.copy_mark())
+
+    def forget(self) -> None:
+        """Frees a gradient that has left for an update that is not taken."""
+        if self._arriving is not None:
+            self.arrived()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Loads state and takes the parameter's present value.

@@ -33,9 +33,11 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None) -> T
     Returns:
         bfloat16 tensor of the same shape.
     """
+    values = values.contiguous()
+    rounded = torch.empty_like(values, dtype=torch.bfloat16)  # before the draw: where memory is short, nothing is drawn
     bits = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
-    bits.add_(values.contiguous().view(torch.int32)).bitwise_and_(-(1 << 16))
-    return bits.view(torch.float32).to(torch.bfloat16)
+    bits.add_(values.view(torch.int32)).bitwise_and_(-(1 << 16))
+    return rounded.copy_(bits.view(torch.float32))
 
 
 class RoundedUpdate(ParameterUpdate):
@@ -51,37 +53,64 @@ class RoundedUpdate(ParameterUpdate):
         """
         self._generator = generator
         self._state: dict[str, Any] = {}
+        self._gradient: Tensor | None = None
+        self._updated: tuple[list[Tensor], dict[str, Any], dict[str, Any]] | None = None
         super().__init__(weight, make)
         self._packed = STORAGE in self.group
 
     def step(self, bad: Tensor | None) -> None:
-        """Updates the parameter from its `grad`.
+        """Updates the parameter from its `grad`; called again after a failed allocation, it goes on where it stopped.
 
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
-        assert self.weight.grad is not None
         if self._packed and bad is not None:  # packed state changes in place, so the host decides
             if bool(bad.bool()):
                 self.weight.grad = None
                 return
             bad = None
+        if self.weight.grad is not None:
+            self._updated = None
+            self._gradient = self.weight.grad.float()
+            self.weight.grad = None
+        if self._updated is None:
+            self._updated = self._updated_in_fp32()
+            self._gradient = None  # rounding needs room of its own
+        weight, state, rounded = self._updated
+        with torch.no_grad():
+            if weight:
+                self.weight.copy_(self._kept(self.weight, self._narrow(weight[0]), bad))
+                weight.clear()
+            for name in list(state):
+                # until the flag is known, a first step's state is that of no step
+                chosen = state[name] if bad is None else self._chosen(name, state[name], bad)
+                rounded[name] = self._narrow(chosen)
+                del state[name]
+        self._state, self._updated = rounded, None
+
+    def _updated_in_fp32(self) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
+        """Returns the updated weight, its state, and an empty place for what of the state is rounded."""
         standin = nn.Parameter(self.weight.detach().float())
-        standin.grad = self.weight.grad.float()
-        self.weight.grad = None
+        standin.grad = self._gradient
         optimizer = self.optimizer
         optimizer.param_groups[0]["params"] = [standin]
-        if self._state:
-            optimizer.state[standin] = {name: self._wide(value) for name, value in self._state.items()}
-        optimizer.step()
-        standin.grad = None  # rounding needs room of its own
-        updated = optimizer.state.pop(standin, {})
-        optimizer.param_groups[0]["params"] = [self.weight]
-        with torch.no_grad():
-            self.weight.copy_(self._kept(self.weight, self._narrow(standin), bad))
-            if bad is not None:  # until the flag is known, a first step's state is that of no step
-                updated = {name: self._chosen(name, value, bad) for name, value in updated.items()}
-            self._state = {name: self._narrow(value) for name, value in updated.items()}
+        try:
+            if self._state:
+                optimizer.state[standin] = {name: self._wide(value) for name, value in self._state.items()}
+            optimizer.step()
+        finally:
+            state = optimizer.state.pop(standin, {})
+            optimizer.param_groups[0]["params"] = [self.weight]
+        return [standin.detach()], state, {}
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether `step` may be called again after a failed allocation."""
+        return not self._packed
+
+    def forget(self) -> None:
+        """Frees what an update that is not taken has left."""
+        self._gradient = self._updated = None
 
     def _chosen(self, name: str, value: Any, bad: Tensor) -> Any:
         if not isinstance(value, Tensor):
