@@ -1,4 +1,4 @@
-"""An update that a failed allocation interrupts is finished, parameter by parameter, and comes out as if nothing had happened.
+"""An update that a failed allocation interrupts is finished, parameter by parameter, as if nothing had happened.
 
 An optimizer of torch changes step counts, moments and weights in place, one operator after the other, and makes temporaries
 in between; when one of those does not fit, some of the changes are made already and nothing says which. But every operator
@@ -19,6 +19,7 @@ Source: torch.Tensor._version (the counter autograd checks saved tensors by); to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from snugfit.errors import OutOfMemoryError
+from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
 
 FINISHABLE = (Adam, AdamW, SGD, Adafactor)
@@ -64,6 +68,56 @@ def carried_through(
     free_memory(device)
     journal.finish(cause, bad)
     return True
+
+
+def parameter_carried_through(update: ParameterUpdate, bad: Tensor | None, device: torch.device) -> bool:
+    """Takes the update of one parameter, and survives a failed allocation.
+
+    Args:
+        update: The parameter's update.
+        bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        device: Where training runs.
+
+    Returns:
+        Whether it was interrupted (and is finished now).
+
+    Raises:
+        RuntimeError: Memory ran out, and the parameter is as it was.
+        OutOfMemoryError: Memory ran out, and the parameter or its state is changed.
+    """
+    journal = Journal(update.optimizer)
+    version = update.weight._version
+    try:
+        update.step(bad)
+        return False
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        cause = let_go(error)
+    free_memory(device)
+    again = _again(update, bad, journal, cause)
+    try:
+        again()
+    except Exception as error:
+        if is_out_of_memory(error) and (update.weight._version != version or isinstance(update, HostUpdate)):
+            raise half_way(f"{cause} {let_go(error)}", "the update of a parameter") from None
+        raise
+    return True
+
+
+def _again(update: ParameterUpdate, bad: Tensor | None, journal: Journal, cause: str) -> Callable[[], None]:
+    """How the update of a parameter goes on."""
+    if isinstance(update, RoundedUpdate):
+        if not update.repeatable:
+            raise half_way(cause, "an update of packed state, which cannot be finished")
+        return functools.partial(update.step, bad)
+
+    def go_on() -> None:
+        journal.finish(cause, None if bad is None else lambda: bool(bad))
+        if isinstance(update, HostUpdate):
+            update.send()
+
+    return go_on
 
 
 class Journal:

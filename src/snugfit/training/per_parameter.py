@@ -18,9 +18,12 @@ from snugfit.errors import InputError
 from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
+from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.health import Health, global_norm
+from snugfit.training.interrupted_update import parameter_carried_through
 from snugfit.training.optimizers import Groups
-from snugfit.training.update import KERNEL_SETTINGS, Gradients, check_storage, refuse, scaled_step
+from snugfit.training.out_of_memory import insist
+from snugfit.training.update import KERNEL_SETTINGS, Gradients, check_storage, forget_unscaling, refuse, scaled_step
 
 _THE_LOSS = "the loss"
 
@@ -58,6 +61,8 @@ class PerParameterUpdate:
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
+        self._device = next(iter(gradients.named.values())).device
+        self.begun = self.interrupted = False
         self._carrier = _Carrier(list(gradients.named.values()), self)
         if in_backward:
             names = {weight: name for name, weight in gradients.named.items()}
@@ -71,6 +76,7 @@ class PerParameterUpdate:
         Args:
             lr_factor: What each group's own rate is multiplied with.
         """
+        self.begun = self.interrupted = False
         for update in self._updates:
             update.group["lr"] = update.group["initial_lr"] * lr_factor
 
@@ -106,12 +112,12 @@ class PerParameterUpdate:
                 self._step_on_host(due)
             return
         if self._health.waits:
-            if self._spoiled is None and not math.isfinite(global_norm([gradient])):
+            if self._spoiled is None and not math.isfinite(insist(lambda: global_norm([gradient]), self._device)):
                 self._spoiled = name
             if self._spoiled is None:
-                update.step(None)
+                self._take(update, None)
         else:
-            update.step(self._health.mask(global_norm([gradient])))
+            self._take(update, insist(lambda: self._health.mask(global_norm([gradient])), self._device))
         update.weight.grad = None
 
     def _step_on_host(self, update: HostUpdate) -> None:
@@ -122,7 +128,11 @@ class PerParameterUpdate:
         if self._spoiled is None and not math.isfinite(global_norm([gradient])):
             self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
-            update.step(None)
+            self._take(update, None)
+
+    def _take(self, update: ParameterUpdate, bad: Tensor | None) -> None:
+        self.interrupted |= parameter_carried_through(update, bad, self._device)
+        self.begun = True
 
     def finish(self, step: int, loss: Tensor) -> None:
         """Takes what is left of the update, or leaves everything as it was.
@@ -134,7 +144,9 @@ class PerParameterUpdate:
         if self._in_backward:
             self._finish_in_backward(step, loss)
         elif self._scaler is not None:
-            scaled_step(self._carrier, self._gradients, self._health, self._scaler, step, loss)
+            scaled_step(
+                self._carrier, self._gradients, self._health, self._scaler, step, loss, take=lambda update, _: update()
+            )
         else:
             norm = self._gradients.clip()
             on_host = any(isinstance(update, HostUpdate) for update in self._updates)
@@ -151,7 +163,11 @@ class PerParameterUpdate:
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._queue = HostQueue()
+        for update in self._updates:
+            if isinstance(update, HostUpdate | RoundedUpdate):
+                update.forget()
         self._gradients.drop()
+        forget_unscaling(self._scaler)
 
     def release(self) -> None:
         """Takes its hooks off the parameters."""
@@ -187,9 +203,9 @@ class PerParameterUpdate:
             if isinstance(update, HostUpdate):
                 update.arrived()
                 if not skip:
-                    update.step(None)
+                    self._take(update, None)
             else:
-                update.step(bad)
+                self._take(update, bad)
                 update.weight.grad = None
 
     def state_dict(self) -> dict[str, Any]:

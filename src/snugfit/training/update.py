@@ -3,6 +3,8 @@
 What an update must do, whichever kind it is:
 
 - `begin(loss_factor)` before the first forward pass, `judge(loss)` before each backward pass, `finish(loss)` after the last;
+- where memory runs out, nothing of the update is done, or all of it (`interrupted_update.py`); `begun` says whether anything
+  is changed, and `interrupted` whether the update was finished that way;
 - gradients are gone when `finish` returns, so that none is alive during the next forward pass; `abandon()` frees them where
   the step failed, and `release()` takes all hooks off the parameters;
 - a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps.
@@ -10,6 +12,7 @@ What an update must do, whichever kind it is:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +24,8 @@ from snugfit.techniques.accumulate_dtype import Fp32Sums
 from snugfit.techniques.low_bit_optimizer import STORAGE
 from snugfit.techniques.parameter_update import masked_step, masks
 from snugfit.training.health import Health, first_bad, global_norm
+from snugfit.training.interrupted_update import carried_through
+from snugfit.training.out_of_memory import insist
 from snugfit.workload import Workload
 
 KERNEL_SETTINGS = ("fused", "foreach", "capturable")
@@ -97,6 +102,8 @@ class WholeUpdate:
         self._health = health
         self._scaler = scaler
         self._masks = masks(optimizer)
+        self._device = next(iter(gradients.named.values())).device
+        self.begun = self.interrupted = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
@@ -106,6 +113,7 @@ class WholeUpdate:
         Args:
             lr_factor: What each group's own rate is multiplied with.
         """
+        self.begun = self.interrupted = False
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
 
@@ -120,24 +128,29 @@ class WholeUpdate:
             loss: Its loss, 0-dim.
         """
         if self._scaler is not None:
-            scaled_step(self.optimizer, self._gradients, self._health, self._scaler, step, loss)
+            scaled_step(self.optimizer, self._gradients, self._health, self._scaler, step, loss, take=self._take)
         else:
             norm = self._gradients.clip()
             if self._masks and not self._health.waits:
                 bad = self._health.mask(loss, norm)
                 self._health.report(step, loss, norm)
                 self._gradients.settle()
-                masked_step(self.optimizer, bad)
+                self._take(lambda: masked_step(self.optimizer, bad), lambda: bool(bad))
             elif self._health.good(norm, loss):
                 self._gradients.settle()
-                self.optimizer.step()
+                self._take(self.optimizer.step)
             else:
                 refuse(self._health, self._gradients, step, loss)
         self._gradients.drop()
 
+    def _take(self, take: Callable[[], object], bad: Callable[[], bool] | None = None) -> None:
+        self.interrupted |= carried_through(self.optimizer, take, self._device, bad)
+        self.begun = True
+
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._gradients.drop()
+        forget_unscaling(self._scaler)
 
     def release(self) -> None:
         """Takes its hooks off the parameters."""
@@ -190,8 +203,19 @@ def check_storage(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> Non
         )
 
 
+Take = Callable[[Callable[[], object], "Callable[[], bool] | None"], None]
+"""Steps an optimizer: how, and what says after a failure whether the step is to leave everything alone."""
+
+
 def scaled_step(
-    optimizer: Optimizer, gradients: Gradients, health: Health, scaler: torch.amp.GradScaler, step: int, loss: Tensor
+    optimizer: Optimizer,
+    gradients: Gradients,
+    health: Health,
+    scaler: torch.amp.GradScaler,
+    step: int,
+    loss: Tensor,
+    *,
+    take: Take,
 ) -> None:
     """Takes the update of a scaled loss; the scaler leaves it out where gradients overflow.
 
@@ -202,13 +226,32 @@ def scaled_step(
         scaler: The loss scaling.
         step: The step's number, from 1.
         loss: Its loss, 0-dim.
+        take: How an update is taken.
     """
+
+    def overflows() -> bool:
+        found = scaler._found_inf_per_device(optimizer).values()
+        return any(bool(flag) for flag in found)
+
     scaler.unscale_(optimizer)
     if gradients.clip_norm is not None:
         gradients.clip()
-    scaler.step(optimizer)
-    scaler.update()
-    health.report(step, loss, scaler.scale(torch.ones((), device=loss.device)))
+    take(lambda: scaler.step(optimizer), overflows)
+    insist(scaler.update, loss.device)
+    insist(lambda: health.report(step, loss, scaler.scale(torch.ones((), device=loss.device))), loss.device)
+
+
+def forget_unscaling(scaler: torch.amp.GradScaler | None) -> None:
+    """Lets a scaler unscale the gradients of a step that failed once more.
+
+    Args:
+        scaler: The loss scaling, or None.
+    """
+    if scaler is None:
+        return
+    scaler._per_optimizer_states.clear()
+    if scaler._growth_tracker is None:  # memory ran out between the scale and its tracker
+        scaler._scale = None
 
 
 def refuse(health: Health, gradients: Gradients, step: int, loss: Tensor) -> NoReturn:
