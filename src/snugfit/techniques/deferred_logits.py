@@ -28,8 +28,10 @@ _LEGACY_REDUCTIONS = ("size_average", "reduce")
 
 @dataclasses.dataclass
 class Use:
-    """What became of the logits of one call of the head, however they were sliced and flattened."""
+    """What becomes of the logits of one call of the head, however they are sliced and flattened."""
 
+    trained: bool
+    """Whether a gradient is wanted."""
     in_loss: bool = False
     """Whether a cross entropy was taken of them."""
 
@@ -63,7 +65,7 @@ class DeferredLogits:
         self.hidden = hidden
         self.head = head
         self.steps = steps
-        self.use = use or Use()
+        self.use = use or Use(trained=torch.is_grad_enabled())
         self._loss = loss
         self._impl = impl
 
@@ -284,9 +286,10 @@ class DeferredLogits:
         return losses.reshape(target.shape) if reduction == "none" else losses
 
     def _otherwise(self, name: str, compute: Callable[[], Any]) -> Any:
-        if torch.is_grad_enabled():
+        if self.use.trained:
             self._refuse(name)
-        return compute()
+        with torch.no_grad():
+            return compute()
 
     def _refuse(self, name: str) -> NoReturn:
         raise InputError(

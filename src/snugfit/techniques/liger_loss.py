@@ -50,7 +50,7 @@ def fused_loss(setup: Setup) -> LossFunction:
             f"{setup.recipe.precision!r}. Set loss_impl='chunked', or use bf16."
         )
     try:
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy  # type: ignore[import-not-found]
     except ImportError as error:
         raise InputError(
             f"loss_impl='fused' needs liger-kernel, which does not import ({error}). Run: pip install liger-kernel, or set "

@@ -91,8 +91,8 @@ def linear_cross_entropy(
     counts = (labels != settings.ignore_index).sum() if reduction == "mean" else None
     if torchs_own_is_right(hidden, weight, bias, settings) and reduction != "none":
         pieces = piece_count(weight)
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=max(1, math.ceil(len(hidden) / pieces)))  # type: ignore[attr-defined]
-        total = F.linear_cross_entropy(  # type: ignore[attr-defined]
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=max(1, math.ceil(len(hidden) / pieces)))
+        total = F.linear_cross_entropy(
             hidden,
             weight,
             labels,
@@ -102,10 +102,10 @@ def linear_cross_entropy(
             options=options,
         )
         if counts is None:
-            return total  # type: ignore[no-any-return]
+            return total
         # Of no label at all the mean is nan, and its gradient zero, as plain cross entropy has it.
         return torch.where(counts > 0, total / counts.clamp(min=1), torch.nan)
-    losses: Tensor = _ByPieces.apply(hidden, weight, bias, labels, settings)  # type: ignore[no-untyped-call]
+    losses: Tensor = _ByPieces.apply(hidden, weight, bias, labels, settings)
     if reduction == "none":
         return losses
     return losses.sum() if counts is None else losses.sum() / counts
@@ -150,7 +150,7 @@ class _ByPieces(torch.autograd.Function):
     """From hidden states to a loss a token, and back, one piece of the vocabulary at a time."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: Settings
     ) -> Tensor:
         with _no_autocast(hidden):
@@ -183,8 +183,8 @@ class _ByPieces(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, log_sum = ctx.saved_tensors
         settings: Settings = ctx.settings
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]

@@ -66,7 +66,7 @@ class LossImpl(ModelTechnique):
                 stacklevel=2,
             )
             return
-        head.forward = DeferringHead(head, self, loss)
+        head.forward = DeferringHead(head, self, loss)  # type: ignore[method-assign]
         model.forward = ComputingOutput(model, self)
 
     @contextmanager
