@@ -7,15 +7,21 @@ builds the matrix); `flash` allows only the flash kernel, and stops with the rea
 everything, as a reference or for a mask the kernels refuse.
 
 Models are switched by what they offer: transformers' `set_attn_implementation`, timm's `fused_attn` attribute; models that
-call torch's function are steered by `torch.nn.attention.sdpa_kernel`. Where there is no attention the field has no effect,
-and says so. Fidelity: exact up to reordering. Source: Dao et al., FlashAttention, 2022 (arXiv:2205.14135); torch SDPA.
+call torch's function are steered by `torch.nn.attention.sdpa_kernel`. A model whose attention is its own code and cannot be
+switched (BigBird's blocks, a family that transformers has no fused form of) is refused. `nn.MultiheadAttention` that is
+asked for its weights builds the matrix whatever is said here. Where there is no attention the field has no effect, and
+says so. When the model is prepared again, it goes back to what it was before.
+
+Fidelity: exact up to reordering. Source: Dao et al., FlashAttention, 2022 (arXiv:2205.14135); torch SDPA.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -25,6 +31,8 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.techniques.base import ModelTechnique
 
 _KERNELS = {"eager": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+_undo: weakref.WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+"""Switched model -> what brings it back."""
 
 
 class Attention(ModelTechnique):
@@ -35,16 +43,15 @@ class Attention(ModelTechnique):
     def change(self, model: nn.Module) -> None:
         """Switches what the model offers to switch; warns when it has no attention."""
         choice = self.setup.recipe.attention
-        found = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-        implementation = getattr(model, "set_attn_implementation", None)
-        if callable(implementation):
-            implementation("eager" if choice == "eager" else "sdpa")
-            found = True
+        undo = _undo.setdefault(model, [])
+        switched = _switch_families(model, choice, undo)
         for module in model.modules():
-            if isinstance(getattr(module, "fused_attn", None), bool):
-                setattr(module, "fused_attn", choice != "eager")  # noqa: B010 - Module declares no such attribute
-                found = True
-        if not found and not any("attention" in type(module).__name__.lower() for module in model.modules()):
+            fused = getattr(module, "fused_attn", None)
+            if isinstance(fused, bool):
+                undo.append(partial(_set, module, "fused_attn", fused))
+                _set(module, "fused_attn", choice != "eager")
+                switched = True
+        if not switched and not any("attention" in type(module).__name__.lower() for module in model.modules()):
             warnings.warn(
                 f"attention={choice!r} has no effect: {type(model).__name__} has no attention.",
                 SnugfitWarning,
@@ -70,3 +77,49 @@ def _only(choice: str) -> Iterator[None]:
             f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device (or no "
             "attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
         ) from error
+
+
+def restore_attention(model: nn.Module) -> None:
+    """Gives a model the attention back that it had before it was prepared.
+
+    Args:
+        model: Any module.
+    """
+    for undo in reversed(_undo.pop(model, [])):
+        undo()
+
+
+def _switch_families(model: nn.Module, choice: str, undo: list[Callable[[], None]]) -> bool:
+    """Switches models of transformers, which may be parts of the model."""
+    wanted = "eager" if choice == "eager" else "sdpa"
+    inside: set[nn.Module] = set()
+    for part in model.modules():
+        switch = getattr(part, "set_attn_implementation", None)
+        if part in inside or not callable(switch):
+            continue
+        inside.update(part.modules())  # it switches its own parts
+        before = _implementation(part)
+        if before == wanted:
+            continue
+        problem = ""
+        try:
+            switch(wanted)
+        except (ValueError, ImportError) as error:
+            problem = f" ({' '.join(str(error).split())[:200]})"
+        if problem or _implementation(part) != wanted:
+            raise InputError(
+                f"attention={choice!r}: the attention of {type(part).__name__} is its own ({before}) and cannot be switched to "
+                f"{wanted}{problem}. Set attention='auto'."
+            )
+        if before is not None:
+            undo.append(partial(switch, before))
+    return bool(inside)
+
+
+def _implementation(part: nn.Module) -> str | None:
+    name = getattr(getattr(part, "config", None), "_attn_implementation", None)
+    return name if isinstance(name, str) else None
+
+
+def _set(module: nn.Module, name: str, value: bool) -> None:
+    setattr(module, name, value)

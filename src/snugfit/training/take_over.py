@@ -1,6 +1,6 @@
 """A model that is prepared a second time: what the first recipe put on it is taken off, and its trainer retires.
 
-What cannot be undone stays: the dtype and device of the weights, and kernels of attention that the model was told to use.
+What cannot be undone stays: the dtype and device of the weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from snugfit.techniques.attention import restore_attention
 from snugfit.techniques.base import WrappedForward
 from snugfit.techniques.compile import forget_compiled
 
@@ -40,18 +41,20 @@ def take_over(model: nn.Module) -> None:
     if earlier is not None:
         earlier.give_up_model()
     forget_compiled(model)
+    restore_attention(model)
     for module in model.modules():
         unwrap(module)
 
 
-def unwrap(module: nn.Module) -> None:
+def unwrap(module: nn.Module, kinds: tuple[type[WrappedForward], ...] = (WrappedForward,)) -> None:
     """Gives a module its own forward method back.
 
     Args:
         module: A module, wrapped any number of times or not at all.
+        kinds: What is taken off, from the outside until something else comes.
     """
     wrapper = vars(module).get("forward")
-    while isinstance(wrapper, WrappedForward):
+    while isinstance(wrapper, kinds):
         original = wrapper.forward
         if getattr(original, "__func__", None) is type(module).forward:
             del module.forward
