@@ -210,6 +210,8 @@ def build_trainer(
             device=device,
             dtype=dtypes[recipe.true_precision],
         )
+        if request.packing:
+            text_assembly.check_packing(request, model)
     given = {**settings.to_mapping(), "max_steps": total_steps}
     for name in ("optimizer", *options.TRAITS):  # prepare reads the traits off the model
         del given[name]

@@ -170,6 +170,22 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
         )
 
 
+def check_packing(request: Request, model: torch.nn.Module) -> None:
+    """Stops where a model does not keep samples of a row apart.
+
+    Args:
+        request: What is to be trained.
+        model: The model, with its weights.
+
+    Raises:
+        InputError: It attends across samples.
+    """
+    from snugfit.workloads.model_shapes import vocabulary_size
+    from snugfit.workloads.text.packing import check_borders
+
+    check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
+
+
 def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request, data: Any) -> None:
     """Writes config and tokenizer beside the weights of a `hf:` model, so that `from_pretrained` loads the folder.
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
+import logging as log_levels
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,7 +69,8 @@ def fetch(name: str) -> None:
     from huggingface_hub import snapshot_download
 
     try:
-        snapshot_download(name, allow_patterns=list(_FETCHED))
+        with quiet():
+            snapshot_download(name, allow_patterns=list(_FETCHED))
     except Exception as error:
         raise InputError(
             f"model 'hf:{name}' cannot be fetched: {describe(error, None)}. Check the name and the network, or give a local "
@@ -133,16 +136,14 @@ def load_pretrained(
         )
     place: dict[str, Any] = {}
     if device.type != "cpu":
-        try:
-            import accelerate  # noqa: F401  transformers needs it to read onto a device
-        except ImportError as error:
+        if importlib.util.find_spec("accelerate") is None:
             raise InputError(
-                f"reading weights straight onto {device} needs the library accelerate, which does not import ({error}). "
-                "Run: pip install snugfit[text], or use init='host'."
-            ) from error
+                f"reading weights straight onto {device} needs the library accelerate, which is not installed. Run: pip "
+                "install snugfit[text], or use init='host'."
+            )
         place = {"device_map": {"": device}}
     try:
-        with _quiet():
+        with quiet():
             model, info = chosen.from_pretrained(
                 str(directory),
                 config=config,
@@ -208,12 +209,15 @@ def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None,
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Holds back transformers' report and progress bar; what matters of it is said here."""
+def quiet() -> Iterator[None]:
+    """Holds back what transformers and its hub library report, and their progress bars; what matters is said by us."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
+    hub = log_levels.getLogger("huggingface_hub")
+    hub_level = hub.level
+    logging.set_verbosity(log_levels.CRITICAL)
+    hub.setLevel(log_levels.CRITICAL)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
@@ -221,6 +225,7 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
+        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 

@@ -91,7 +91,7 @@ def token_limit(model: torch.nn.Module) -> int | None:
         Its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of positions
         for padding; None where nothing says it.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:

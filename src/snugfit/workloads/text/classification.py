@@ -53,6 +53,22 @@ class LabelledTexts:
         }
 
 
+def has_labels(table: Table, label: str | None) -> bool:
+    """Returns whether a part has labels at all: competitions publish test parts whose labels are all -1.
+
+    Args:
+        table: The table.
+        label: The column of the labels as named by the user, or None.
+
+    Returns:
+        Whether any row has one.
+
+    Raises:
+        InputError: The column is missing.
+    """
+    return any(value not in (None, "", -1, "-1") for value in table.columns[label_column(table, label)])
+
+
 def labelled_rows(table: Table, *, text: str | None, label: str | None) -> LabelledRows:
     """Returns texts and labels of a table.
 

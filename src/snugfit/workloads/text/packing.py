@@ -2,9 +2,8 @@
 
 Every row has exactly `--seq-len` tokens. `position_ids` start again at 0 with each sample, and the first token of a sample
 has no label. Models of transformers read from the positions which tokens belong together and let none attend across a
-border, so the loss is that of the samples by themselves (a test shows it on Llama and GPT-2). A model whose `forward`
-takes no `position_ids` cannot know the borders and is refused. One that takes them and builds its own mask all the same
-(some old or recurrent architectures) attends across: packing is then the customary approximation of pre-training.
+border, so the loss is that of the samples by themselves. Some cannot (old and recurrent architectures build their mask
+without the positions); training looks at the model itself (`check_borders`) and refuses there.
 
 A sample that does not fit into the rest of a row goes on in the next one, where it cannot see what came before. The last
 row is filled up with padding that is a sample of its own and has no labels.
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from snugfit.errors import InputError
 from snugfit.techniques.microbatch import IGNORED_LABEL
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 
@@ -86,3 +86,37 @@ def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int) -> PackedSe
     return PackedSequences(
         flat.reshape(shape)[kept], position.astype(np.int32).reshape(shape)[kept], labelled.reshape(shape)[kept]
     )
+
+
+@torch.no_grad()
+def check_borders(model: torch.nn.Module, *, vocabulary: int, name: str) -> None:
+    """Stops where a model lets tokens of one sample see another sample of their row.
+
+    Two rows of 16 tokens that differ in their first half only go through the model; the second half, a sample of its own,
+    must come out the same.
+
+    Args:
+        model: A language model with memory; its training mode and the random state are left as they are.
+        vocabulary: How many different tokens it takes.
+        name: How it is named, for the message.
+
+    Raises:
+        InputError: It attends across the border.
+    """
+    device = next(model.parameters()).device
+    half = torch.arange(8, device=device)
+    one, other = ((torch.cat([half + start, half]) % vocabulary)[None] for start in (1, vocabulary // 2))
+    positions = torch.cat([half, half])[None]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        first, second = (model(input_ids=ids, position_ids=positions).logits[0, 8:].float() for ids in (one, other))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    precision = torch.finfo(next(model.parameters()).dtype).eps
+    if not torch.allclose(first, second, rtol=0, atol=4 * precision * float(first.abs().max())):
+        raise InputError(
+            f"--packing: model {name!r} lets tokens attend to other samples of their row, so the loss would not be that of "
+            "the samples. Leave --packing out; samples are then padded."
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.workloads.hf_files import quiet
 
 KINDS = ("csv", "jsonl", "parquet", "hf")
 PARTS = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "dev"), "test": ("test",)}
@@ -184,7 +185,7 @@ def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
     name, _, config = where.partition(":")
     how = datasets.DownloadConfig(local_files_only=not download, max_retries=1)
     try:
-        with _offline(datasets, not download):
+        with quiet(), _offline(datasets, not download):
             loaded = datasets.load_dataset(name, config or None, download_config=how)
     except Exception as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")

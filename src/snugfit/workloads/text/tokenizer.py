@@ -7,13 +7,13 @@ with, so there a missing one is an error.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.ragged import Ragged
 
 FILES = (
@@ -53,13 +53,15 @@ def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> A
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-        probe = tokenizer("Some words.", verbose=False)["input_ids"]
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+            probe = tokenizer("Some words.", verbose=False)["input_ids"]
     except Exception as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
+        needs = "sentencepiece" if any(file.endswith(".model") for file in found) else "what it asks for"
         raise InputError(
             f"the tokenizer of {model!r} cannot be read from {', '.join(found)}: {type(error).__name__}: {reason}. Put its "
-            "tokenizer.json beside them, which needs no other library, or pip install what it asks for."
+            f"tokenizer.json beside them, which needs no other library, or pip install {needs}."
         ) from error
     known = [token for token in probe if token != tokenizer.unk_token_id and token not in tokenizer.all_special_ids]
     if not known:
@@ -88,7 +90,7 @@ def encode(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> Rag
     Returns:
         Ids of each text, not cut.
     """
-    with _quiet():
+    with quiet():
         return Ragged.of(
             ids
             for start in range(0, len(texts), _CHUNK)
@@ -142,11 +144,3 @@ def check_vocabulary(tokenizer: Any, vocabulary: int, *, model: str) -> None:
             SnugfitWarning,
             stacklevel=2,
         )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Holds back what transformers says about long texts, which are cut or refused here, and counted."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
