@@ -23,6 +23,7 @@ from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
+    from snugfit.planner.plan import Plan, plan
     from snugfit.simulator.estimate import estimate
     from snugfit.simulator.prediction import Estimate
     from snugfit.training.prepare import prepare
@@ -32,8 +33,10 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Estimate": "snugfit.simulator.prediction",
+    "Plan": "snugfit.planner.plan",
     "Trainer": "snugfit.training.step",
     "estimate": "snugfit.simulator.estimate",
+    "plan": "snugfit.planner.plan",
     "prepare": "snugfit.training.prepare",
 }
 
@@ -44,6 +47,7 @@ __all__ = [
     "Fidelity",
     "InputError",
     "OutOfMemoryError",
+    "Plan",
     "Recipe",
     "RecipeError",
     "SnugfitError",
@@ -53,6 +57,7 @@ __all__ = [
     "Workload",
     "estimate",
     "fidelity",
+    "plan",
     "prepare",
 ]
 

@@ -18,8 +18,12 @@ from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
 
 _ON_UPDATE = "optimizer"
-_SCALE = 2**20
+_UNIT_BYTES = 2**20
 """Bytes are given to the solver in MiB, near which its tolerances lie."""
+_ALIKE = 1.02
+"""Blocks whose bytes cost so nearly the same time are as good as one another."""
+_FEASIBLE = 2
+"""What HiGHS calls a solution that keeps to all constraints."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +48,12 @@ class Sims:
     """Samples of an update."""
     large: Probe
     """Nothing checkpointed, at the largest microbatch."""
-    small: Probe | None
-    """The same at a small microbatch; None where microbatches are out of the question."""
+    plain: Mapping[int, Probe]
+    """Size of microbatch -> nothing checkpointed, for the sizes that were simulated; grows as the search goes on."""
+    small_size: int | None
+    """A small microbatch among them; None where microbatches are out of the question."""
+    serial: bool
+    """Whether host and device are one, so that their times add up."""
     checkpointed: Probe | None
     """Every block checkpointed, at the largest microbatch."""
     offloaded: Probe | None
@@ -72,6 +80,10 @@ class Composition:
         self._base = sims.large.profile
         self._size = sims.large_size
 
+    @property
+    def _small(self) -> Probe | None:
+        return self.sims.plain.get(self.sims.small_size) if self.sims.small_size is not None else None
+
     def pieces(self, size: int) -> int:
         """Returns how many microbatches of a size make the batch."""
         return -(-self.sims.batch // size)
@@ -87,22 +99,21 @@ class Composition:
         """
         sims = self.sims
         shift = 0.0 if update is None else sims.updates[update].seconds - sims.large.seconds
+        if size in sims.plain:
+            return sims.plain[size].seconds + shift
         passes, end = self._passes(sims.large)
-        if size == self._size:
-            return sims.large.seconds + shift
-        if sims.small is None:
+        small = self._small
+        if small is None:
             return end + passes + shift
-        small_size = sims.small.recipe.microbatch_size or sims.batch
-        small_passes, _ = self._passes(sims.small)
-        large_piece = passes / self.pieces(self._size)
-        small_piece = small_passes / self.pieces(small_size)
-        if size >= small_size:
-            part = (size - small_size) / max(self._size - small_size, 1)
-            piece = small_piece + (large_piece - small_piece) * part
-        else:
-            host_piece = sims.small.timing.host_seconds / self.pieces(small_size)
-            piece = max(min(host_piece, small_piece), small_piece * size / small_size)
-        return end + piece * self.pieces(size) + shift
+        # A microbatch takes as long as the host needs to issue it, or the card to work it off, which grows with samples.
+        small_pieces, small_size = self.pieces(sims.small_size or 1), sims.small_size or 1
+        device_low = _device_passes(small) / small_pieces
+        device_high = _device_passes(sims.large) / self.pieces(self._size)
+        device = device_low + (device_high - device_low) * (size - small_size) / max(self._size - small_size, 1)
+        host = small.timing.host_seconds / small_pieces
+        if self.sims.serial:
+            return end + (max(device, 0.0) + host) * self.pieces(size) + shift
+        return end + max(device, host, device_low * size / small_size) * self.pieces(size) + shift
 
     def _passes(self, probe: Probe) -> tuple[float, float]:
         end = probe.timing.phase_seconds.get(_ON_UPDATE, 0.0)
@@ -153,61 +164,83 @@ class Composition:
         checkpointed, offloaded = self.sims.checkpointed, self.sims.offloaded if offload else None
         if (checkpointed is None and offloaded is None) or (offload and offloaded is None):
             return None
-        overhead = max(_overhead(probe) for probe in (self.sims.large, checkpointed, offloaded) if probe is not None)
-        if self._outside(update) * overhead > capacity_bytes:
+        used = [probe for probe in (self.sims.large, checkpointed, offloaded) if probe is not None]
+        overhead = max(_overhead(probe) for probe in used)
+        room_bytes = capacity_bytes / overhead
+        if self._outside(update) > room_bytes:
             return None
+        again, away = self._recompute_seconds(size), self._copy_seconds()
+        found = None if offload else self._first_blocks(size, update, room_bytes, again)
+        if found is None:
+            found = self._knapsack(size, update, room_bytes, again if checkpointed is not None else [], away, offload)
+        if found is None:
+            return None
+        taken, moved = found
+        extra = sum(again[i] for i in taken) + sum(away[i] for i in moved)
+        need = min(self._level(size, update, taken, moved) * overhead, capacity_bytes)
+        return Composed(need, self.plain_seconds(size, update) + extra, taken, moved)
+
+    def _first_blocks(
+        self, size: int, update: str | None, room_bytes: float, again: list[float]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The fewest blocks from the front, where one block is as good as another; None where they differ."""
+        drops = self._difference(self.sims.checkpointed)[0]
+        prices = [cost / drop for cost, drop in zip(again, drops, strict=True) if drop > 0]
+        if len(prices) < len(drops) or max(prices) > _ALIKE * min(prices):
+            return None
+        for count in range(len(drops) + 1):
+            if self._level(size, update, tuple(range(count)), ()) <= room_bytes:
+                return tuple(range(count)), ()
+        return None
+
+    def _knapsack(
+        self,
+        size: int,
+        update: str | None,
+        room_bytes: float,
+        again: list[float],
+        away: list[float],
+        offload: bool,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The choice of blocks with the least extra time whose every stretch fits."""
         import highspy
 
-        scale = size / self._size
-        count = len(self._base.saved_bytes)
+        scale, count = size / self._size, len(self._base.saved_bytes)
         solver = highspy.Highs()
         solver.silent()
-        solver.setOptionValue("mip_rel_gap", 0.002)
-        solver.setOptionValue("time_limit", 2.0)
-        solver.setOptionValue("threads", 1)
-        again = self._recompute_seconds(size)
-        drops, inner = self._difference(checkpointed)
-        away, inner_away = self._difference(offloaded)
-        link, free = self._link_seconds()
-        x = [solver.addBinary(obj=again[i]) for i in range(count)] if checkpointed is not None else []
-        y = [solver.addBinary(obj=1e-6 * link[i]) for i in range(count)] if offloaded is not None else []
-        if y:
-            late = solver.addVariable(lb=0.0, obj=1.0)
-            solver.addConstr(sum(link[i] * y[i] for i in range(count)) - late <= free)
+        for option, value in (("mip_rel_gap", 1e-3), ("time_limit", 1.0), ("threads", 1)):
+            solver.setOptionValue(option, value)
+        kept, inner = self._difference(self.sims.checkpointed)
+        left, inner_left = self._difference(self.sims.offloaded)
+        unit = max([*again, *away, 1e-12])
+        x = [solver.addBinary(obj=cost / unit) for cost in again]
+        y = [solver.addBinary(obj=cost / unit) for cost in away] if offload else []
         if x and y:
-            for i in range(count):
-                solver.addConstr(x[i] + y[i] <= 1)
+            for one, other in zip(x, y, strict=True):
+                solver.addConstr(one + other <= 1)
         for label, row in self._base.rows.items():
-            saved = sum(self._saved(i, size) for i in row.open)
-            held = self._held(label, row, size, update) + self._other(label, row, size) - saved
-            terms: list[tuple[float, object]] = []
-            level = held + saved
-            block = label[1]
-            if block != OUTSIDE:
-                if x:
-                    terms.append((inner.get(label, 0) * scale, x[block]))
-                if y:
-                    terms.append((inner_away.get(label, 0) * scale, y[block]))
-            for i in row.open:
-                if x:
-                    terms.append((-drops[i] * scale, x[i]))
-                if y:
-                    terms.append((-away[i] * scale, y[i]))
-            room = (capacity_bytes / overhead - level) / _SCALE
-            if not terms:
-                if room < 0:
-                    return None
-                continue
-            solver.addConstr(sum(weight / _SCALE * variable for weight, variable in terms) <= room)
+            level = self._held(label, row, size, update) + self._other(label, row, size)
+            weights: dict[int, float] = {}
+            for choice, drops, inside in ((x, kept, inner), (y, left, inner_left)):
+                if choice and label[1] != OUTSIDE:
+                    at = choice[label[1]].index
+                    weights[at] = weights.get(at, 0.0) + inside.get(label, 0.0) * scale
+                for i in row.open if choice else ():
+                    weights[choice[i].index] = weights.get(choice[i].index, 0.0) - drops[i] * scale
+            if not weights and level > room_bytes:
+                return None
+            if weights:
+                columns = [*x, *y]
+                terms = [columns[at] * (weight / _UNIT_BYTES) for at, weight in weights.items()]
+                solver.addConstr(solver.qsum(terms) <= (room_bytes - level) / _UNIT_BYTES)
         solver.run()
-        if solver.getInfo().primal_solution_status != 2:
+        if solver.getInfo().primal_solution_status != _FEASIBLE:
             return None
         values = solver.getSolution().col_value
-        taken = tuple(i for i in range(count) if x and values[x[i].index] > 0.5)
-        moved = tuple(i for i in range(count) if y and values[y[i].index] > 0.5)
-        wait = max(sum(link[i] for i in moved) - free, 0.0) if moved else 0.0
-        seconds = self.plain_seconds(size, update) + sum(again[i] for i in taken) + wait
-        return Composed(min(self._level(size, update, taken, moved) * overhead, capacity_bytes), seconds, taken, moved)
+        return (
+            tuple(i for i in range(count) if x and values[x[i].index] > 0.5),
+            tuple(i for i in range(count) if y and values[y[i].index] > 0.5),
+        )
 
     def _level(self, size: int, update: str | None, taken: tuple[int, ...], moved: tuple[int, ...]) -> float:
         scale = size / self._size
@@ -230,10 +263,10 @@ class Composition:
 
     def _constant(self, label: Label) -> float:
         """What of a stretch does not depend on samples, such as weights cast by autocast."""
-        small = self.sims.small
+        small = self._small
         if small is None or label not in self._base.rows or label not in small.profile.rows:
             return 0.0
-        size = small.recipe.microbatch_size or self.sims.batch
+        size = self.sims.small_size or 1
         high, low = self._base.rows[label].other_bytes, small.profile.rows[label].other_bytes
         return max(low - (high - low) * size / max(self._size - size, 1), 0.0)
 
@@ -243,17 +276,17 @@ class Composition:
 
     def _saved(self, block: int, size: int) -> float:
         large = self._base.saved_bytes[block]
-        small = self.sims.small
+        small = self._small
         if small is None:
             return large * size / self._size
-        small_size = small.recipe.microbatch_size or self.sims.batch
+        small_size = self.sims.small_size or 1
         low = small.profile.saved_bytes[block]
         return low + (large - low) * (size - small_size) / max(self._size - small_size, 1)
 
     def _held(self, label: Label, row: Row, size: int, update: str | None) -> float:
         """Weights, state and gradients in a stretch."""
         fixed, gradients = row.fixed_bytes, row.gradient_bytes
-        small = self.sims.small
+        small = self._small
         if small is not None and self.pieces(size) > 1 and self.pieces(self._size) == 1:
             seen = small.profile.rows.get(label)
             gradients = seen.gradient_bytes if seen is not None else small.profile.gradient_bytes
@@ -290,17 +323,21 @@ class Composition:
         weights = self._base.forward_seconds
         return [total * weight / max(sum(weights), 1e-12) for weight in weights]
 
-    def _link_seconds(self) -> tuple[list[float], float]:
-        """Time of each block's copies, and how much of all copies hides behind the compute."""
+    def _copy_seconds(self) -> list[float]:
+        """What offloading each block costs: its part of what offloading everything cost, copies being short of compute."""
         probe = self.sims.offloaded
         count = len(self._base.saved_bytes)
         if probe is None:
-            return [0.0] * count, 0.0
+            return [0.0] * count
         extra = max(probe.seconds - self.sims.large.seconds, 0.0)
-        total = max(probe.timing.link_seconds - self.sims.large.timing.link_seconds, extra)
         moved = self._difference(probe)[0]
         whole = max(sum(moved), 1.0)
-        return [total * size / whole for size in moved], total - extra
+        return [extra * size / whole for size in moved]
+
+
+def _device_passes(probe: Probe) -> float:
+    """What the card computes in forward and backward."""
+    return max(probe.timing.device_seconds - probe.timing.phase_seconds.get(_ON_UPDATE, 0.0), 0.0)
 
 
 def _overhead(probe: Probe) -> float:

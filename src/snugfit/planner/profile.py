@@ -201,7 +201,7 @@ class _Walk:
             known = self._rows.get(label)
             if known is None or total > known.total_bytes:
                 self._rows[label] = Row(self._fixed, self._gradients, self._other + workspace_bytes, tuple(self._open))
-        elif not (self._phase in ("forward", "backward")):
+        elif self._phase not in ("forward", "backward"):
             self._outside = max(self._outside, total)
 
     def result(self, seconds_of: Callable[[OperatorRun], float]) -> Profile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from snugfit.planner.compose import Composition, Sims
 from snugfit.planner.probe import Laboratory, Probe
@@ -22,6 +22,8 @@ MOST_PROBES = 90
 """Recipes that a search may simulate, so that small models do not take long either."""
 WORTH = 0.002
 """A candidate must promise this part of the time less to be simulated."""
+HOPE = 0.95
+"""A guess at a size of microbatch that was not simulated may be so much too slow."""
 Group = tuple[str, int, str]
 """Variant, size of microbatch, way of updating."""
 
@@ -58,7 +60,7 @@ class Search:
         self.space = space
         self.switched: dict[str, str] = {}
         """Switch -> why it was taken or not."""
-        self._seconds_factor: dict[Group, float] = {}
+        self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._start()
 
@@ -148,7 +150,9 @@ class Search:
             Sims(
                 batch=self.space.batch or self.sizes[0],
                 large=probe,
-                small=None if small is None else self._found(variant, self._size_change(small)),
+                plain=_Plain(self, variant),
+                small_size=None if small is None or self._found(variant, self._size_change(small)) is None else small,
+                serial=self.space.on_cpu,
                 checkpointed=self._found(variant, large, POINTS["checkpoint"]),
                 offloaded=self._found(variant, large, POINTS["offload"]),
                 updates={name: found for name, found in updates.items() if found is not None},
@@ -163,12 +167,16 @@ class Search:
         Args:
             capacity_bytes: Memory there is, CUDA's context apart.
         """
-        fitting = [probe for probe in self.laboratory.probes.values() if self._fits(probe, capacity_bytes)]
+        fitting = [probe for probe in self.usable() if probe.need_bytes <= capacity_bytes]
         return min(fitting, key=lambda probe: (probe.seconds, probe.need_bytes), default=None)
 
-    def _fits(self, probe: Probe, capacity_bytes: int) -> bool:
+    def usable(self) -> list[Probe]:
+        """Returns all simulated recipes that are allowed and stay within the host's memory."""
+        return [probe for probe in self.laboratory.probes.values() if self._allowed(probe)]
+
+    def _allowed(self, probe: Probe) -> bool:
         host = self.space.constraints.host_budget_bytes
-        if probe.need_bytes > capacity_bytes or (host is not None and probe.host_bytes > host):
+        if host is not None and probe.host_bytes > host:
             return False
         return self.space.constraints.refusal(probe.recipe, self.space.workload) is None
 
@@ -217,7 +225,12 @@ class Search:
 
     def _bound(self, group: Group) -> float:
         variant, size, update = group
-        return self.compositions[variant].plain_seconds(size, update) * self._seconds_factor.get(group, 1.0)
+        known = [factor for (other, _), factor in self._seconds_factor.items() if other == group]
+        return self.compositions[variant].plain_seconds(size, update) * min([self._hope(group), *known])
+
+    def _hope(self, group: Group) -> float:
+        """What a guess at the time is multiplied with where nothing of its kind was simulated: the benefit of the doubt."""
+        return 1.0 if group[1] in self.compositions[group[0]].sims.plain else HOPE
 
     def _candidates(self, group: Group, capacity_bytes: int) -> Iterator[Candidate]:
         """Recipes of a group that should fit and were not simulated."""
@@ -250,7 +263,7 @@ class Search:
         self, group: Group, mode: str, composed: tuple[float, float], changes: tuple[Changes, ...], capacity_bytes: int
     ) -> Iterator[Candidate]:
         seconds, need = composed
-        seconds *= self._seconds_factor.get(group, 1.0)
+        seconds *= self._seconds_factor.get((group, mode), self._hope(group))
         need *= self._bytes_factor.get((group, mode), 1.0)
         if need > capacity_bytes * (1 + 1e-9):
             return
@@ -263,12 +276,32 @@ class Search:
         if seen is None:
             return
         seconds, need = candidate.composed
-        self._seconds_factor[candidate.group] = seen.seconds / max(seconds, 1e-12)
+        self._seconds_factor[candidate.group, candidate.mode] = seen.seconds / max(seconds, 1e-12)
         factor = seen.need_bytes / max(need, 1.0)
         known = self._bytes_factor.get((candidate.group, candidate.mode))
         if known is not None and abs(factor - known) < 0.002 and seen.need_bytes > candidate.need_bytes:
             factor *= 1.004  # the same guess again would only just fail again
         self._bytes_factor[candidate.group, candidate.mode] = factor
+
+
+class _Plain(Mapping[int, Probe]):
+    """Simulations in which nothing is checkpointed, by size of microbatch, as many as there are by now."""
+
+    def __init__(self, search: Search, variant: Changes) -> None:
+        self._search = search
+        self._variant = variant
+
+    def __getitem__(self, size: int) -> Probe:
+        found = self._search._found(self._variant, self._search._size_change(size))
+        if found is None:
+            raise KeyError(size)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return (size for size in self._search.sizes if size in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def block_choice(chosen: tuple[int, ...], names: tuple[str, ...]) -> str | tuple[str, ...]:

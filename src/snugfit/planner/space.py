@@ -37,7 +37,7 @@ POINTS: Mapping[str, Changes] = {
 """What can be done to all blocks alike; choices of some blocks lie between them."""
 
 NEVER = {
-    "compile": "what a compiled step takes is predicted as if it ran eagerly, so it would be a guess; measure it, then pin it",
+    "compile": "a compiled step is predicted as if it ran eagerly, which would be a guess; measure it, then pin it",
     "compile_memory_budget": "it belongs to compile",
     "workers": "loading of data is not simulated; pin it to what your data needs",
     "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",

@@ -1,0 +1,260 @@
+"""Why a plan is as it is: a sentence for every field of the recipe, with numbers from simulations that were made.
+
+What a technique saves and costs is read off two simulated recipes that differ in nothing else; of several such pairs the
+one nearest to the plan is taken, and the sentence says where it was seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from snugfit.fidelity import LEVELS, fidelity
+from snugfit.fields import field_infos
+from snugfit.planner.probe import Probe
+from snugfit.planner.search import Search
+from snugfit.planner.space import NEVER, POINTS, SWITCHES, Changes
+from snugfit.recipe import Recipe
+from snugfit.units import format_bytes, format_seconds
+
+_COMPANIONS = {
+    "quantize": ("adapter",),
+    "stochastic_rounding": ("precision",),
+    "accumulate_dtype": ("microbatch_size",),
+}
+"""Fields that have to change together with another one."""
+_TRIALS: dict[str, tuple[Changes, ...]] = {
+    "precision": ({"precision": "bf16-mixed"}, {"precision": "16-mixed"}, {"precision": "tf32"}),
+    "checkpoint": (POINTS["checkpoint"],),
+    "offload_activations": (POINTS["offload"], POINTS["checkpoint+offload"]),
+    "offload_optimizer": ({"offload_optimizer": True},),
+    "step_in_backward": ({"step_in_backward": True},),
+    "optimizer": ({"optimizer": "adamw8bit"}, {"optimizer": "sgd"}),
+    "adapter": ({"adapter": "lora"},),
+    "quantize": ({"adapter": "lora", "quantize": "nf4"},),
+    "loss_impl": ({"loss_impl": "chunked"},),
+    **{name: (change,) for name, change in SWITCHES.items()},
+}
+"""What a field that is off would be, to ask why it is off."""
+_FIXED = {
+    "init": "the step does not depend on it",
+    "accumulate_dtype": "it only matters where gradients of microbatches add up in 16-bit weights",
+    "stochastic_rounding": "it only matters for weights that are held in bf16",
+    "optimizer_impl": "torch's fused kernels are taken where there are any, which are the fastest",
+}
+
+
+def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
+    """Returns why each field of the recipe is as it is.
+
+    Args:
+        search: What was simulated.
+        best: The plan's recipe.
+        capacity_bytes: Memory there is.
+
+    Returns:
+        Field -> sentence.
+    """
+    constraints, plain = search.space.constraints, Recipe()
+    found: dict[str, str] = {}
+    for name in field_infos(Recipe):
+        value = getattr(best.recipe, name)
+        if name in constraints.pins:
+            found[name] = f"pinned to {_word(value)}."
+        elif name in constraints.forbidden:
+            found[name] = "off: forbidden."
+        elif value != getattr(plain, name):
+            found[name] = f"{_in_words(best, name)}: {_why_on(search, best, name)}"
+        elif name in NEVER:
+            found[name] = f"off: {NEVER[name]}."
+        else:
+            found[name] = f"off: {_why_off(search, best, name, capacity_bytes)}"
+    return found
+
+
+def _in_words(best: Probe, name: str) -> str:
+    value = getattr(best.recipe, name)
+    blocks = best.recorded.block_names
+    if name in ("checkpoint", "offload_activations") and blocks:
+        if name == "checkpoint" and best.recipe.checkpoint_count is not None:
+            return f"{best.recipe.checkpoint_count[1]} of {len(blocks)} blocks"
+        if isinstance(value, tuple):
+            return f"{len(value)} of {len(blocks)} blocks"
+        if value == "all" and name == "checkpoint":
+            return f"all {len(blocks)} blocks"
+    return "on" if value is True else _word(value)
+
+
+def _why_on(search: Search, best: Probe, name: str) -> str:
+    plain = getattr(Recipe(), name)
+    off = _nearest(search, best, name, lambda value: value == plain)
+    if off is None:
+        return _FIXED.get(name, "without it the step does not fit, or takes longer") + "."
+    text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
+    if name == "checkpoint" and best.recipe.checkpoint not in ("all", "selective"):
+        everything = _nearest(search, best, name, lambda value: value == "all")
+        if everything is not None and everything[1].seconds > best.seconds:
+            more = format_seconds(everything[1].seconds - best.seconds)
+            text += f"; checkpointing all blocks would take {more} more"
+    return text + _seen(off[0], best, name) + "."
+
+
+def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str:
+    if name == "microbatch_size":
+        trials: list[Changes] = [search.space.size_change(size) for size in search.sizes[1:4]]
+        if not trials and search.space.batch is not None and search.space.batch > 1:
+            trials = [{"microbatch_size": search.space.batch // 2}]
+    else:
+        trials = list(_TRIALS.get(name, ()))
+    plain = getattr(Recipe(), name)
+    pair = _nearest(search, best, name, lambda value: value != plain)
+    if pair is not None:
+        saved, cost = pair[1].need_bytes - pair[0].need_bytes, pair[0].seconds - pair[1].seconds
+        fits = "it is not needed: " if best.need_bytes + max(saved, 0) <= capacity_bytes and cost >= 0 else ""
+        what = _word(getattr(pair[0].recipe, name))
+        given = "" if what == "True" else f"{name}={what} " if len(what) < 40 else "on some blocks it "
+        text = _trade(saved, cost, done=False)
+        return f"{fits}{given or 'it '}{text}{_seen(pair[1], best, name)}{_instead(best, name)}."
+    for change in trials:
+        refusal = _refusal(search, best, name, change)
+        if refusal is not None:
+            return refusal
+    return _FIXED.get(name, "nothing that was simulated is better with it") + "."
+
+
+def _instead(best: Probe, name: str) -> str:
+    """What the plan does in place of a technique that is off."""
+    if name == "offload_activations" and best.recipe.checkpoint != "none":
+        return f"; checkpointing {_in_words(best, 'checkpoint')} is cheaper"
+    if name == "checkpoint" and best.recipe.microbatch_size is not None:
+        return f"; microbatches of {best.recipe.microbatch_size} are cheaper"
+    return ""
+
+
+def _refusal(search: Search, best: Probe, name: str, change: Changes) -> str | None:
+    """Why a change to the plan is not allowed, or cannot be carried out."""
+    made = search.space.recipe(best.recipe.to_mapping(), change)
+    if isinstance(made, str):
+        wider = dataclasses.replace(search.space.constraints, allow=frozenset(LEVELS))
+        other = dataclasses.replace(search.space, constraints=wider).recipe(best.recipe.to_mapping(), change)
+        found = fidelity(other, search.space.workload).reasons.get(name) if isinstance(other, Recipe) else None
+        if found is not None:
+            level, reason = found
+            return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
+        return made
+    for recipe, reason in search.laboratory.refusals.items():
+        if all(getattr(recipe, key) == value for key, value in change.items()):
+            return reason
+    return None
+
+
+def _nearest(search: Search, best: Probe, name: str, wanted: Callable[[Any], bool]) -> tuple[Probe, Probe] | None:
+    """Two simulated recipes that differ in one field only: (with a wanted value, with the plan's), nearest to the plan.
+
+    For a field that is on, the first is the one without it.
+    """
+    companions = {name, *_COMPANIONS.get(name, ())}
+    rows = list(search.laboratory.probes.values())
+    by_rest: dict[tuple[Any, ...], list[Probe]] = {}
+    for probe in rows:
+        by_rest.setdefault(_rest(probe.recipe, companions), []).append(probe)
+    value = getattr(best.recipe, name)
+    found: list[tuple[int, float, int, tuple[Probe, Probe]]] = []
+    for rest in by_rest.values():
+        here = [probe for probe in rest if getattr(probe.recipe, name) == value]
+        there = [probe for probe in rest if wanted(getattr(probe.recipe, name))]
+        for one in here:
+            for other in there:
+                far = _distance(one.recipe, best.recipe, companions)
+                found.append((far, other.seconds, len(found), (other, one)))
+    if not found:
+        return None
+    other, one = min(found)[3]
+    return (other, one)
+
+
+def _rest(recipe: Recipe, without: set[str]) -> tuple[Any, ...]:
+    return tuple(getattr(recipe, name) for name in field_infos(Recipe) if name not in without)
+
+
+def _distance(one: Recipe, other: Recipe, without: set[str]) -> int:
+    names = [name for name in field_infos(Recipe) if name not in without]
+    return sum(getattr(one, name) != getattr(other, name) for name in names)
+
+
+def _trade(saved_bytes: int, cost_seconds: float, *, done: bool) -> str:
+    """What a technique saves and costs, in words."""
+    memory = (
+        f"{'saves' if done else 'would save'} {format_bytes(saved_bytes)}"
+        if saved_bytes > 0
+        else "saves no memory"
+        if saved_bytes == 0
+        else f"{'takes' if done else 'would take'} {format_bytes(-saved_bytes)} more"
+    )
+    if abs(cost_seconds) < 1e-9:
+        return f"{memory} and costs no time"
+    if cost_seconds > 0:
+        return f"{memory} for {format_seconds(cost_seconds)} a step"
+    return f"{memory} and is {format_seconds(-cost_seconds)} a step faster"
+
+
+def _seen(probe: Probe, best: Probe, name: str) -> str:
+    """Where a pair was seen, when that is not beside the plan itself."""
+    names = [
+        other
+        for other in field_infos(Recipe)
+        if other != name and getattr(probe.recipe, other) != getattr(best.recipe, other)
+    ]
+    if not names:
+        return ""
+    parts = [
+        f"{other}={text if len(text := _word(getattr(probe.recipe, other))) < 30 else 'some blocks'}" for other in names
+    ]
+    return f" (seen at {', '.join(parts[:3])})"
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
+    """Returns what a little more or less budget would change.
+
+    Args:
+        usable: Simulated recipes that are allowed.
+        best: The plan's.
+        budget_of: Need in bytes -> smallest budget.
+
+    Returns:
+        At most two sentences.
+    """
+    lines = []
+    faster = [probe for probe in usable if probe.seconds < 0.998 * best.seconds]
+    if faster:
+        more = min(faster, key=lambda probe: (probe.need_bytes, probe.seconds))
+        lines.append(
+            f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {format_seconds(more.seconds)} "
+            f"({_difference(more.recipe, best.recipe)})"
+        )
+    else:
+        lines.append("more budget makes no simulated step faster")
+    lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes))}")
+    less = [probe for probe in usable if probe.need_bytes < 0.995 * best.need_bytes]
+    if less:
+        next_one = min(less, key=lambda probe: (probe.seconds, probe.need_bytes))
+        lines.append(
+            f"below that a step takes {format_seconds(next_one.seconds)} down to "
+            f"{format_bytes(budget_of(next_one.need_bytes))} ({_difference(next_one.recipe, best.recipe)})"
+        )
+    return tuple(lines)
+
+
+def _difference(recipe: Recipe, other: Recipe) -> str:
+    parts = []
+    for name in field_infos(Recipe):
+        value = getattr(recipe, name)
+        if value != getattr(other, name):
+            text = _word(value)
+            parts.append(f"{name}={text if len(text) < 30 else f'{len(value)} blocks'}")
+    return ", ".join(parts)

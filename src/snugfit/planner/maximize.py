@@ -1,0 +1,132 @@
+"""The largest batch or sequence for which a plan fits.
+
+Whether a size fits at all is asked of the recipes that need the least memory; speed comes after. Doubling finds a size
+that does not fit, bisection the largest that does, and that one is planned like any other.
+
+For the largest batch, the whole batch goes through the model at once: with microbatches any batch would fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from snugfit.errors import DoesNotFitError, InputError, SnugfitError, did_you_mean
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.plan import Plan
+from snugfit.planner.planner import Planner
+from snugfit.planner.probe import WORKERS, Place, Subject
+from snugfit.planner.space import Changes
+from snugfit.planner.subjects import named_subject
+from snugfit.simulator.pool import Pool
+from snugfit.simulator.request import NamedModel
+from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAXIMIZED = ("batch-size", "seq-len")
+_MOST = 2**20
+"""No batch and no sequence is tried beyond this size."""
+_FRUGAL: tuple[Changes, ...] = (
+    {"checkpoint": "all", "offload_activations": "checkpoints", "offload_optimizer": True, "step_in_backward": True},
+    {"checkpoint": "all", "offload_activations": "checkpoints", "offload_optimizer": True},
+    {"checkpoint": "all", "offload_optimizer": True},
+    {"checkpoint": "all", "step_in_backward": True},
+    {"checkpoint": "all"},
+    {"offload_activations": "all"},
+    {},
+)
+"""Recipes that need little; the first that is allowed and fits decides."""
+
+
+def plan_for_largest(
+    what: str,
+    named: NamedModel,
+    workload: Workload,
+    place: Place,
+    constraints: Constraints,
+    budget_bytes: int,
+    *,
+    pool: Pool | None = None,
+) -> Plan:
+    """Returns the plan for the largest size that fits.
+
+    Args:
+        what: batch-size or seq-len.
+        named: The model and the shape of its batch.
+        workload: The training settings.
+        place: Where training runs.
+        constraints: What the plan must keep to.
+        budget_bytes: Memory there is.
+        pool: Workers to use; None: two, which end with the search.
+
+    Returns:
+        The plan; `maximized` says the size.
+
+    Raises:
+        InputError: There is nothing of that name to maximise, or the model takes no sequence.
+        DoesNotFitError: Not even the smallest size fits.
+    """
+    name = what.replace("_", "-")
+    if name not in MAXIMIZED:
+        raise InputError(f"--maximize is {what!r}; {did_you_mean(name, MAXIMIZED)}")
+    if name == "batch-size" and "microbatch_size" not in constraints.pins:
+        constraints = dataclasses.replace(constraints, pins={**constraints.pins, "microbatch_size": None})
+
+    def at(size: int) -> Subject:
+        if name == "batch-size":
+            return named_subject(named, workload.replace(batch_size=size))
+        return named_subject(dataclasses.replace(named, seq_len=size), workload)
+
+    own = Pool(WORKERS) if pool is None else None
+    workers = pool or own
+    assert workers is not None
+    try:
+        size = _largest(lambda size: _fits(Planner(at(size), place, constraints, pool=workers), budget_bytes))
+        if size is None:
+            with Planner(at(1), place, constraints, pool=workers) as planner:
+                plan = planner.at(budget_bytes)  # raises, and names the smallest budget
+            size = 1
+        else:
+            with Planner(at(size), place, constraints, pool=workers) as planner:
+                plan = planner.at(budget_bytes)
+    finally:
+        if own is not None:
+            own.close()
+    return dataclasses.replace(plan, maximized={name.replace("-", "_"): size})
+
+
+def _largest(fits: Callable[[int], bool]) -> int | None:
+    """The largest size that fits: doubled until one does not, then halved in between; None when 1 does not fit."""
+    low, high = 0, 1
+    while high <= _MOST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low or None
+
+
+def _fits(planner: Planner, budget_bytes: int) -> bool:
+    """Whether any of the frugal recipes fits."""
+    try:
+        space = planner.space()
+    except DoesNotFitError:
+        return False
+    except SnugfitError as error:
+        if "index" in str(error) or "position" in str(error):
+            return False  # a sequence that the model's positions do not reach
+        raise
+    capacity = planner.capacity_bytes(budget_bytes)
+    host = planner.constraints.host_budget_bytes
+    for change in _FRUGAL:
+        for recipe in space.allowed(change):
+            planner.laboratory.look([recipe])
+            seen = planner.laboratory.probes.get(recipe)
+            if seen is not None and seen.need_bytes <= capacity and (host is None or seen.host_bytes <= host):
+                return True
+    return False

@@ -1,0 +1,88 @@
+"""Where a plan is for: a card of the table, this machine's GPU, or its processor; and the budget there by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+from snugfit.devices import Device, device_named
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.planner.probe import Place
+from snugfit.units import format_bytes, parse_bytes
+
+_ANY_CAPABILITY = (8, 0)
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+def place_for(device: str | Device | None) -> Place:
+    """Returns the place that a device argument names.
+
+    Args:
+        device: A name or a row of the table, `local`, `cpu`, or None: this machine's GPU, or else its processor.
+
+    Returns:
+        The place, with measured speeds where it is a processor.
+
+    Raises:
+        InputError: The name is unknown, means several cards, or its speeds are not known.
+    """
+    if device == "all":
+        raise InputError("a plan is for one device; give --device a name of the table (snugfit devices), local or cpu.")
+    card = device if isinstance(device, Device) else device_named(_default() if device is None else device)
+    if card.name == "cpu":
+        from snugfit.simulator.host_speeds import host_speeds
+
+        return Place(card=card, kind=("cpu", _ANY_CAPABILITY), speeds=host_speeds())
+    if card.bytes_only or not card.flops or card.memory_bandwidth is None:
+        raise InputError(
+            f"no speeds are known for {card.name}, so recipes cannot be compared by time. Name a card that has them "
+            "(snugfit devices), or cpu."
+        )
+    return Place(card=card, kind=("cuda", card.compute_capability or _ANY_CAPABILITY))
+
+
+def _default() -> str:
+    """The GPU of this machine, or its processor; torch is only asked where a driver is there."""
+    if not _DRIVER.exists():
+        return "cpu"
+    import torch
+
+    return "local" if torch.cuda.is_available() else "cpu"
+
+
+def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
+    """Returns the budget in bytes, and the place with what it takes off already counted.
+
+    Args:
+        place: Where training runs.
+        budget: As typed, in bytes, or None for all there is: a card's memory, of this machine's GPU what is free.
+
+    Returns:
+        Place and bytes.
+
+    Raises:
+        InputError: The budget is not understood, or there is no default.
+    """
+    card = place.card
+    if budget is not None:
+        size = parse_bytes(budget, what="budget")
+        if card.memory_bytes is not None and size > card.memory_bytes:
+            warnings.warn(
+                f"the budget of {format_bytes(size)} is more than {card.name} has; planned for its "
+                f"{format_bytes(card.memory_bytes)}.",
+                SnugfitWarning,
+                stacklevel=3,
+            )
+            size = card.memory_bytes
+        return place, size
+    if card.memory_bytes is None:
+        raise InputError("give a budget: a cpu has no memory of its own, for example --budget 8GiB (budget='8GiB').")
+    if card.name != "local":
+        return place, card.memory_bytes
+    import torch
+
+    # CUDA's context is there as soon as this can be asked, so it is not taken off a second time.
+    free, _ = torch.cuda.mem_get_info()
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return dataclasses.replace(place, card=dataclasses.replace(card, context_bytes=0)), int(free + cached)

@@ -1,0 +1,233 @@
+"""From a budget to a plan: search, verify, compare, explain. What was simulated for one budget serves the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
+from snugfit.fidelity import LEVELS, contradictions, fidelity
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.explain import neighbours, reasons
+from snugfit.planner.margin import margin_for
+from snugfit.planner.plan import FrontierPoint, Plan
+from snugfit.planner.probe import Laboratory, Place, Probe, Subject
+from snugfit.planner.search import Search
+from snugfit.planner.smallest import Smallest
+from snugfit.planner.space import Space
+from snugfit.recipe import Recipe
+from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.simulator.pool import Pool
+
+_LESS, _MORE = 0.85, 1.2
+"""Shares of the capacity that count as a little less and a little more."""
+_ALIKE = (
+    "precision", "optimizer", "stochastic_rounding", "adapter", "adapter_rank", "adapter_alpha", "adapter_dropout",
+    "adapter_targets", "adapter_head", "quantize", "double_quantize", "compile", "init",
+)  # fmt: skip
+"""Fields in which a fallback does not differ: a run can change over in the middle."""
+
+
+class Planner:
+    """Plans one training for any number of budgets."""
+
+    def __init__(self, subject: Subject, place: Place, constraints: Constraints, *, pool: Pool | None = None) -> None:
+        """Starts without having simulated anything.
+
+        Args:
+            subject: What is trained.
+            place: Where.
+            constraints: What plans must keep to.
+            pool: Workers to use; None: two of its own.
+        """
+        self.subject = subject
+        self.place = place
+        self.constraints = constraints
+        self.laboratory = Laboratory(subject, place, pool)
+        self.margin = margin_for(place.kind[0])
+        self._search: Search | None = None
+
+    def __enter__(self) -> Planner:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.laboratory.close()
+
+    @property
+    def search(self) -> Search:
+        """The search, which has simulated what it starts from."""
+        if self._search is None:
+            self._search = Search(self.laboratory, self.space())
+        return self._search
+
+    def space(self) -> Space:
+        """Returns the recipes there are.
+
+        Returns:
+            The space.
+
+        Raises:
+            RecipeError: The pins contradict the workload.
+        """
+        base = self.constraints.base()
+        probe = self.laboratory.need(base)
+        workload = probe.recorded.workload
+        assert workload is not None
+        problems = list(contradictions(base, workload))
+        if problems:
+            raise RecipeError(problems, subject="pins against training settings")
+        return Space(
+            constraints=self.constraints,
+            workload=workload,
+            on_cpu=self.place.on_cpu,
+            capability=self.place.kind[1],
+            base=base,
+        )
+
+    def capacity_bytes(self, budget_bytes: int) -> int:
+        """Returns what a recipe may need: the budget less margin and CUDA's context.
+
+        Args:
+            budget_bytes: The budget.
+        """
+        return budget_bytes - self.margin.bytes_of(budget_bytes) - (self.place.card.context_bytes or 0)
+
+    def budget_bytes(self, need_bytes: int) -> int:
+        """Returns the smallest budget, in whole MiB, that leaves a need free.
+
+        Args:
+            need_bytes: What a recipe needs.
+        """
+        budget = int((need_bytes + (self.place.card.context_bytes or 0)) / (1 - self.margin.share)) // MIB * MIB
+        while self.capacity_bytes(budget) < need_bytes:
+            budget += MIB
+        return budget
+
+    def at(self, budget_bytes: int) -> Plan:
+        """Returns the plan for a budget.
+
+        Args:
+            budget_bytes: Memory there is.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DoesNotFitError: Nothing fits.
+        """
+        capacity = self.capacity_bytes(budget_bytes)
+        search = self.search
+        best = search.run(capacity) if capacity > 0 else None
+        if best is None:
+            smallest = Smallest(self.laboratory, search.space).find(_widest(self.constraints))
+            if smallest is None or smallest.need_bytes > capacity:
+                raise self._does_not_fit(budget_bytes)
+            best = search.run(capacity)
+            assert best is not None
+        search.run(int(capacity * _LESS), most_rounds=1)
+        search.run(int(capacity * _MORE), most_rounds=1)
+        best = search.best(capacity)
+        assert best is not None
+        return self._plan(best, budget_bytes, capacity)
+
+    def _plan(self, best: Probe, budget_bytes: int, capacity: int) -> Plan:
+        search = self.search
+        usable = search.usable()
+        fastest = min(usable, key=lambda probe: probe.seconds)
+        for message in best.recorded.warnings:
+            warnings.warn(message, SnugfitWarning, stacklevel=4)
+        return Plan(
+            recipe=best.recipe,
+            estimate=self._estimate(best, budget_bytes),
+            fidelity=fidelity(best.recipe, search.space.workload),
+            frontier=_frontier(usable),
+            reasons=reasons(search, best, capacity),
+            slowdown=best.seconds / fastest.seconds,
+            budget_bytes=budget_bytes,
+            margin_bytes=self.margin.bytes_of(budget_bytes),
+            margin_source=self.margin.source,
+            host_budget_bytes=self.constraints.host_budget_bytes,
+            fallbacks=_fallbacks(usable, best),
+            neighbours=neighbours(usable, best, self.budget_bytes),
+            simulated=len(self.laboratory.probes),
+        )
+
+    def _estimate(self, best: Probe, budget_bytes: int) -> Estimate:
+        """The estimate on a card of the size of the budget less the margin."""
+        card = dataclasses.replace(self.place.card, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
+        made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
+        devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
+        return dataclasses.replace(made, step_seconds=best.seconds, devices=devices)
+
+    def _does_not_fit(self, budget_bytes: int) -> DoesNotFitError:
+        widest = LEVELS.index(_widest(self.constraints))
+        smallest = Smallest(self.laboratory, self.search.space)
+        lines = []
+        found: dict[str, int] = {}
+        for level in LEVELS[widest:]:
+            probe = smallest.find(level)
+            if probe is None:
+                continue
+            found[level] = self.budget_bytes(probe.need_bytes)
+            how = ", ".join(f"{name}={_word(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items())
+            wider = "" if level == LEVELS[widest] else f" with --allow {','.join(LEVELS[1 : LEVELS.index(level) + 1])}"
+            lines.append(f"  {found[level] // MIB} MiB{wider}: {how or 'plain'}")
+        context = self.place.card.context_bytes
+        parts = [f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"]
+        if context:
+            parts.append(f"CUDA context {format_bytes(context)}")
+        if found:
+            advice = "The smallest budgets that work:\n" + "\n".join(lines)
+        else:
+            host = self.constraints.host_budget_bytes
+            advice = f"No recipe stays within the host budget of {format_bytes(host or 0)}; give more (--host-budget)."
+        error = DoesNotFitError(
+            f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
+            f"taken off) in any of {len(self.laboratory.probes)} simulated recipes that keep to what is allowed and pinned. "
+            f"{advice}"
+        )
+        error.smallest_budget_bytes = found  # type: ignore[attr-defined]
+        return error
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _widest(constraints: Constraints) -> Any:
+    return max(constraints.allow, key=LEVELS.index)
+
+
+def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:
+    points: list[FrontierPoint] = []
+    for probe in sorted(usable, key=lambda one: (one.total_bytes, one.seconds)):
+        if not points or probe.seconds < points[-1].step_seconds:
+            points.append(
+                FrontierPoint(
+                    recipe=probe.recipe,
+                    total_bytes=probe.total_bytes,
+                    need_bytes=probe.need_bytes,
+                    step_seconds=probe.seconds,
+                    host_bytes=probe.host_bytes,
+                )
+            )
+    return tuple(points)
+
+
+def _fallbacks(usable: list[Probe], best: Probe) -> tuple[Recipe, ...]:
+    """What a run can change over to when it needs more than was predicted: less memory, as little slower as possible."""
+    kept: list[Probe] = []
+    for probe in sorted(usable, key=lambda one: (one.seconds, one.need_bytes)):
+        alike = all(getattr(probe.recipe, name) == getattr(best.recipe, name) for name in _ALIKE)
+        least = kept[-1].need_bytes if kept else best.need_bytes
+        if alike and probe.need_bytes < 0.97 * least:
+            kept.append(probe)
+    return tuple(probe.recipe for probe in kept)

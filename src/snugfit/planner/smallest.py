@@ -1,0 +1,119 @@
+"""The least memory that training can do with: for a budget in which nothing fits, and to see how far there is to go.
+
+Starting from everything that saves memory at once, each technique is tried the other way round, and what helps is kept.
+Speed does not count here. Every number is from a simulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from snugfit.fidelity import LEVELS, Level
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.probe import Laboratory, Probe
+from snugfit.planner.space import Changes, Space
+
+_ROUNDS = 2
+_MOVES: tuple[Changes, ...] = (
+    {"checkpoint": "all", "offload_activations": "checkpoints"},
+    {"checkpoint": "all", "offload_activations": "none"},
+    {"checkpoint": "none", "offload_activations": "all"},
+    {"microbatch_size": 1, "step_in_backward": False},
+    {"microbatch_size": None, "step_in_backward": True},
+    {"offload_optimizer": True},
+    {"step_in_backward": True},
+    {"loss_impl": "chunked"},
+    {"attention": "sdpa"},
+    {"inplace": True},
+    {"init": "device"},
+    {"optimizer_impl": "for-loop"},
+)
+_WIDER: Mapping[Level, tuple[Changes, ...]] = {
+    "exact": (),
+    "rounding": (
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-true", "stochastic_rounding": True},
+        {"precision": "bf16-true", "stochastic_rounding": False, "offload_optimizer": True},
+        {"optimizer": "adamw8bit", "offload_optimizer": False},
+        {"optimizer": "adamw4bit", "offload_optimizer": False},
+        {"precision": "bf16-true", "optimizer": "adamw4bit", "offload_optimizer": False},
+    ),
+    "different": (
+        {"microbatch_size": 1, "step_in_backward": False},
+        {"optimizer": "sgd", "offload_optimizer": False},
+        {"optimizer": "sgd", "offload_optimizer": False, "step_in_backward": True, "microbatch_size": None},
+        {"adapter": "lora", "offload_optimizer": False},
+        {"adapter": "lora", "quantize": "nf4", "offload_optimizer": False},
+    ),
+}
+
+
+class Smallest:
+    """Looks for the recipe that needs the least memory."""
+
+    def __init__(self, laboratory: Laboratory, space: Space) -> None:
+        """Takes what the search had.
+
+        Args:
+            laboratory: Where recipes are simulated.
+            space: The recipes there are.
+        """
+        self._laboratory = laboratory
+        self._space = space
+
+    def find(self, level: Level) -> Probe | None:
+        """Returns the recipe of the least memory.
+
+        Args:
+            level: The widest level of fidelity that is allowed, beside what the constraints allow.
+
+        Returns:
+            Its simulation; None where nothing at all can be simulated within the host's memory.
+        """
+        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
+        space = dataclasses.replace(
+            self._space, constraints=dataclasses.replace(self._space.constraints, allow=allowed)
+        )
+        best = self._least(space.constraints)
+        moves = [*_MOVES, *(move for name in LEVELS if name in allowed for move in _WIDER[name])]
+        for _ in range(_ROUNDS):
+            before = None if best is None else best.need_bytes
+            best = self._round(space, best, moves)
+            if best is None or (before is not None and best.need_bytes > 0.995 * before):
+                break
+        return best
+
+    def _round(self, space: Space, best: Probe | None, moves: list[Changes]) -> Probe | None:
+        """Tries every move alone, and those that help together."""
+        start: dict[str, Any] = {} if best is None else best.recipe.to_mapping()
+        if start.get("checkpoint") not in ("all", None) or start.get("offload_activations") == "none":
+            together = space.allowed(start, {"checkpoint": "all"})
+            self._laboratory.look(together)
+        alone = [(move, recipe) for move in moves for recipe in space.allowed(start, move)]
+        self._laboratory.look(recipe for _, recipe in alone)
+        helped: list[tuple[int, Changes]] = []
+        for move, recipe in alone:
+            seen = self._laboratory.probes.get(recipe)
+            if seen is not None and (best is None or seen.need_bytes < 0.998 * best.need_bytes):
+                helped.append((seen.need_bytes, move))
+        joined: dict[str, Any] = {}
+        for _, move in sorted(helped, key=lambda item: item[0]):
+            # A move that takes back what a better one did is left out.
+            agrees = all(joined.get(name, value) == value for name, value in move.items())
+            if agrees and space.allowed(start, joined, move):
+                joined.update(move)
+        self._laboratory.look(space.allowed(start, joined))
+        return self._least(space.constraints)
+
+    def _least(self, constraints: Constraints) -> Probe | None:
+        return min(self._usable(constraints), key=lambda probe: (probe.need_bytes, probe.seconds), default=None)
+
+    def _usable(self, constraints: Constraints) -> Iterator[Probe]:
+        host = constraints.host_budget_bytes
+        for probe in self._laboratory.probes.values():
+            if host is not None and probe.host_bytes > host:
+                continue
+            if constraints.refusal(probe.recipe, self._space.workload) is None:
+                yield probe

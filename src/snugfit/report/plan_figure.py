@@ -1,0 +1,65 @@
+"""The frontier of a plan as one figure: memory against time of the recipes that no other beats in both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snugfit.report.ladder_figure import NoMatplotlibError
+from snugfit.report.plan_card import short_recipe
+from snugfit.units import GIB, MIB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from snugfit.planner.plan import Plan
+
+_LINE, _PLAN, _INK, _FAINT = "#0072B2", "#D55E00", "#1f2328", "#6b7280"
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Draws the frontier and writes it.
+
+    Args:
+        plan: The plan.
+        path: The file; its ending says the format (png, svg).
+
+    Raises:
+        NoMatplotlibError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
+    largest = max([plan.budget_bytes, *(point.total_bytes for point in plan.frontier)])
+    unit, factor = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
+    slowest = max(point.step_seconds for point in plan.frontier)
+    scale, word = (1.0, "seconds") if slowest >= 1 else (1e3, "milliseconds")
+    figure = Figure(figsize=(9.5, 5.4), dpi=150, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    xs = [point.total_bytes / factor for point in plan.frontier]
+    ys = [point.step_seconds * scale for point in plan.frontier]
+    axes.plot(xs, ys, drawstyle="steps-post", color=_LINE, linewidth=1.5, zorder=2)
+    axes.plot(xs, ys, "o", color=_LINE, markersize=5, zorder=3)
+    chosen = [(x, y) for x, y, point in zip(xs, ys, plan.frontier, strict=True) if point.recipe == plan.recipe]
+    axes.axvline(plan.budget_bytes / factor, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    axes.text(
+        plan.budget_bytes / factor, 0.98, f" budget {format_bytes(plan.budget_bytes)}", color=_FAINT, va="top",
+        transform=axes.get_xaxis_transform(), fontsize=9,
+    )  # fmt: skip
+    for x, y in chosen:
+        axes.plot(x, y, "o", color=_PLAN, markersize=10, zorder=4)
+        axes.annotate(
+            f"{format_bytes(plan.estimate.total_bytes)}, {format_seconds(plan.step_seconds)}", (x, y), xytext=(8, 8),
+            textcoords="offset points", color=_PLAN, fontsize=10,
+        )  # fmt: skip
+    axes.set_xlim(0, None)
+    axes.set_ylim(0, None)
+    axes.set_xlabel(f"memory ({unit})", color=_INK)
+    axes.set_ylabel(f"{word} a step", color=_INK)
+    axes.grid(color="#e5e7eb", linewidth=0.8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    title = f"{plan.estimate.title} on {plan.estimate.device}: {short_recipe(plan.recipe)}"
+    axes.set_title(title if len(title) < 110 else title[:107] + "...", loc="left", fontsize=10, color=_INK)
+    figure.savefig(path)
