@@ -71,6 +71,8 @@ class Recorded:
     """Module that owns parameters -> their bytes as they were built; tied ones once."""
     parameters: int
     """Number of parameters, tied ones once."""
+    block_names: tuple[str, ...] = ()
+    """Repeated blocks of the model, in its order; none for a hand-written step."""
 
 
 def record_named(
@@ -160,9 +162,11 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         CannotSimulateError: Something in the step needs values.
     """
     from snugfit.simulator.session import STEPS, simulate_training
+    from snugfit.techniques.blocks import find_blocks
     from snugfit.workloads.traits import model_traits
 
     model = _module(model)
+    block_names = tuple(find_blocks(model))
     batches = batch if isinstance(batch, list) else [batch]
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
@@ -180,7 +184,8 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
             model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
         )
 
-    return _recorded(run, model, workload, batches, weights, parameters)
+    recorded = _recorded(run, model, workload, batches, weights, parameters)
+    return dataclasses.replace(recorded, block_names=block_names)
 
 
 def record_step(
