@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import accuracy, traces
+from benchmarks.gpu import accuracy, clock, faults, ladder, traces
 
-PARTS = {part.name: part for part in (accuracy.PART, traces.PART)}
+PARTS = {part.name: part for part in (accuracy.PART, traces.PART, ladder.PART, clock.PART, faults.PART)}

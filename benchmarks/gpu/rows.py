@@ -6,7 +6,6 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import os
 import platform
 import sys
 import threading
@@ -140,7 +139,7 @@ def without_paths(text: str) -> str:
     Args:
         text: A message of an error.
     """
-    for folder, short in ((str(ROOT), "."), (sys.prefix, "<python>"), (os.path.expanduser("~"), "~")):
+    for folder, short in ((str(ROOT), "."), (sys.prefix, "<python>"), (str(Path.home()), "~")):
         if len(folder) > 1:
             text = text.replace(folder, short)
     return text

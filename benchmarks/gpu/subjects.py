@@ -86,12 +86,9 @@ def _torchvision(kind: Kind, *, name: str, cpu: Mapping[str, Any]) -> torch.nn.M
 
 def _small(zoo: Any, *, of: str, **arguments: Any) -> torch.nn.Module:
     from torchvision.models.convnext import CNBlockConfig
-    from torchvision.models.resnet import Bottleneck
     from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-    if of == "ResNet":
-        arguments["block"] = Bottleneck
-    elif of == "ConvNeXt":
+    if of == "ConvNeXt":
         widths = arguments.pop("widths")
         following = [*widths[1:], None]
         arguments["block_setting"] = [
@@ -199,7 +196,6 @@ def _decoder(
 
 
 def _lstm(kind: Kind) -> torch.nn.Module:
-    import torch
     from torch import nn
 
     class Tagger(nn.Module):
@@ -221,7 +217,9 @@ def _lstm(kind: Kind) -> torch.nn.Module:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "resnet50": _image_model("CNN", "resnet50", 64, {"of": "ResNet", "layers": [1, 1, 1, 1]}),
+    "resnet50": _timm_model(
+        "CNN", "resnet50", 64, {"layers": (1, 1, 1, 1), "channels": (16, 32, 64, 128)}, {"cuda": 224, "cpu": 48}
+    ),
     "regnet_y_400mf": _image_model("CNN", "regnet_y_400mf", 128, {}),
     "convnext_tiny": _image_model("CNN", "convnext_tiny", 32, {"of": "ConvNeXt", "widths": (24, 48, 96, 192)}),
     "efficientnet_b0": _image_model("CNN", "efficientnet_b0", 64, {}),

@@ -50,6 +50,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
 
     from snugfit.simulator.accelerator import threads_of
     from snugfit.simulator.library_kernels import stand_ins
+    from snugfit.simulator.packed_sequences import told_unpacked
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
@@ -65,6 +66,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
             around.enter_context(seen_random_state(recorder.saw))
             around.enter_context(told_finite(recorder.is_true))
             around.enter_context(stand_ins(personality.kind))
+            around.enter_context(told_unpacked(recorder.answered.add))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
@@ -208,7 +210,9 @@ def _training_job(
 ) -> Recording:
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
+    from snugfit.techniques.quantize import load_libraries
 
+    load_libraries(recipe)
     if recipe.optimizer in LIBRARIES:
         load_library(recipe.optimizer)  # outside of the recording: it makes tables of real values
     model = _built(model)
@@ -245,7 +249,8 @@ def _recorded_training(
         device = personality.device
         with phase("build"):
             final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
-            built_on = host if recipe.init == "host" else device
+            # Weights that are quantised go to the device layer by layer, from a model built on the host.
+            built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
             _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
         trainer = prepare(model, recipe, device=device, **arguments)
         recorder.watch(trainer.model)

@@ -1,0 +1,326 @@
+"""Predicted and measured time: of a step, of a recomputed block, and the constants that predictions of time rest on.
+
+The time of one recomputed block is that of a step with all blocks checkpointed less that of a plain one, over the number of
+blocks. The constants are those of `devices.py` and `simulator/clock.py`, measured again on this card; on a CPU they are
+what `simulator/host_speeds.py` measures, and the link to the host is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.configurations import Configuration, line
+from benchmarks.gpu.part import Case, Part, Place, percent
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.simulator.session import Recording
+
+STEPS: tuple[Configuration, ...] = (
+    line("vit_b_16", precision="bf16-mixed"),
+    line("llama_1b", precision="bf16-true"),
+    line("resnet50"),
+    line("vit_b_16", precision="bf16-mixed", microbatch_size=8),
+    line("bert_large", precision="bf16-mixed"),
+    line("vit_b_16"),
+    line("resnet50", precision="bf16-mixed"),
+    line("swin_t"),
+    line("gpt2"),
+    line("convnext_tiny", precision="bf16-true"),
+)
+"""Plain steps; each is also timed with all blocks checkpointed."""
+_STEP = "step: "
+PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
+"""Types in which a large product is timed."""
+_SIDE = {"cuda": 8192, "cpu": 640}
+_COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
+_LINK_BYTES = 2**29
+
+
+def cases(place: Place) -> Sequence[Case]:
+    """Returns the constants, then the steps.
+
+    Args:
+        place: Where they are measured.
+    """
+    on_cpu = "a CPU has no link to a host" if place.kind == "cpu" else ""
+    found = [Case(name="constant: products", settings={"side": _SIDE[place.kind], "types": PRODUCTS})]
+    found.append(Case(name="constant: copy", settings={"bytes": _COPY_BYTES[place.kind]}))
+    found.append(Case(name="constant: operator", settings={"operator": "addition of 1024 numbers"}))
+    found.append(Case(name="constant: host link", settings={"bytes": _LINK_BYTES}, left_out=on_cpu))
+    for configuration in STEPS:
+        settings = {
+            "model": configuration.subject,
+            "samples": configuration.samples(place.kind),
+            "recipe": configuration.recipe,
+        }
+        found.append(Case(name=_STEP + configuration.name, settings=settings, packages=configuration.packages))
+    return found
+
+
+def measure(name: str, place: Place) -> dict[str, Any]:
+    """Measures a constant, or the steps of a configuration and their prediction.
+
+    Args:
+        name: The case.
+        place: Where.
+
+    Returns:
+        For steps: measured and predicted seconds of a plain and a checkpointed step, and of one recomputed block; for
+        constants the value measured, beside the one that predictions use.
+    """
+    import torch
+
+    device = torch.device(place.kind)
+    if name == "constant: products":
+        return _products(device, place)
+    if name == "constant: copy":
+        return _copy(device, place)
+    if name == "constant: operator":
+        return _operator(device)
+    if name == "constant: host link":
+        return _link(device, place)
+    configuration = next(one for one in STEPS if _STEP + one.name == name)
+    return _steps(configuration, place)
+
+
+# -- steps
+
+
+def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.gpu.training_run import record
+    from snugfit.simulator.pool import Pool
+    from snugfit.techniques.blocks import find_blocks
+
+    plain = configuration.run(place.kind)
+    all_blocks = dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all"))
+    pool = Pool()
+    try:
+        recordings = [record(run, place, pool, threads=None) for run in (plain, all_blocks)]
+    finally:
+        pool.close()
+    predict = _predictor(place)
+    predicted = [predict(recording) for recording in recordings]
+    measured = [_step_seconds(run, place) for run in (plain, all_blocks)]
+    with torch.device("meta"):
+        blocks = len(find_blocks(plain.build()))
+    found: dict[str, Any] = {
+        "step_seconds": measured[0],
+        "checkpointed_step_seconds": measured[1],
+        "predicted_step_seconds": predicted[0],
+        "predicted_checkpointed_step_seconds": predicted[1],
+        "blocks": blocks,
+        "block_seconds": (measured[1] - measured[0]) / blocks,
+        "predicted_block_seconds": None,
+    }
+    if predicted[0] is not None and predicted[1] is not None:
+        found["predicted_block_seconds"] = (predicted[1] - predicted[0]) / blocks
+    return found
+
+
+def _predictor(place: Place) -> Callable[[Recording], float | None]:
+    """Returns what predicts the seconds of a recording's last step."""
+    from benchmarks.gpu.training_run import card_of
+    from snugfit.simulator.clock import clock
+    from snugfit.simulator.cpu_clock import cpu_clock
+    from snugfit.simulator.host_speeds import host_speeds
+
+    if place.kind == "cpu":
+        speeds = host_speeds()
+        return lambda recording: cpu_clock(recording.trace, speeds).step_seconds
+    card = card_of(place)
+
+    def on_card(recording: Recording) -> float | None:
+        timing = None if card is None else clock(recording.trace, card)
+        return None if timing is None else timing.step_seconds
+
+    return on_card
+
+
+def _step_seconds(run: TrainingRun, place: Place) -> float:
+    """Median seconds of a steady step; the batch is on the host, as a loader gives it."""
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import built, wait
+
+    device = torch.device(place.kind)
+    torch.manual_seed(0)
+    trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
+    batch = run.batch()
+    seconds: list[float] = []
+    count = 12 if device.type == "cuda" else 7
+    for _ in range(count):
+        wait(device)
+        started = time.perf_counter()
+        trainer.step(batch)
+        wait(device)
+        seconds.append(time.perf_counter() - started)
+    trainer.finish()
+    return statistics.median(seconds[2:])
+
+
+# -- constants
+
+
+def best_seconds(run: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+    """Returns the median time of a call.
+
+    Args:
+        run: What is timed.
+        device: Where it runs: timed by events on a card, by the clock on a CPU.
+        repeats: Calls that are timed, after two to warm up.
+
+    Returns:
+        Seconds.
+    """
+    import torch
+
+    for _ in range(2):
+        run()
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize(device)
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize(device)
+            times.append(begin.elapsed_time(end) / 1e3)
+        else:
+            started = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _products(device: torch.device, place: Place) -> dict[str, Any]:
+    """FLOP/s of a large product of random numbers by type, beside the table's peak and the share that is counted on."""
+    import torch
+
+    from benchmarks.gpu.training_run import card_of
+    from snugfit.simulator.clock import PRODUCT_SHARE
+
+    side = _SIDE[place.kind]
+    card = card_of(place)
+    rates: dict[str, float | None] = {}
+    for name in PRODUCTS:
+        if name == "tf32" and place.kind == "cpu":
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        dtype = torch.float32 if name == "tf32" else getattr(torch, name)
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        rates[name] = 2 * side**3 / best_seconds(functools.partial(torch.mm, left, right), device, 5)
+    peaks = {} if card is None else {name: card.flops.get(name) for name in rates}
+    return {"flops_per_second": rates, "table_peak_flops": peaks, "share_counted_on": PRODUCT_SHARE}
+
+
+def _copy(device: torch.device, place: Place) -> dict[str, Any]:
+    """Bytes a second that a copy on the device reads and writes."""
+    import torch
+
+    from benchmarks.gpu.training_run import card_of
+    from snugfit.simulator.clock import MEMORY_SHARE
+
+    count = _COPY_BYTES[place.kind] // 4
+    source, target = torch.randn(count, device=device), torch.empty(count, device=device)
+    seconds = best_seconds(functools.partial(target.copy_, source), device)
+    card = card_of(place)
+    return {
+        "bytes_per_second": 2 * 4 * count / seconds,
+        "table_peak_bytes": None if card is None else card.memory_bandwidth,
+        "share_counted_on": MEMORY_SHARE,
+    }
+
+
+def _operator(device: torch.device) -> dict[str, Any]:
+    """Seconds of the host and of the card for an operator with next to nothing to do."""
+    import torch
+
+    from benchmarks.gpu.training_run import wait
+    from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, KERNEL_SECONDS
+
+    small = torch.ones(1024, device=device)
+    count = 1000
+
+    def many() -> None:
+        for _ in range(count):
+            small.add(1.0)
+
+    many()
+    wait(device)
+    started = time.perf_counter()
+    many()
+    host = (time.perf_counter() - started) / count
+    wait(device)
+    found: dict[str, Any] = {
+        "host_seconds": host,
+        "host_seconds_counted_on": HOST_OPERATOR_SECONDS + HOST_LAUNCH_SECONDS,
+        "kernel_seconds": None,
+        "kernel_seconds_counted_on": KERNEL_SECONDS,
+    }
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            many()
+        found["kernel_seconds"] = best_seconds(graph.replay, device, 5) / count
+    return found
+
+
+def _link(device: torch.device, place: Place) -> dict[str, Any]:
+    """Bytes a second between page-locked host memory and the card, each way."""
+    import torch
+
+    from benchmarks.gpu.training_run import card_of
+    from snugfit.simulator.clock import LINK_SHARE
+
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
+    to_card = best_seconds(lambda: there.copy_(host, non_blocking=True), device, 5)
+    to_host = best_seconds(lambda: host.copy_(there, non_blocking=True), device, 5)
+    card = card_of(place)
+    return {
+        "to_card_bytes_per_second": _LINK_BYTES / to_card,
+        "to_host_bytes_per_second": _LINK_BYTES / to_host,
+        "table_peak_bytes": None if card is None else card.host_link_bandwidth,
+        "share_counted_on": LINK_SHARE,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    found = row["measured"]
+    if not row["name"].startswith(_STEP):
+        return ", ".join(f"{key} {_short(value)}" for key, value in found.items() if value is not None)
+    return (
+        f"step {found['step_seconds'] * 1e3:9.2f} ms {percent(found['predicted_step_seconds'], found['step_seconds']):>9}  "
+        f"recomputed block {found['block_seconds'] * 1e3:8.3f} ms "
+        f"{percent(found['predicted_block_seconds'], found['block_seconds']):>9}"
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(one)}" for key, one in value.items()) + "}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+PART = Part(
+    name="clock",
+    title="Time of a step, of a recomputed block, and the constants behind it",
+    cases=cases,
+    measure=measure,
+    line=_line,
+    first=8,
+    timed=True,
+    limit_seconds=240,
+)
