@@ -49,7 +49,7 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.frozen_linear import FrozenLinear
-from snugfit.techniques.linear_layers import LinearLayers, is_tied, linear_layers
+from snugfit.techniques.linear_layers import LinearLayers, linear_layers, tied_weights
 
 NAME = "default"
 """Name of the adapter inside peft's layers; files do not carry it."""
@@ -324,8 +324,7 @@ def _check_head(model: nn.Module, layers: LinearLayers) -> None:
             + (f"; the head {', '.join(layers.classifier)} is trained as it is." if layers.classifier else ".")
         )
     name, head = next(iter(layers.output.items()))
-    weight = head._parameters.get("weight")
-    if weight is not None and is_tied(model, weight):
+    if head._parameters.get("weight") in tied_weights(model):
         raise InputError(
             f"adapter_head: the output head {name!r} shares its weight with the embedding, and an adapter beside it could "
             "not be merged without changing the embedding, too. Leave adapter_head out."

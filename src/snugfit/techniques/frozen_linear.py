@@ -28,7 +28,7 @@ BLOCK = 64
 """Weights of nf4 that share a scale."""
 SCALE_BLOCK = 256
 """Scales that share a scale under double quantisation."""
-CHUNK = 2**22
+CHUNK = 2**24
 """Weights that are quantised at once, so that the temporaries of a large layer stay small; a multiple of `BLOCK`."""
 
 
@@ -72,11 +72,13 @@ class FrozenLinear(nn.Linear):
             scales = scales + tables["scale_mean"]
         shape = (self.out_features, self.in_features)
         given = dtype if dtype.itemsize <= 4 else torch.float32
-        whole_rows = self.in_features % BLOCK == 0  # the CPU kernel starts a block at each row
-        weight: Tensor = operators.dequantize_4bit.default(
-            self.W_q, scales, BLOCK, "nf4", shape if whole_rows else (shape[0] * shape[1],), given
-        )
-        return weight.view(shape).to(dtype)
+        if self.in_features % BLOCK:  # the kernel for CPU starts a block at each row
+            weight = operators.dequantize_4bit.default(self.W_q, scales, BLOCK, "nf4", (shape[0] * shape[1],), given)
+            weight = weight.view(shape)
+        else:
+            weight = operators.dequantize_4bit.default(self.W_q, scales, BLOCK, "nf4", shape, given)
+        unpacked: Tensor = weight.to(dtype)
+        return unpacked
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns `input` times the weight, plus the bias.

@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections import Counter
 
-import torch
 from torch import nn
 
 from snugfit.techniques.blocks import find_blocks
@@ -69,15 +69,16 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (conv1d is not None and isinstance(module, conv1d))
 
 
-def is_tied(model: nn.Module, weight: torch.Tensor) -> bool:
-    """Returns whether another module owns a weight, too.
+def tied_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the parameters that several modules own.
 
     Args:
-        model: The model.
-        weight: One of its parameters.
+        model: Any module.
     """
-    owners = [module for module in model.modules() if any(own is weight for own in module._parameters.values())]
-    return len(owners) > 1
+    owners = Counter(
+        weight for module in model.modules() for weight in module._parameters.values() if weight is not None
+    )
+    return {weight for weight, count in owners.items() if count > 1}
 
 
 def _owns_its_projections(module: nn.Module) -> bool:

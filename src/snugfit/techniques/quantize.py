@@ -33,7 +33,7 @@ from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.techniques.adapter import load_peft
 from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
-from snugfit.techniques.linear_layers import is_linear, is_tied, linear_layers
+from snugfit.techniques.linear_layers import is_linear, linear_layers, tied_weights
 from snugfit.techniques.true_precision import DTYPES
 
 logger = logging.getLogger("snugfit")
@@ -59,7 +59,8 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
         return list(packed)
     if recipe.quantize == "nf4":
         bitsandbytes_library()
-    names = [name for name, layer in linear_layers(model).body.items() if _can_be_packed(model, layer)]
+    tied = tied_weights(model)
+    names = [name for name, layer in linear_layers(model).body.items() if _can_be_packed(layer, tied)]
     if not names:
         raise InputError(
             f"quantize={recipe.quantize!r}: {type(model).__name__} has no linear layer that can be quantised; heads, "
@@ -110,8 +111,8 @@ def _check_format(layer: FrozenLinear, recipe: Recipe) -> None:
         )
 
 
-def _can_be_packed(model: nn.Module, layer: nn.Module) -> bool:
+def _can_be_packed(layer: nn.Module, tied: set[nn.Parameter]) -> bool:
     """Layers of other classes have a forward of their own, and a shared weight is an embedding's, too."""
     weight = layer._parameters.get("weight")
     plain = type(layer) is nn.Linear or (is_linear(layer) and not isinstance(layer, nn.Linear))
-    return plain and weight is not None and weight.numel() % 2 == 0 and not is_tied(model, weight)
+    return plain and weight is not None and weight.numel() % 2 == 0 and weight not in tied
