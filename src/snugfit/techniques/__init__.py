@@ -37,6 +37,14 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique("checkpoint", ("checkpoint",), (6,), "exact", "activations inside blocks, for one more forward pass"),
     Technique("offload_activations", ("offload_activations",), (7,), "exact", "activations, for copies to host memory"),
     Technique("optimizer", ("optimizer",), (8,), "different", "optimizer state: SGD has none, Adafactor almost none"),
+    Technique("muon", ("optimizer",), (8,), "different", "half of the optimizer state of every matrix"),
+    Technique(
+        "low_bit_optimizer",
+        ("optimizer",),
+        (9, 10),
+        "rounding",
+        "optimizer state: three quarters of AdamW's in 8 bits, seven eighths in 4",
+    ),
     Technique(
         "offload_optimizer", ("offload_optimizer",), (10,), "exact", "optimizer state, for an update on the host"
     ),
