@@ -160,6 +160,11 @@ class PerParameterUpdate:
                 self.step_all(bad)
         self._gradients.drop()
 
+    @property
+    def by_lists(self) -> bool:
+        """Whether the kernels take lists of tensors: no, one parameter is updated at a time."""
+        return False
+
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._queue = HostQueue()

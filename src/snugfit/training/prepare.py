@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -38,6 +40,7 @@ from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
 from snugfit.training.step import Forward, Loss, OptimizerArgument, Trainer
+from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.training.update import Gradients, WholeUpdate
 from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
@@ -59,10 +62,19 @@ IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
 """The order in which techniques change the model; later ones surround earlier ones."""
 
 
+class Plan(Protocol):
+    """What a planner returns, as far as training looks at it; `fallbacks` (recipes) may be missing."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the step is held in memory."""
+
+
 def prepare(
     model: nn.Module,
-    recipe: Recipe | None = None,
+    recipe: Recipe | Plan | None = None,
     *,
+    fallbacks: Iterable[Recipe] | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerArgument = "adamw",
     forward: Forward | None = None,
@@ -79,7 +91,9 @@ def prepare(
 
     Args:
         model: Any module, with its weights.
-        recipe: How the step is held in memory; None: plainly.
+        recipe: How the step is held in memory, or a plan, which has a `recipe` and may have `fallbacks`; None: plainly.
+        fallbacks: Recipes to go on with, in this order, where memory runs out in training; None: those of the plan. After
+            the last one, the microbatch is halved.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
         optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, or a function from parameters to an
             optimizer. A name with low-bit state (adamw8bit) is adamw, its state held so by the recipe.
@@ -97,13 +111,18 @@ def prepare(
         RecipeError: Settings are wrong, or the recipe contradicts them; all mistakes at once.
         InputError: The recipe cannot be carried out on this model or device.
     """
+    if not isinstance(recipe, Recipe | None) and hasattr(recipe, "recipe"):
+        fallbacks = getattr(recipe, "fallbacks", ()) if fallbacks is None else fallbacks
+        recipe = recipe.recipe
     recipe = Recipe() if recipe is None else recipe
+    fallbacks = _checked_fallbacks(fallbacks)
     _check_arguments(model, recipe, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None and recipe.optimizer is None:
             recipe = recipe.replace(optimizer=storage)
+            fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
     workload = _workload(model, optimizer, settings)
     problems = list(contradictions(recipe, workload))
     if problems:
@@ -123,13 +142,16 @@ def prepare(
         for technique in techniques:
             technique.change(model)
         named = trained_parameters(model)
-        sums = _fp32_sums(recipe, list(named.values()))
-        gradients = Gradients(named, sums, workload)
-        gradients.drop()
-        health = Health(place, recipe.precision, in_backward=recipe.step_in_backward)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
-        update = _update(model, setup, optimizer, gradients, health, scaler, generator)
+
+        def update_of(setup: Setup) -> tuple[WholeUpdate | PerParameterUpdate, Health]:
+            gradients = Gradients(named, _fp32_sums(setup.recipe, list(named.values())), workload)
+            gradients.drop()
+            health = Health(place, setup.recipe.precision, in_backward=setup.recipe.step_in_backward)
+            return _update(model, setup, optimizer, gradients, health, scaler, generator), health
+
+        update, health = update_of(setup)
     watched = recipe.true_precision is not None and not recipe.stochastic_rounding
     trainer = Trainer(
         model,
@@ -139,6 +161,8 @@ def prepare(
         techniques=techniques,
         update=update,
         health=health,
+        rebuild=Rebuild(model, lambda other: dataclasses.replace(setup, recipe=other), update_of),
+        fallbacks=fallbacks,
         pool=setup.pool,
         scaler=scaler,
         generator=generator,
@@ -152,11 +176,23 @@ def prepare(
     return trainer
 
 
+def _checked_fallbacks(fallbacks: object) -> tuple[Recipe, ...]:
+    if fallbacks is None:
+        return ()
+    given = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
+    for one in given:
+        if not isinstance(one, Recipe):
+            raise InputError(
+                f"fallbacks has a {type(one).__name__}; give recipes, such as [snugfit.Recipe(checkpoint='all')]."
+            )
+    return given
+
+
 def _check_arguments(model: object, recipe: object, *, loss_weight: object, **functions: object) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
     if not isinstance(recipe, Recipe):
-        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
+        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe, or a plan that has one.")
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name} is {function!r}; give a function.")

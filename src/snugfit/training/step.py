@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, TrainingError
+from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, SnugfitWarning, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
@@ -26,15 +27,17 @@ from snugfit.techniques.microbatch import (
     split_batch,
 )
 from snugfit.training.health import DEPTH, Health, Statistics
+from snugfit.training.model_call import Forward, Loss, joined, loss_of, output_of
 from snugfit.training.order import Order, standard
+from snugfit.training.out_of_memory import free_memory, insist, is_out_of_memory, let_go
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
+from snugfit.training.random_state import restore_generators, torch_generators
+from snugfit.training.recovery import Failure, Recovery, elements, samples_of
 from snugfit.training.schedule import lr_factor
+from snugfit.training.switch import Rebuild
 from snugfit.training.update import WholeUpdate
 from snugfit.workload import Workload
-
-Loss = Callable[[Any, Any], Tensor]
-Forward = Callable[[nn.Module, Any], Any]
 
 
 class Trainer:
@@ -50,6 +53,8 @@ class Trainer:
         techniques: list[ModelTechnique],
         update: WholeUpdate | PerParameterUpdate,
         health: Health,
+        rebuild: Rebuild,
+        fallbacks: tuple[Recipe, ...],
         pool: HostPool,
         scaler: torch.amp.GradScaler | None,
         generator: torch.Generator | None,
@@ -70,6 +75,8 @@ class Trainer:
             techniques: Those that surround the forward pass.
             update: What follows the last backward pass.
             health: Judge of the run.
+            rebuild: Puts another recipe in place.
+            fallbacks: Recipes to go on with where memory runs out.
             pool: Host memory the recipe uses.
             scaler: Loss scaling, or None.
             generator: Random bits of stochastic rounding, or None.
@@ -88,6 +95,9 @@ class Trainer:
         self._techniques = techniques
         self._update = update
         self._health = health
+        self._rebuild = rebuild
+        self._recovery = Recovery(recipe, workload, fallbacks)
+        self._hooks = [update.release]
         self._pool = pool
         self._scaler = scaler
         self._generator = generator
@@ -99,6 +109,8 @@ class Trainer:
         self._order = order
         self._statistics = Statistics(model, 1 if health.waits else DEPTH + 2)
         self._replaced = False
+        self._phase = "data"
+        self._evaluation_size: int | None = None
 
     @property
     def fidelity(self) -> Fidelity:
@@ -130,10 +142,15 @@ class Trainer:
         Returns:
             The batch's loss before the update: 0-dim, detached, on the device.
 
+        Where memory runs out, the step is undone and the same batch runs again by a recipe that needs less
+        (`recovery.py`); a `SnugfitWarning` says so, and `recipe` is the one the run goes on with.
+
         Raises:
             InputError: The batch does not fit the recipe or the model's way of taking batches.
             TrainingError: The loss or a gradient is not finite; weights, optimizer state and running statistics are those
                 of the last good step, and so is `steps_done`.
+            OutOfMemoryError: Nothing that needs less is left; its `undone` says whether the weights are those of the last
+                whole step.
         """
         if self._replaced:
             raise InputError(
@@ -142,8 +159,35 @@ class Trainer:
         self._judged()
         if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
             self.model.train()
+        step, size = self.steps_done + 1, elements(batch)
+        self._become(self._recovery.recipe_for(size))
+        random_state = torch_generators(self.device)
+        failures: list[Failure] = []
+        while True:
+            try:
+                loss = self._attempt(step, batch)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failures.append(Failure(phase=self._phase, recipe=self.recipe, cause=let_go(error)))
+            free_memory(self.device)
+            restore_generators(random_state, self.device)
+            self._take_less(step, failures, samples_of(batch))
+        self.steps_done = step
+        stays = self._recovery.went_well(size, self.recipe, failures)
+        if failures:
+            self._recovery.tell(step, failures, self.recipe, stays=stays, samples=samples_of(batch))
+            if not stays:
+                self._become(self._recovery.recipe_for(0))
+        if self._update.interrupted:
+            self._after_interruption(step)
+        return loss
+
+    def _attempt(self, step: int, batch: Any) -> Tensor:
+        """Takes one update, or leaves everything as it was."""
+        self._phase = "data"
         pieces = self._pieces(batch)
-        step = self.steps_done + 1
         watched = self._lost_updates if self.lr_factor > 0 else None
         try:
             self._statistics.remember(step)
@@ -154,6 +198,7 @@ class Trainer:
                 for technique in self._techniques:
                     around.enter_context(technique.around_step())
                 loss = self._order(pieces, self._forward_pass, self._backward_pass)
+                self._phase = "optimizer"
                 with phase("optimizer"):
                     self._update.finish(step, loss)
         except BaseException:
@@ -162,25 +207,107 @@ class Trainer:
             if watched:
                 watched.forget()
             raise
-        self.steps_done = step
         if watched:
-            watched.after(step)
+            insist(lambda: watched.after(step), self.device)
         return loss
+
+    def _take_less(self, step: int, failures: list[Failure], samples: int | None) -> None:
+        """Takes the next recipe that can be carried out, when the last attempt ran out of memory."""
+        if self._update.begun:
+            raise OutOfMemoryError(
+                f"step {step} ran out of memory in {failures[-1].phase} after some parameters were updated, so it can "
+                f"neither be undone nor finished: {failures[-1].cause} Go back to a checkpoint, and resume with a smaller "
+                "batch, checkpoint=all, or without step_in_backward.",
+                undone=False,
+            )
+        self._judged(wait=True)
+        while True:
+            recipe = self._recovery.next_recipe(failures, samples)
+            if recipe is None:
+                self._become(self._recovery.recipe_for(0))
+                raise self._recovery.gave_up(step, failures, samples, self.device)
+            if self._become(recipe):
+                return
+
+    def _become(self, recipe: Recipe) -> bool:
+        """Puts another recipe in place; where that fails the old one stays, and False is returned."""
+        old = self.recipe
+        if recipe == old:
+            return True
+        try:
+            techniques, update, health = self._rebuild(old, recipe, self._techniques, self._update, self._health)
+        except Exception as error:
+            if not is_out_of_memory(error) and not isinstance(error, SnugfitError):
+                raise
+            let_go(error)
+            free_memory(self.device)
+            return False
+        self._techniques, self.recipe = techniques, recipe
+        if update is not self._update:
+            self._update.release()
+            self._update, self._health = update, health
+            self._hooks[0] = update.release
+        return True
+
+    def _after_interruption(self, step: int) -> None:
+        """The update was finished; the next ones shall need less."""
+        lean = self._recovery.lean_update(self.recipe) if self._update.by_lists else None
+        advice = "The recipe stays as it is."
+        if lean is not None and self._become(lean):
+            self._recovery.stay_with(lean)
+            advice = "The run goes on with optimizer_impl=for-loop, whose temporaries are those of one parameter."
+        warnings.warn(
+            f"step {step} ran out of memory inside the update, which was finished parameter by parameter: it is the one "
+            f"that would have happened. {advice}",
+            SnugfitWarning,
+            stacklevel=3,
+        )
 
     def evaluate_batch(self, batch: Any) -> Any:
         """Returns the model's output for a batch, as the recipe computes it, without gradients.
 
         Args:
-            batch: As for `step`; it goes through the model in one piece.
+            batch: As for `step`; it goes through the model in one piece, or in smaller ones where memory runs out.
 
         Returns:
             Whatever the model returns. Training or evaluation mode is the caller's choice (`model.eval()`).
+
+        Raises:
+            OutOfMemoryError: One sample alone needs too much; training's state is as it was.
         """
+        while True:
+            size = self._evaluation_size
+            samples = samples_of(batch)
+            whole = size is None or samples is None or samples <= size
+            try:
+                pieces = [batch] if whole or size is None else list(self._split(batch, size))
+                weights = loss_weights(pieces, self._loss_weight) if len(pieces) > 1 else [1.0]
+                return joined([self._evaluated(piece) for piece in pieces], weights)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                cause = let_go(error)
+            free_memory(self.device)
+            now = samples if whole or size is None else size
+            if now is None or now < 2:
+                raise OutOfMemoryError(
+                    f"evaluation ran out of memory on {self.device}, with one piece of {now or 'unknown size'}: {cause} "
+                    "Training is as it was; leave evaluation out, or resume with a recipe that needs less."
+                )
+            self._evaluation_size = now // 2
+            warnings.warn(
+                f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {now // 2}; training is "
+                "not touched.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+
+    def _evaluated(self, batch: Any) -> Any:
         with torch.no_grad(), ExitStack() as around:
             for technique in self._techniques:
                 around.enter_context(technique.around_step())
                 around.enter_context(technique.around_forward())
-            return self._output(self._arrived(batch))
+            return output_of(self.model, self._arrived(batch), self._forward)
 
     def finish(self) -> None:
         """Waits for the steps under way and judges them.
@@ -197,8 +324,9 @@ class Trainer:
 
     @property
     def release_hooks(self) -> Callable[[], None]:
-        """What takes the hooks off the parameters, without holding this trainer."""
-        return self._update.release
+        """What takes the hooks off the parameters, without holding this trainer or an update it has replaced."""
+        hooks = self._hooks
+        return lambda: hooks[0]()
 
     def _judged(self, *, wait: bool = False) -> None:
         """Looks at the steps whose values have arrived; a bad one leaves no trace."""
@@ -257,15 +385,18 @@ class Trainer:
         return list(zip(pieces, loss_weights(pieces, self._loss_weight), strict=True))
 
     def _forward_pass(self, batch: Any) -> Tensor:
+        self._phase = "data"
         with phase("data"):
             batch = self._arrived(batch)
+        self._phase = "forward"
         with phase("forward"), ExitStack() as around:
             for technique in self._techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())
-            return self._loss_of(self._output(batch), batch)
+            return loss_of(output_of(self.model, batch, self._forward), batch, self._loss)
 
     def _backward_pass(self, loss: Tensor) -> None:
+        self._phase = "backward"
         with phase("backward"):
             self._update.judge(loss)
             (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
@@ -275,38 +406,6 @@ class Trainer:
         for technique in self._techniques:
             batch = technique.convert(batch)
         return batch
-
-    def _output(self, batch: Any) -> Any:
-        if self._forward is not None:
-            return self._forward(self.model, batch)
-        if isinstance(batch, Mapping):
-            return self.model(**batch)
-        if isinstance(batch, tuple | list):
-            return self.model(batch[0])
-        if isinstance(batch, Tensor):
-            return self.model(batch)
-        raise InputError(
-            f"the batch is a {type(batch).__name__}; give a tensor, a tuple (the model gets its first element), a dict (the "
-            "model gets its items), or forward=fn(model, batch)."
-        )
-
-    def _loss_of(self, output: Any, batch: Any) -> Tensor:
-        if self._loss is not None:
-            loss: Any = self._loss(output, batch)
-        else:
-            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            source = "loss= returns" if self._loss is not None else "no loss= was given, and the model returns"
-            raise InputError(
-                f"{source} {found}; the loss must be one number (a 0-dim tensor), for example F.cross_entropy."
-            )
-        if not loss.requires_grad:
-            raise InputError(
-                "the loss does not depend on any trained parameter, so there is no gradient. Look for detach(), no_grad() "
-                "or .item() in forward= and loss=, and for frozen parameters."
-            )
-        return loss
 
 
 OptimizerArgument = str | Callable[[Any], Optimizer]

@@ -147,6 +147,15 @@ class WholeUpdate:
         self.interrupted |= carried_through(self.optimizer, take, self._device, bad)
         self.begun = True
 
+    @property
+    def by_lists(self) -> bool:
+        """Whether the kernels take lists of tensors, whose temporaries are as large as all parameters together."""
+        lists = self._device.type != "cpu"  # what torch chooses by itself
+        return any(
+            not group.get("fused") and (lists if group.get("foreach", False) is None else group.get("foreach", False))
+            for group in self.optimizer.param_groups
+        )
+
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._gradients.drop()
