@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snugfit.planner.plan import Plan, plan
     from snugfit.simulator.estimate import estimate
     from snugfit.simulator.prediction import Estimate
+    from snugfit.training.adapter_file import load_adapter, merge_adapter, save_adapter
     from snugfit.training.prepare import prepare
     from snugfit.training.step import Trainer
 
@@ -36,8 +37,11 @@ _LATE = {
     "Plan": "snugfit.planner.plan",
     "Trainer": "snugfit.training.step",
     "estimate": "snugfit.simulator.estimate",
+    "load_adapter": "snugfit.training.adapter_file",
+    "merge_adapter": "snugfit.training.adapter_file",
     "plan": "snugfit.planner.plan",
     "prepare": "snugfit.training.prepare",
+    "save_adapter": "snugfit.training.adapter_file",
 }
 
 __all__ = [
@@ -57,8 +61,11 @@ __all__ = [
     "Workload",
     "estimate",
     "fidelity",
+    "load_adapter",
+    "merge_adapter",
     "plan",
     "prepare",
+    "save_adapter",
 ]
 
 

@@ -207,7 +207,7 @@ def build_trainer(
             weights=text_assembly.starting_weights(request),
             freeze=settings.freeze,
             init=recipe.init,
-            device=device,
+            device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=dtypes[recipe.true_precision],
         )
         if request.packing:

@@ -313,14 +313,13 @@ def _write_results(
     summary: Mapping[str, Any],
 ) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
-    from snugfit.training.model_file import save_model
-    from snugfit.training.run_dir import MODEL
+    from snugfit.training.model_file import save_trained
 
     try:
-        save_model(run_dir.path / MODEL, trainer.state_dict()["model"])
+        save_trained(run_dir.path, trainer.model)
         save_for_transformers(run_dir.path, trainer.model, request, data)
     except OSError as error:
-        raise TrainingError(f"{run_dir.path / MODEL} cannot be written: {error.strerror}.") from error
+        raise TrainingError(f"the model cannot be written to {run_dir.path}: {error.strerror}.") from error
     run_dir.write_summary(summary)
 
 

@@ -65,7 +65,7 @@ class AdapterRecord:
     """What was done to a model that carries adapters."""
 
     settings: dict[str, Any]
-    """Recipe field -> value, of the fields that adapters depend on; empty for adapters that were read from files."""
+    """Recipe field -> value, of the fields that the adapters depend on, as far as they are known (files do not say all)."""
     classifier: tuple[str, ...]
     """Names of the modules of the head that are trained as they are."""
     trained: tuple[str, ...]
@@ -83,10 +83,10 @@ class Adapter(ModelTechnique):
         """Adds the adapters, or keeps those that an earlier `prepare` has added."""
         recipe, known = self.setup.recipe, adapter_record(model)
         settings = {name: getattr(recipe, name) for name in _SETTINGS}
-        if known is not None and known.settings in ({}, settings):
-            return
         if known is not None:
-            other = [f"{name}={known.settings[name]}" for name in _SETTINGS if known.settings[name] != settings[name]]
+            other = [f"{name}={value}" for name, value in known.settings.items() if value != settings[name]]
+            if not other:
+                return
             raise InputError(
                 f"the model carries adapters already, with {', '.join(other)}. Give the same settings to go on, or "
                 "merge them first with snugfit.merge_adapter(model)."

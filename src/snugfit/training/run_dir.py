@@ -4,7 +4,8 @@
     workload.yaml       model, data and training settings
     metrics.jsonl       one JSON object a line: each step's loss and learning rate, each evaluation
     summary.json        the result, once the run is finished
-    model.safetensors   the final weights under the plain model's keys
+    model.safetensors   the final weights under the plain model's keys, adapters merged; none where weights are quantised
+    adapter/            what adapters have learned, in peft's format
     checkpoints/        step-00000123.ckpt, the newest two
     tensorboard/        event files, when asked for
 
@@ -41,7 +42,7 @@ RECIPE, WORKLOAD, METRICS, SUMMARY, MODEL = (
     "model.safetensors",
 )
 DEFAULT_KEEP = 2
-CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"
 _LOCK = ".lock"
 
 
@@ -139,7 +140,7 @@ class RunDirectory:
         # The workload makes the directory a run, so it goes first when a run is removed and is written last.
         for name in (WORKLOAD, RECIPE, METRICS, SUMMARY, MODEL):
             (path / name).unlink(missing_ok=True)
-        for folder in (CHECKPOINTS, TENSORBOARD):
+        for folder in (CHECKPOINTS, TENSORBOARD, ADAPTER):
             shutil.rmtree(path / folder, ignore_errors=True)
         return run.described(recipe, workload)
 
