@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
@@ -165,7 +166,8 @@ class Composition:
         if (checkpointed is None and offloaded is None) or (offload and offloaded is None):
             return None
         used = [probe for probe in (self.sims.large, checkpointed, offloaded) if probe is not None]
-        overhead = max(_overhead(probe) for probe in used)
+        # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
+        overhead = min(_overhead(probe) for probe in used)
         room_bytes = capacity_bytes / overhead
         if self._outside(update) > room_bytes:
             return None
@@ -206,7 +208,7 @@ class Composition:
         import highspy
 
         scale, count = size / self._size, len(self._base.saved_bytes)
-        solver = highspy.Highs()
+        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         for option, value in (("mip_rel_gap", 1e-3), ("time_limit", 1.0), ("threads", 1)):
             solver.setOptionValue(option, value)

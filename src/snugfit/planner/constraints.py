@@ -146,5 +146,5 @@ def _levels(allow: str | Iterable[str] | None) -> frozenset[Level]:
             continue
         if word not in LEVELS:
             raise InputError(f"allow is {word!r}, which is no level of fidelity; {did_you_mean(word, LEVELS)}")
-        found.add(word)  # type: ignore[arg-type]
+        found.add(word)
     return frozenset(found)

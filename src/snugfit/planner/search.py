@@ -88,9 +88,8 @@ class Search:
         lab.look(recipe for change in self.variants.values() for recipe in space.allowed(change))
         self.variants = self._promising()
         self._simulate_starts()
-        self.compositions = {
-            name: made for name, change in self.variants.items() if (made := self._composition(change)) is not None
-        }
+        composed = {name: self._composition(change) for name, change in self.variants.items()}
+        self.compositions = {name: one for name, one in composed.items() if one is not None}
 
     def _promising(self) -> dict[str, Changes]:
         """Variants that can be carried out and that no other beats in both memory and time."""
