@@ -149,6 +149,8 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
     if hub_name(request) is None:
         model = build_model(request.model, model_args=given, num_classes=data.num_classes, task=request.task)
         batch = data.train.batch(range(min(2, len(data.train))))
+        if data.num_classes is not None:
+            batch["labels"].zero_()  # too few outputs are told below, not by the loss
         try:
             with torch.no_grad():
                 output = model.eval()(**batch)
@@ -160,7 +162,7 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
         except Exception as error:
             raise InputError(
                 f"model {request.model!r} cannot take a batch of {data.name} ({', '.join(batch)}): "
-                f"{' '.join(str(error).split())}. It is called as model(**batch) and must return its loss, as models of "
+                f"{' '.join(str(error).split()).rstrip('.')}. It is called as model(**batch) and must return its loss, as models of "
                 "transformers do."
             ) from error
     if data.num_classes is not None and outputs is not None and outputs < data.num_classes:

@@ -59,7 +59,7 @@ def test_gradients_equal_those_of_the_whole_batch(size):
         assert torch.allclose(one - one.grad, other, rtol=0, atol=1e-10), name
 
 
-def test_plain_averaging_would_not(recwarn):
+def test_plain_averaging_would_not():
     batch = sequences().batch(range(5))
     plain = language_model()
     plain(**batch).loss.backward()

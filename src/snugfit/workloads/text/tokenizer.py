@@ -7,6 +7,7 @@ with, so there a missing one is an error.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,11 +51,13 @@ def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> A
                 "the path of config.json itself."
             )
         return byte_tokenizer()
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, ByT5Tokenizer
 
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+            # For some architectures AutoTokenizer takes the usual class, whatever the files say; ours of bytes has to stay.
+            chosen = ByT5Tokenizer if _reads_bytes(directory) else AutoTokenizer
+            tokenizer = chosen.from_pretrained(str(directory), local_files_only=True)
             probe = tokenizer("Some words.", verbose=False)["input_ids"]
     except Exception as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
@@ -70,6 +73,14 @@ def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> A
             "rest of its files beside them, such as tokenizer.json."
         )
     return tokenizer
+
+
+def _reads_bytes(directory: Path) -> bool:
+    file = directory / "tokenizer_config.json"
+    if not file.is_file():
+        return False
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    return isinstance(settings, dict) and settings.get("tokenizer_class") == "ByT5Tokenizer"
 
 
 def byte_tokenizer() -> Any:
