@@ -6,6 +6,7 @@ same numbers as one that was never stopped, so dropout masks and augmentations a
 
 from __future__ import annotations
 
+import ctypes
 import random
 from typing import Any
 
@@ -63,7 +64,8 @@ def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
     Returns:
         The host's state, outside torch's memory, and that of a CUDA device (16 bytes on the host).
     """
-    host = torch.default_generator.get_state().numpy().tobytes()
+    state = torch.default_generator.get_state()
+    host = ctypes.string_at(state.data_ptr(), state.numel())  # no operator: a simulated step takes no notice of it
     return host, torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
