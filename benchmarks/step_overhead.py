@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import gc
 import json
 import statistics
@@ -29,24 +30,48 @@ import snugfit
 from benchmarks.results_file import machine, name_for, write
 from snugfit import Recipe
 
-BATCH, MICROBATCH, CLASSES, IMAGE = 32, 8, 10, 32
+BATCH, CLASSES = 32, 10
+MICROBATCH = BATCH // 4
 Step = Callable[[Any], None]
 
 
-def make_model() -> nn.Module:
-    """A transformer whose plain step takes 60 ms or more on two cores."""
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Size of the transformer and its images."""
+
+    image: int
+    patch: int
+    layers: int
+    heads: int
+    width: int
+
+
+SMALL = Shape(image=32, patch=4, layers=4, heads=4, width=192)
+"""A plain step takes 60 ms or more on two cores; on a card the host decides its time."""
+LARGE = Shape(image=224, patch=16, layers=12, heads=12, width=768)
+"""ViT-B/16: on a card the card decides its time."""
+
+
+def make_model(shape: Shape = SMALL) -> nn.Module:
+    """A vision transformer with the same weights every time."""
     torch.manual_seed(0)
     return VisionTransformer(
-        image_size=IMAGE, patch_size=4, num_layers=4, num_heads=4, hidden_dim=192, mlp_dim=768, num_classes=CLASSES
+        image_size=shape.image,
+        patch_size=shape.patch,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        hidden_dim=shape.width,
+        mlp_dim=4 * shape.width,
+        num_classes=CLASSES,
     )
 
 
-def make_batches(device: torch.device, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def make_batches(device: torch.device, count: int, shape: Shape = SMALL) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Random images and labels on the device."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
-            torch.randn(BATCH, 3, IMAGE, IMAGE, generator=generator).to(device),
+            torch.randn(BATCH, 3, shape.image, shape.image, generator=generator).to(device),
             torch.randint(0, CLASSES, (BATCH,), generator=generator).to(device),
         )
         for _ in range(count)
@@ -134,21 +159,13 @@ def our_step(model: nn.Module, recipe: Recipe, device: torch.device) -> Step:
 
 def paired(first: Step, second: Step, batches: list[Any], pairs: int, device: torch.device) -> dict[str, Any]:
     """Seconds of both and the median of the pairs' ratios; who goes first alternates."""
-
-    def seconds(step: Step, batch: Any) -> float:
-        _wait(device)
-        start = time.perf_counter()
-        step(batch)
-        _wait(device)
-        return time.perf_counter() - start
-
     times: tuple[list[float], list[float]] = ([], [])
     gc.disable()
     try:
         for number in range(pairs):
             batch = batches[number % len(batches)]
             for which in (0, 1) if number % 2 else (1, 0):
-                times[which].append(seconds((first, second)[which], batch))
+                times[which].append(step_seconds((first, second)[which], batch, device))
     finally:
         gc.enable()
     ratios = [ours / hand for hand, ours in zip(*times, strict=True)]
@@ -159,6 +176,21 @@ def paired(first: Step, second: Step, batches: list[Any], pairs: int, device: to
         "ratio_median": statistics.median(ratios),
         "ratio_quartiles": [quartiles[0], quartiles[2]],
     }
+
+
+def step_seconds(step: Step, batch: Any, device: torch.device) -> float:
+    """Seconds of one step: between two events of the card's stream, or by the clock on a CPU."""
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        step(batch)
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+    start = time.perf_counter()
+    step(batch)
+    return time.perf_counter() - start
 
 
 def peak_bytes(make: Callable[[], Step], batch: Any, device: torch.device) -> int:
@@ -184,9 +216,35 @@ def peak_bytes(make: Callable[[], Step], batch: Any, device: torch.device) -> in
     return peak
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def measure_case(name: str, device: torch.device, pairs: int, shape: Shape = SMALL) -> dict[str, Any]:
+    """Times and peaks of one case: the step by hand and ours, in turn on the same batches."""
+    by_hand, recipe = CASES[name]
+    batches = make_batches(device, 4, shape)
+    steps, peaks = [], []
+    for make in (lambda model: by_hand(model, device), lambda model: our_step(model, recipe, device)):
+        model = make_model(shape).to(device)
+        peaks.append(peak_bytes(lambda: make(model), batches[0], device))  # noqa: B023 - called in this turn of the loop
+        gc.collect()
+        steps.append(make(copy.deepcopy(make_model(shape)).to(device)))
+    for _ in range(3):
+        for step in steps:
+            step(batches[0])
+    return {
+        "case": name,
+        "recipe": recipe.to_mapping(defaults=False),
+        **paired(steps[0], steps[1], batches, pairs, device),
+        "hand_peak_bytes": peaks[0],
+        "our_peak_bytes": peaks[1],
+    }
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One case in one line."""
+    return (
+        f"{row['hand_step_seconds'] * 1e3:8.1f} ms by hand  {row['our_step_seconds'] * 1e3:8.1f} ms ours  "
+        f"ratio {row['ratio_median']:.4f} ({row['ratio_quartiles'][0]:.4f} to {row['ratio_quartiles'][1]:.4f})  "
+        f"peak {row['hand_peak_bytes']} and {row['our_peak_bytes']} bytes"
+    )
 
 
 def main() -> None:
@@ -195,36 +253,10 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES), help="names, separated by commas")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = make_batches(device, 4)
     rows = []
     for name in args.cases.split(","):
-        by_hand, recipe = CASES[name]
-        steps = []
-        peaks = []
-        for make in (
-            lambda model: by_hand(model, device),  # noqa: B023 - called in this turn of the loop
-            lambda model: our_step(model, recipe, device),  # noqa: B023
-        ):
-            model = make_model().to(device)
-            peaks.append(peak_bytes(lambda: make(model), batches[0], device))  # noqa: B023
-            gc.collect()
-            steps.append(make(copy.deepcopy(make_model()).to(device)))
-        for _ in range(3):
-            for step in steps:
-                step(batches[0])
-        row = {
-            "case": name,
-            "recipe": recipe.to_mapping(defaults=False),
-            **paired(steps[0], steps[1], batches, args.pairs, device),
-            "hand_peak_bytes": peaks[0],
-            "our_peak_bytes": peaks[1],
-        }
-        rows.append(row)
-        print(
-            f"{name:18} {row['hand_step_seconds'] * 1e3:8.1f} ms by hand  {row['our_step_seconds'] * 1e3:8.1f} ms ours  "
-            f"ratio {row['ratio_median']:.4f} ({row['ratio_quartiles'][0]:.4f} to {row['ratio_quartiles'][1]:.4f})  "
-            f"peak {row['hand_peak_bytes']} and {row['our_peak_bytes']} bytes"
-        )
+        rows.append(measure_case(name, device, args.pairs))
+        print(f"{name:18} {describe(rows[-1])}", flush=True)
     write(name_for("step_overhead", device), {"pairs": args.pairs, "batch_size": BATCH, "rows": rows})
     print(json.dumps({"machine": machine(), "rows": rows}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Part, Place
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from snugfit.training.step import Trainer
 
-STEPS, BATCH = 4, 64
+STEPS = 4
+LARGE, SMALL = {"side": 64, "width": 128, "layers": 4, "batch": 32}, {"side": 32, "width": 64, "layers": 3, "batch": 16}
+"""The model that fills a memory with activations, and the one for everything else."""
 
 
 def cases(place: Place) -> Sequence[Case]:
@@ -28,7 +30,7 @@ def cases(place: Place) -> Sequence[Case]:
         place: Where they are tried.
     """
     return [
-        Case(name=name, settings={"steps": STEPS, "batch": BATCH, "kind": place.kind}, packages=("torchvision",))
+        Case(name=name, settings={"steps": STEPS, "sizes": [LARGE, SMALL]}, packages=("torchvision",))
         for name in _FAULTS
     ]
 
@@ -48,58 +50,70 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     return _FAULTS[name](torch.device(place.kind))
 
 
-def _model(dtype: str = "float64") -> torch.nn.Module:
-    """A transformer without dropout; its activations, not its weights, fill the memory."""
+def _model(dtype: str, size: Mapping[str, int]) -> torch.nn.Module:
+    """A transformer without dropout."""
     import torch
     from torchvision.models import VisionTransformer
 
     torch.manual_seed(0)
     made = VisionTransformer(
-        image_size=64, patch_size=8, num_layers=4, num_heads=4, hidden_dim=128, mlp_dim=512, num_classes=10
+        image_size=size["side"],
+        patch_size=8,
+        num_layers=size["layers"],
+        num_heads=4,
+        hidden_dim=size["width"],
+        mlp_dim=4 * size["width"],
+        num_classes=10,
     )
     torch.nn.init.normal_(made.heads.head.weight, std=0.05)  # torchvision's zeros give the trunk no gradient at first
     return made.to(getattr(torch, dtype))
 
 
-def _batches(dtype: str = "float64", count: int = STEPS) -> list[Any]:
+def _batches(dtype: str, size: Mapping[str, int], count: int = STEPS) -> list[Any]:
     import torch
 
     generator = torch.Generator().manual_seed(1)
+    samples, side = size["batch"], size["side"]
     return [
         (
-            torch.randn(BATCH, 3, 64, 64, generator=generator).to(getattr(torch, dtype)),
-            torch.randint(0, 10, (BATCH,), generator=generator),
+            torch.randn(samples, 3, side, side, generator=generator).to(getattr(torch, dtype)),
+            torch.randint(0, 10, (samples,), generator=generator),
         )
         for _ in range(count)
     ]
 
 
-def _trainer(device: torch.device, dtype: str = "float64", **fields: Any) -> Trainer:
+def _trainer(device: torch.device, dtype: str, size: Mapping[str, int], **fields: Any) -> Trainer:
     import snugfit
     from benchmarks.gpu.subjects import image_loss
 
     settings = {key: fields.pop(key) for key in ("lr", "optimizer") if key in fields}
     return snugfit.prepare(
-        _model(dtype), snugfit.Recipe(**fields), loss=image_loss, device=device, batch_size=BATCH, **settings
+        _model(dtype, size),
+        snugfit.Recipe(**fields),
+        loss=image_loss,
+        device=device,
+        batch_size=size["batch"],
+        **settings,
     )
 
 
 def _distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
     """Largest difference of parameters, relative to the largest value of each."""
     return max(
-        float((left.cpu() - right.cpu()).abs().max() / right.abs().max().clamp(min=1e-30).cpu())
+        float((left.detach().cpu() - right.detach().cpu()).abs().max() / max(float(right.detach().abs().max()), 1e-30))
         for left, right in zip(one.parameters(), other.parameters(), strict=True)
     )
 
 
 def out_of_memory(device: torch.device) -> dict[str, Any]:
     """The first step does not fit: training ends with the parameters of a run that had the memory."""
-    batches = _batches()
-    free = _trainer(device, optimizer="sgd", lr=0.1)
+    batches = _batches("float64", LARGE)
+    free = _trainer(device, "float64", LARGE, optimizer="sgd", lr=0.1)
     for batch in batches:
         free.step(batch)
     free.finish()
-    limited = _trainer(device, optimizer="sgd", lr=0.1)
+    limited = _trainer(device, "float64", LARGE, optimizer="sgd", lr=0.1)
     before = limited.recipe
     undo, limit_bytes = _limit(device, batches[0])
     try:
@@ -154,7 +168,7 @@ def _step_bytes(device: torch.device, batch: Any) -> int:
     pool = Pool()
     try:
         recording = simulate_training(
-            functools.partial(_model),
+            functools.partial(_model, "float64", LARGE),
             Recipe(),
             batch,
             personality=Personality(kind="cuda" if device.type == "cuda" else "cpu"),
@@ -164,18 +178,18 @@ def _step_bytes(device: torch.device, batch: Any) -> int:
         )
     finally:
         pool.close()
-    weights = sum(p.numel() * p.element_size() for p in _model().parameters())
+    weights = sum(p.numel() * p.element_size() for p in _model("float64", LARGE).parameters())
     return replay(recording.trace, TensorBytes()).peak_allocated_bytes - weights
 
 
 def overflow_scaled(device: torch.device) -> dict[str, Any]:
     """A loss scale at which gradients overflow: such steps change nothing, the scale falls, and training goes on."""
-    trainer = _trainer(device, "float32", precision="16-mixed", optimizer="sgd", lr=0.1)
+    trainer = _trainer(device, "float32", SMALL, precision="16-mixed", optimizer="sgd", lr=0.1)
     state = trainer.state_dict()
     state["scaler"]["scale"] = 2.0**40
     trainer.load_state_dict(state)
     before = copy.deepcopy(trainer.model)
-    batch = _batches("float32", 1)[0]
+    batch = _batches("float32", SMALL, 1)[0]
     trainer.step(batch)
     untouched = _distance(trainer.model, before)
     fallen = trainer.state_dict()["scaler"]["scale"]
@@ -198,8 +212,8 @@ def overflow_true(device: torch.device) -> dict[str, Any]:
 
     from snugfit.errors import TrainingError
 
-    trainer = _trainer(device, "float32", precision="16-true", optimizer="sgd", lr=1e-3)
-    good, bad = _batches("float32", 2)
+    trainer = _trainer(device, "float32", SMALL, precision="16-true", optimizer="sgd", lr=1e-3)
+    good, bad = _batches("float32", SMALL, 2)
     trainer.step(good)
     trainer.finish()
     before = copy.deepcopy(trainer.model)
@@ -219,19 +233,19 @@ def resumed(device: torch.device) -> dict[str, Any]:
 
     import torch
 
-    batches = _batches("float32")
-    whole = _trainer(device, "float32", precision="bf16-mixed", lr=1e-3)
+    batches = _batches("float32", SMALL)
+    whole = _trainer(device, "float32", SMALL, precision="bf16-mixed", lr=1e-3)
     for batch in batches:
         whole.step(batch)
     whole.finish()
-    first = _trainer(device, "float32", precision="bf16-mixed", lr=1e-3)
+    first = _trainer(device, "float32", SMALL, precision="bf16-mixed", lr=1e-3)
     for batch in batches[: STEPS // 2]:
         first.step(batch)
     first.finish()
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
-    second = _trainer(device, "float32", precision="bf16-mixed", lr=1e-3)
+    second = _trainer(device, "float32", SMALL, precision="bf16-mixed", lr=1e-3)
     second.load_state_dict(torch.load(file, map_location=device, weights_only=True))
     for batch in batches[STEPS // 2 :]:
         second.step(batch)

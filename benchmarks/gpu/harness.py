@@ -1,4 +1,4 @@
-"""Runs parts row by row: each row in a fresh process with a time limit, what is there already left alone. Imports no torch."""
+"""Runs parts row by row: each row in a fresh process with a time limit; what is there already is left alone."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Harness:
             thread.join()
 
     def _width(self, part: Part) -> int:
-        """Rows at a time. On a card the second one only loads its packages; on a CPU it computes, so timed rows are alone."""
+        """Rows at a time. On a card the second one only loads its packages; on a CPU it would take time from the first."""
         if self.place.kind == "cuda":
             return 2
         return 1 if part.timed else min(2, os.cpu_count() or 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import accuracy, clock, faults, ladder, traces
+from benchmarks.gpu import accuracy, clock, faults, ladder, overhead, plans, traces
 
-PARTS = {part.name: part for part in (accuracy.PART, traces.PART, ladder.PART, clock.PART, faults.PART)}
+PARTS = {
+    part.name: part
+    for part in (accuracy.PART, traces.PART, ladder.PART, clock.PART, faults.PART, plans.PART, overhead.PART)
+}

@@ -1,0 +1,261 @@
+"""Is the plan the fastest? For six pairs of model and budget, the planned recipe and others that fit, all timed for real.
+
+The others are at the same precision, so that nothing is compared that learns something else. Which of them fit is decided
+by a replay of their simulation at the card's size, on a CPU by their tensor bytes; on a card the process gets no more memory
+than the budget, and what then runs out of it does not count as fitting.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.configurations import Configuration, line
+from benchmarks.gpu.part import Case, Part, Place
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.simulator.pool import Pool
+
+PAIRS: tuple[tuple[Configuration, float], ...] = (
+    (line("vit_b_16"), 0.5),
+    (line("llama_1b", precision="bf16-true"), 0.7),
+    (line("vit_b_16"), 0.3),
+    (line("bert_large"), 0.7),
+    (line("llama_1b", precision="bf16-true"), 0.5),
+    (line("bert_large"), 0.5),
+)
+"""Model, and the budget as a share of what plain training needs."""
+MOST_OTHERS = 14
+"""Other recipes that are timed at most."""
+
+
+def cases(place: Place) -> Sequence[Case]:
+    """Returns the six pairs.
+
+    Args:
+        place: Where they are timed.
+    """
+    return [
+        Case(
+            name=_name(configuration, share),
+            settings={"samples": configuration.samples(place.kind), "share": share, "others": MOST_OTHERS},
+            packages=configuration.packages,
+        )
+        for configuration, share in PAIRS
+    ]
+
+
+def _name(configuration: Configuration, share: float) -> str:
+    return f"{configuration.name}, budget {share:.0%} of plain"
+
+
+def other_recipes(plain: Recipe, samples: int, blocks: int) -> list[Recipe]:
+    """Returns recipes at the precision of the plain one, from those that change little to those that save most.
+
+    Args:
+        plain: The plain recipe.
+        samples: Samples of the batch.
+        blocks: Repeated blocks of the model.
+    """
+    checkpoints = ["none", *(f"blocks:{max(1, round(blocks * part))}" for part in (0.25, 0.5, 0.75)), "all"]
+    sizes = [size for size in (None, samples // 2, samples // 4, samples // 8) if size is None or size >= 1]
+    found: dict[Recipe, None] = {}
+    for size in sizes:
+        for checkpoint in checkpoints:
+            found[plain.replace(microbatch_size=size, checkpoint=checkpoint)] = None
+    found[plain.replace(step_in_backward=True)] = None
+    found[plain.replace(step_in_backward=True, checkpoint="all")] = None
+    found[plain.replace(offload_activations="all")] = None
+    found[plain.replace(offload_optimizer=True, checkpoint="all")] = None
+    return list(found)
+
+
+def measure(name: str, place: Place) -> dict[str, Any]:
+    """Plans, and times the plan and others that fit.
+
+    Args:
+        name: The pair.
+        place: Where.
+
+    Returns:
+        `plan` with its recipe, predicted and measured seconds; `others` likewise; how the plan compares with the fastest.
+    """
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import predict
+    from snugfit.simulator.pool import Pool
+    from snugfit.techniques.blocks import find_blocks
+
+    configuration, share = next(pair for pair in PAIRS if _name(*pair) == name)
+    run = configuration.run(place.kind)
+    with torch.device("meta"):
+        batch, blocks = run.batch(), len(find_blocks(run.build()))
+    pool = Pool(2)
+    try:
+        need = predict(run, place, pool, threads=None)
+        budget = int(share * (need["reserved_bytes"] or need["allocated_bytes"]))
+        started = time.perf_counter()
+        plan = snugfit.plan(
+            run.build,
+            batch,
+            budget=budget,
+            device="cpu" if place.kind == "cpu" else "local",
+            pin=run.recipe.to_mapping(defaults=False),
+            pool=pool,
+            **run.arguments,
+        )
+        planned_in = time.perf_counter() - started
+        recipes = other_recipes(run.recipe, configuration.samples(place.kind), blocks)
+        candidates = _that_fit(configuration, recipes, place, pool, budget, plan.recipe)
+    finally:
+        pool.close()
+    rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
+    _limit(place, budget)
+    times = _times(configuration, [row["recipe"] for row in rows], place)
+    found = [
+        {
+            "recipe": row["recipe"].to_mapping(defaults=False),
+            "predicted_seconds": row["predicted_seconds"],
+            "seconds": seconds,
+        }
+        for row, seconds in zip(rows, times, strict=True)
+    ]
+    fitting = [row["seconds"] for row in found[1:] if row["seconds"] is not None]
+    ours = found[0]["seconds"]
+    return {
+        "budget_bytes": budget,
+        "planned_in_seconds": planned_in,
+        "plan": found[0],
+        "others": found[1:],
+        "others_that_fit": len(fitting),
+        "plan_over_fastest": ours / min([ours, *fitting]) if ours is not None else None,
+        "rank_correlation": rank_correlation(
+            [(row["predicted_seconds"], row["seconds"]) for row in found if row["predicted_seconds"] and row["seconds"]]
+        ),
+    }
+
+
+def _that_fit(
+    configuration: Configuration, recipes: list[Recipe], place: Place, pool: Pool, budget: int, planned: Recipe
+) -> list[dict[str, Any]]:
+    """Other recipes whose simulation fits the budget, spread over those that need much and little of it."""
+    import dataclasses
+
+    from benchmarks.gpu.training_run import card_of, record
+    from snugfit.errors import SnugfitError
+    from snugfit.simulator.clock import clock
+    from snugfit.simulator.cpu_clock import cpu_clock
+    from snugfit.simulator.host_speeds import host_speeds
+    from snugfit.simulator.replay import replay
+    from snugfit.simulator.tensor_bytes import TensorBytes
+
+    run, card = configuration.run(place.kind), card_of(place)
+    found: list[dict[str, Any]] = []
+    for recipe in recipes:
+        if recipe == planned or len(found) >= MOST_OTHERS:
+            continue
+        try:
+            recording = record(dataclasses.replace(run, recipe=recipe), place, pool, threads=None)
+        except SnugfitError:
+            continue  # the recipe does not go with this model
+        if replay(recording.trace, TensorBytes() if place.kind == "cpu" else None, budget).shortage is not None:
+            continue
+        if place.kind == "cpu":
+            timing = cpu_clock(recording.trace, host_speeds())
+        else:
+            timing = None if card is None else clock(recording.trace, card)
+        found.append({"recipe": recipe, "predicted_seconds": None if timing is None else timing.step_seconds})
+    return found
+
+
+def _limit(place: Place, budget: int) -> None:
+    import torch
+
+    if place.kind == "cuda":
+        torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.get_device_properties(0).total_memory)
+
+
+def _times(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[float | None]:
+    """Median seconds of a step by each recipe, in two rounds so that a change of the machine's speed meets all."""
+    rounds = [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(2)]
+    return [
+        None if None in pair else statistics.fmean(one for one in pair if one is not None)
+        for pair in zip(*rounds, strict=True)
+    ]
+
+
+def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:
+    """None where it runs out of memory."""
+    import gc
+
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import built, wait
+
+    device = torch.device(place.kind)
+    run = configuration.run(place.kind)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    try:
+        trainer = snugfit.prepare(built(run, device), recipe, device=device, **run.arguments)
+        batch, seconds = run.batch(), []
+        for _ in range(7 if device.type == "cuda" else 5):
+            wait(device)
+            started = time.perf_counter()
+            trainer.step(batch)
+            wait(device)
+            seconds.append(time.perf_counter() - started)
+        trainer.finish()
+    except (snugfit.DoesNotFitError, torch.OutOfMemoryError):
+        return None
+    return statistics.median(seconds[2:]) if trainer.recipe == recipe else None
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Returns Spearman's rank correlation.
+
+    Args:
+        pairs: Two numbers of each thing.
+
+    Returns:
+        From -1 to 1; None for fewer than three things.
+    """
+    if len(pairs) < 3:
+        return None
+    ranks = [
+        {index: rank for rank, index in enumerate(sorted(range(len(pairs)), key=lambda one: pairs[one][side]))}
+        for side in (0, 1)
+    ]
+    count = len(pairs)
+    distance = sum((ranks[0][index] - ranks[1][index]) ** 2 for index in range(count))
+    return 1 - 6 * distance / (count * (count**2 - 1))
+
+
+def _line(row: dict[str, Any]) -> str:
+    found = row["measured"]
+    behind = found["plan_over_fastest"]
+    correlation = found["rank_correlation"]
+    return (
+        f"{'did not fit' if behind is None else f'{behind:.3f} x the fastest'} of {found['others_that_fit']} others; "
+        f"rank correlation {'-' if correlation is None else f'{correlation:.2f}'}; planned in "
+        f"{found['planned_in_seconds']:.1f} s: {found['plan']['recipe']}"
+    )
+
+
+PART = Part(
+    name="plans",
+    title="The plan against other recipes that fit",
+    cases=cases,
+    measure=measure,
+    line=_line,
+    first=2,
+    timed=True,
+    limit_seconds=420,
+)
