@@ -162,8 +162,8 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
         except Exception as error:
             raise InputError(
                 f"model {request.model!r} cannot take a batch of {data.name} ({', '.join(batch)}): "
-                f"{' '.join(str(error).split()).rstrip('.')}. It is called as model(**batch) and must return its loss, as models of "
-                "transformers do."
+                f"{' '.join(str(error).split()).rstrip('.')}. It is called as model(**batch) and must return "
+                "its loss, as models of transformers do."
             ) from error
     if data.num_classes is not None and outputs is not None and outputs < data.num_classes:
         raise InputError(
