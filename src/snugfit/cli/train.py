@@ -211,7 +211,7 @@ def _train(
                 summary = _summary(trainer, request, task, measured, result, path, loop.steps_per_epoch)
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
-                raise TrainingError(f"{error} {_saved(run_dir)}") from error
+                raise type(error)(f"{error} {_saved(run_dir)}") from error
             except KeyboardInterrupt:
                 print(f"snugfit: stopped at once. {_saved(run_dir)}", file=sys.stderr)
                 return 130

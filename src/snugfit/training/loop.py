@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from snugfit.errors import TrainingError
+from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.loading import loading_options
 from snugfit.techniques.microbatch import batch_length
@@ -149,16 +149,23 @@ class Loop:
 
         Raises:
             TrainingError: The step failed for good, or the disk took no more.
+            OutOfMemoryError: Nothing fits; the last whole step is saved, unless an update ended half way.
         """
         self._resumed_at = self._lap_started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             self.stop = stop if stop is not None else stack.enter_context(StopSignal())
             try:
                 self._train_steps()
-            except TrainingError:
+            except TrainingError as error:
                 with contextlib.suppress(TrainingError):
                     self._read_losses()
                     self._write(self.run_dir.flush_metrics)
+                    if (
+                        isinstance(error, OutOfMemoryError)
+                        and error.undone
+                        and self._saved_step < self.trainer.steps_done
+                    ):
+                        self._save()
                 raise
             if not self.stop:
                 self._evaluate_test()
@@ -182,16 +189,7 @@ class Loop:
     def _step(self, batch: Any) -> None:
         samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
         rate = None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
-        try:
-            loss = self.trainer.step(batch)
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"step {self.trainer.steps_done + 1} ran out of memory on {self.trainer.device}: "
-                f"{str(error).splitlines()[0]} A smaller microbatch_size or checkpoint=all needs less, and may be "
-                "given when the run is resumed."
-            ) from error
+        loss = self.trainer.step(batch)
         self.at.batch += 1
         self.at.samples += samples
         step = self.trainer.steps_done
@@ -349,11 +347,6 @@ class Loop:
             },
             stopped_by=self.stop.received,
         )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an error class for it, the CPU allocator only a message."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _finite(value: float) -> float | None:

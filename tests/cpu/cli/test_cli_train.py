@@ -185,21 +185,22 @@ def test_resume_by_another_recipe_says_so_and_keeps_it(here, capsys):
     assert json.loads((here / "run" / "summary.json").read_text())["recipe"]["microbatch_size"] == 8
 
 
-def test_out_of_memory_is_exit_4_and_a_leaner_recipe_goes_on(here, capsys, monkeypatch):
+def test_out_of_memory_is_exit_3_and_a_leaner_recipe_goes_on(here, capsys, monkeypatch):
     from snugfit.training.step import Trainer
 
-    step = Trainer.step
+    forward = Trainer._forward_pass
 
     def small_memory(self, batch):
-        if self.steps_done == 2 and self.recipe.microbatch_size is None:
+        if self.steps_done == 2 and self.recipe.optimizer_impl is None:
             torch.empty(2**60, dtype=torch.uint8)
-        return step(self, batch)
+        return forward(self, batch)
 
-    monkeypatch.setattr(Trainer, "step", small_memory)
-    assert main(words("--run-dir", "run", "--save-every", "1")) == 4
+    monkeypatch.setattr(Trainer, "_forward_pass", small_memory)
+    assert main(words("--run-dir", "run")) == 3
     err = capsys.readouterr().err
-    assert "step 3 ran out of memory on cpu" in err and "Saved: run/checkpoints/step-00000002.ckpt" in err
-    assert main(["train", "--run-dir", "run", "--resume", "--microbatch-size", "4"]) == 0
+    assert "step 3 ran out of memory on cpu" in err and "microbatch_size=1 in forward" in err
+    assert "Saved: run/checkpoints/step-00000002.ckpt" in err  # though no checkpoint was due
+    assert main(["train", "--run-dir", "run", "--resume", "--optimizer-impl", "for-loop"]) == 0
 
 
 def test_finished_run_can_be_made_longer(here, capsys):
