@@ -80,6 +80,9 @@ class Composition:
         self.sims = sims
         self._base = sims.large.profile
         self._size = sims.large_size
+        self._drops = self._difference(sims.checkpointed)
+        self._left = self._difference(sims.offloaded)
+        self._constants: dict[Label, float] = {}
 
     @property
     def _small(self) -> Probe | None:
@@ -172,8 +175,11 @@ class Composition:
         if self._outside(update) > room_bytes:
             return None
         again, away = self._recompute_seconds(size), self._copy_seconds()
-        found = None if offload else self._first_blocks(size, update, room_bytes, again)
-        if found is None:
+        first = self._first_blocks(size, update, room_bytes) if checkpointed is not None else None
+        if offload and first is not None and not self._copies_are_cheaper(again, away):
+            return None
+        found = None if offload or first is None else self._proved(size, update, room_bytes, again, first)
+        if found is None and (offload or first is not None):
             found = self._knapsack(size, update, room_bytes, again if checkpointed is not None else [], away, offload)
         if found is None:
             return None
@@ -182,18 +188,42 @@ class Composition:
         need = min(self._level(size, update, taken, moved) * overhead, capacity_bytes)
         return Composed(need, self.plain_seconds(size, update) + extra, taken, moved)
 
-    def _first_blocks(
-        self, size: int, update: str | None, room_bytes: float, again: list[float]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The fewest blocks from the front, where one block is as good as another; None where they differ."""
-        drops = self._difference(self.sims.checkpointed)[0]
-        prices = [cost / drop for cost, drop in zip(again, drops, strict=True) if drop > 0]
-        if len(prices) < len(drops) or max(prices) > _ALIKE * min(prices):
+    def _first_blocks(self, size: int, update: str | None, room_bytes: float) -> int | None:
+        """How many blocks from the front must be checkpointed to fit; None where all of them do not suffice."""
+        low, high = -1, len(self._base.saved_bytes)
+        if self._level(size, update, tuple(range(high)), ()) > room_bytes:
             return None
-        for count in range(len(drops) + 1):
-            if self._level(size, update, tuple(range(count)), ()) <= room_bytes:
-                return tuple(range(count)), ()
-        return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._level(size, update, tuple(range(middle)), ()) <= room_bytes:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _proved(
+        self, size: int, update: str | None, room_bytes: float, again: list[float], first: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The blocks from the front, where no choice can be cheaper: as few of them, each the cheapest there is."""
+        missing = self._level(size, update, (), ()) - room_bytes
+        fewest = 0
+        for drop in sorted(self._drops[0], reverse=True):
+            if missing <= 0:
+                break
+            missing -= drop * size / self._size
+            fewest += 1
+        cheapest = sum(sorted(again)[:fewest])
+        if sum(again[:first]) > _ALIKE * cheapest:
+            return None
+        return tuple(range(first)), ()
+
+    def _copies_are_cheaper(self, again: list[float], away: list[float]) -> bool:
+        """Whether some block is offloaded for less time a byte than it is computed again."""
+        kept, left = self._drops[0], self._left[0]
+        return any(
+            gone > 0 and cost / gone < other / max(drop, 1.0)
+            for cost, gone, other, drop in zip(away, left, again, kept, strict=True)
+        )
 
     def _knapsack(
         self,
@@ -210,10 +240,10 @@ class Composition:
         scale, count = size / self._size, len(self._base.saved_bytes)
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
-        for option, value in (("mip_rel_gap", 1e-3), ("time_limit", 1.0), ("threads", 1)):
+        for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3), ("threads", 1)):
             solver.setOptionValue(option, value)
-        kept, inner = self._difference(self.sims.checkpointed)
-        left, inner_left = self._difference(self.sims.offloaded)
+        kept, inner = self._drops
+        left, inner_left = self._left
         unit = max([*again, *away, 1e-12])
         x = [solver.addBinary(obj=cost / unit) for cost in again]
         y = [solver.addBinary(obj=cost / unit) for cost in away] if offload else []
@@ -246,8 +276,8 @@ class Composition:
 
     def _level(self, size: int, update: str | None, taken: tuple[int, ...], moved: tuple[int, ...]) -> float:
         scale = size / self._size
-        drops, inner = self._difference(self.sims.checkpointed)
-        away, inner_away = self._difference(self.sims.offloaded)
+        drops, inner = self._drops
+        away, inner_away = self._left
         highest = self._outside(update)
         for label, row in self._base.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
@@ -265,6 +295,11 @@ class Composition:
 
     def _constant(self, label: Label) -> float:
         """What of a stretch does not depend on samples, such as weights cast by autocast."""
+        if label not in self._constants:
+            self._constants[label] = self._constant_of(label)
+        return self._constants[label]
+
+    def _constant_of(self, label: Label) -> float:
         small = self._small
         if small is None or label not in self._base.rows or label not in small.profile.rows:
             return 0.0
@@ -332,7 +367,7 @@ class Composition:
         if probe is None:
             return [0.0] * count
         extra = max(probe.seconds - self.sims.large.seconds, 0.0)
-        moved = self._difference(probe)[0]
+        moved = self._left[0]
         whole = max(sum(moved), 1.0)
         return [extra * size / whole for size in moved]
 
