@@ -115,7 +115,8 @@ def peft_library() -> ModuleType:
         InputError: It is not installed.
     """
     try:
-        import peft
+        with _quietly():
+            import peft
     except ImportError as error:
         raise InputError(
             f"adapters need the library peft, which does not import ({error}). Run: pip install snugfit[text]"
