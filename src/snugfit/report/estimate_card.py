@@ -55,6 +55,8 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
         )
     yield "peak", where_in_words(estimate)
     yield "host memory", format_bytes(estimate.host_bytes) if estimate.host_bytes else ""
+    kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
+    yield "attention", kernels
     yield "time", _time_in_words(estimate)
     yield "answered", "; ".join(estimate.answered)
 
@@ -127,6 +129,13 @@ def _anatomy(estimate: Estimate) -> list[str]:
         if size:
             bar = "#" * max(1, round(_BAR * size / total))
             lines.append(f"  {name.replace('_', ' '):<15}  {format_bytes(size):>10}  {size / total:6.1%}  {bar}")
+    experts = sum(estimate.experts_bytes.values())
+    if experts:
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(size)}"
+            for name, size in sorted(estimate.experts_bytes.items(), key=lambda item: -item[1])
+        )
+        lines.append(f"  {'  of experts':<15}  {format_bytes(experts):>10}  {experts / total:6.1%}  ({parts})")
     lines.append(f"  {'sum':<15}  {format_bytes(sum(estimate.anatomy_bytes.values())):>10}")
     return lines
 

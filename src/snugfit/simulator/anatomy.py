@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection
 
 from snugfit.simulator.allocator_config import AllocatorConfig
+from snugfit.simulator.experts import inside
 from snugfit.simulator.replay import Player, Replay, replay
 from snugfit.simulator.trace import CATEGORIES, MARK, Trace
 
@@ -62,6 +64,8 @@ class Anatomy:
     """The blocks of the model by name, numbers counted as numbers, what is outside of the model first."""
     rounding_bytes: int
     """How much of the peak is rounding up."""
+    experts_bytes: dict[str, int]
+    """What of each category belongs to experts of a mixture; empty for a model without."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +120,7 @@ def anatomy(
     *,
     largest: int = 10,
     played: Replay | None = None,
+    experts: Collection[str] = (),
 ) -> Anatomy:
     """Returns what lives at the allocated peak of an unlimited replay.
 
@@ -124,6 +129,7 @@ def anatomy(
         config: The allocator's options.
         largest: How many of the largest tensors to name.
         played: An unlimited replay of the same trace and options, where there is one already.
+        experts: Dotted paths of the modules that hold experts.
 
     Returns:
         The anatomy; all zero for a trace without allocations.
@@ -150,8 +156,11 @@ def anatomy(
         )  # fmt: skip
     by_category = dict.fromkeys(CATEGORIES, 0)
     by_block: dict[str, dict[str, int]] = {}
+    of_experts: dict[str, int] = {}
     for tensor in tensors:
         by_category[tensor.category] += tensor.size_bytes
+        if inside(tensor.module, experts):
+            of_experts[tensor.category] = of_experts.get(tensor.category, 0) + tensor.size_bytes
         share = by_block.setdefault(block_of(tensor.module), {})
         share[tensor.category] = share.get(tensor.category, 0) + tensor.size_bytes
     assert sum(by_category.values()) == played.peak_allocated_bytes
@@ -164,6 +173,7 @@ def anatomy(
             for name, share in sorted(by_block.items(), key=lambda item: _natural(item[0]))
         ),
         rounding_bytes=played.peak_allocated_bytes - player.allocator.requested_bytes,
+        experts_bytes=of_experts,
     )
 
 

@@ -14,6 +14,7 @@ from snugfit.recipe import Recipe
 from snugfit.simulator import replay as replays
 from snugfit.simulator.allocator_config import AllocatorConfig
 from snugfit.simulator.anatomy import LiveTensor, Timeline, anatomy, timeline
+from snugfit.simulator.attention_seen import attention_seen
 from snugfit.simulator.block_profile import BlockProfile, block_profiles
 from snugfit.simulator.clock import Timing, clock, runs_of_step
 from snugfit.simulator.request import Recorded
@@ -62,6 +63,11 @@ class Estimate:
     """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads."""
     anatomy_bytes: dict[str, int]
     """Category -> bytes at the peak; they add up to `peak_allocated_bytes`."""
+    experts_bytes: dict[str, int]
+    """What of each category belongs to the experts of a mixture; empty for a model without."""
+    attention_kernels: dict[str, int]
+    """Kernels of torch's scaled dot product attention that ran -> in how many modules; empty for attention that the model
+    writes out by itself (eager), or without attention."""
     fragmentation_bytes: int
     """Bytes in segments that no tensor used at the peak."""
     rounding_bytes: int
@@ -188,7 +194,7 @@ def assemble(
     config = TensorBytes() if on_cpu else None
     trace = headline.trace
     played = replays.replay(trace, config)
-    inside = anatomy(trace, config, largest=LARGEST, played=played)
+    inside = anatomy(trace, config, largest=LARGEST, played=played, experts=headline.expert_modules)
     context = only.context_bytes if only is not None and not on_cpu else None
     reserved = None if on_cpu else played.peak_reserved_bytes
     timings = {id(card): _timings(recorded, card) for card, recorded in rows}
@@ -204,6 +210,8 @@ def assemble(
         total_bytes=(played.peak_allocated_bytes if reserved is None else reserved) + (context or 0),
         host_bytes=played.host_peak_bytes,
         anatomy_bytes=inside.bytes_by_category,
+        experts_bytes=inside.experts_bytes,
+        attention_kernels=attention_seen(trace),
         fragmentation_bytes=0 if on_cpu else played.fragmentation_bytes,
         rounding_bytes=inside.rounding_bytes,
         peak_phase=played.peak_phase,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.recipe import Recipe
+from snugfit.simulator.experts import expert_modules
 from snugfit.simulator.trace import Trace
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
@@ -71,6 +72,8 @@ class Recorded:
     """Module that owns parameters -> their bytes as they were built; tied ones once."""
     parameters: int
     """Number of parameters, tied ones once."""
+    expert_modules: tuple[str, ...] = ()
+    """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order; none for a hand-written step."""
 
@@ -355,6 +358,7 @@ def _recorded(
         batches=len(batches),
         weight_bytes=weights,
         parameters=parameters,
+        expert_modules=expert_modules(model),
     )
 
 

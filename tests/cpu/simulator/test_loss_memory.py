@@ -1,0 +1,81 @@
+"""Memory of the loss over a vocabulary: predicted by the code that runs, and the logits are gone in both."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from snugfit import Recipe
+
+ROOT = Path(__file__).resolve().parents[3]
+WORDS, TOKENS = 32000, 4 * 64
+
+
+@pytest.fixture(scope="module")
+def truth():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        yield importlib.import_module("benchmarks.cpu_truth")
+
+
+@pytest.fixture(scope="module")
+def pool(truth):
+    from snugfit.simulator.pool import Pool
+
+    made = Pool()
+    yield made
+    made.close()
+
+
+def llama(tied):
+    def build():
+        import transformers as t
+
+        t.logging.set_verbosity_error()
+        shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+        config = t.LlamaConfig(
+            **shape, num_key_value_heads=2, vocab_size=WORDS, tie_word_embeddings=tied, use_cache=False
+        )
+        return t.LlamaForCausalLM(config)
+
+    return build
+
+
+def tokens():
+    ids = torch.zeros(4, 64, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[0, 32:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
+
+
+def peaks(truth, pool, tied, **recipe):
+    case, made = truth.Case(llama(tied), tokens, None, True), Recipe(**recipe)
+    return truth.measured(case, made)[0], truth.predicted(case, made, pool)[0]
+
+
+@pytest.mark.parametrize(
+    ("tied", "recipe"),
+    [
+        (False, {"optimizer": "sgd"}),
+        (True, {"optimizer": "sgd"}),
+        (True, {"optimizer": "sgd", "step_in_backward": True}),
+        (False, {"optimizer": "sgd", "precision": "bf16-true"}),
+        (True, {"optimizer": "sgd", "precision": "bf16-mixed", "checkpoint": "all"}),
+        (False, {"microbatch_size": 1}),
+    ],
+)
+def test_predicted_peak_is_the_measured_one(truth, pool, tied, recipe):
+    measured, predicted = peaks(truth, pool, tied, loss_impl="chunked", **recipe)
+    assert abs(predicted / measured - 1) <= 0.02
+
+
+def test_the_peak_falls_by_the_logits(truth, pool):
+    logits_bytes = TOKENS * WORDS * 4
+    for full, chunked in zip(
+        peaks(truth, pool, True, optimizer="sgd"),
+        peaks(truth, pool, True, optimizer="sgd", loss_impl="chunked"),
+        strict=True,
+    ):
+        assert full > 3 * logits_bytes, "the logits shifted, their log-softmax and its gradient"
+        assert chunked < logits_bytes
