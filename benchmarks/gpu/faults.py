@@ -109,10 +109,6 @@ def _distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
 def out_of_memory(device: torch.device) -> dict[str, Any]:
     """The first step does not fit: training ends with the parameters of a run that had the memory."""
     batches = _batches("float64", LARGE)
-    free = _trainer(device, "float64", LARGE, optimizer="sgd", lr=0.1)
-    for batch in batches:
-        free.step(batch)
-    free.finish()
     limited = _trainer(device, "float64", LARGE, optimizer="sgd", lr=0.1)
     before = limited.recipe
     undo, limit_bytes = _limit(device, batches[0])
@@ -122,6 +118,10 @@ def out_of_memory(device: torch.device) -> dict[str, Any]:
         limited.finish()
     finally:
         undo()
+    free = _trainer(device, "float64", LARGE, optimizer="sgd", lr=0.1)
+    for batch in batches:
+        free.step(batch)
+    free.finish()
     distance = _distance(limited.model, free.model)
     changed = limited.recipe.to_mapping(defaults=False)
     return {

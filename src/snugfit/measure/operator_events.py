@@ -21,12 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from snugfit.measure.profile_temporaries import MARK_BYTES
 from snugfit.measure.profile_truth import CpuTruth, CudaTruth
 from snugfit.simulator.module_path import ModulePath
-from snugfit.simulator.private_torch import current_node
+from snugfit.simulator.private_torch import current_node, summed_in_place
 from snugfit.simulator.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
 from snugfit.training import phases
 
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _NO_PHASE = ""
+_add, _add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class Taken:
 
 class OperatorEvents(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches a training run while the context is open; `taken` then says what each operator took."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from putting a function of its own around `__torch_dispatch__`, which `summed_in_place` looks past."""
+        return False
 
     def __init__(self, device: torch.device) -> None:
         """Prepares, and watches nothing yet.
@@ -92,6 +98,8 @@ class OperatorEvents(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(kind.__torch_dispatch__ is _PLAIN for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
         module = self._where()
+        if func is _add and summed_in_place(args):  # as autograd does where no mode looks on
+            func = _add_
         result = func(*args, **kwargs)
         self._truth.mark()
         self._marks.append((self.step, self._phases[-1] if self._phases else _NO_PHASE, str(func), module))

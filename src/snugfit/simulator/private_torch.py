@@ -173,7 +173,9 @@ def summed_in_place(args: Sequence[Any]) -> bool:
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
         return False
     total, share = args
-    if not (type(total) is type(share) is FakeTensor and total.shape == share.shape and total.dtype == share.dtype):
+    if type(total) is not type(share) or type(total) not in (FakeTensor, torch.Tensor):
+        return False
+    if total.shape != share.shape or total.dtype != share.dtype:
         return False
     counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
     return counts == _ALONE and _is_dense(total)
