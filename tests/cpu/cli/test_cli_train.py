@@ -198,7 +198,7 @@ def test_out_of_memory_is_exit_3_and_a_leaner_recipe_goes_on(here, capsys, monke
     monkeypatch.setattr(Trainer, "_forward_pass", small_memory)
     assert main(words("--run-dir", "run")) == 3
     err = capsys.readouterr().err
-    assert "step 3 ran out of memory on cpu" in err and "microbatch_size=1 in forward" in err
+    assert "step 3 ran out of memory on cpu" in err and "microbatch_size=1 in data" in err
     assert "Saved: run/checkpoints/step-00000002.ckpt" in err  # though no checkpoint was due
     assert main(["train", "--run-dir", "run", "--resume", "--optimizer-impl", "for-loop"]) == 0
 
