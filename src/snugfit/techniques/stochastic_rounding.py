@@ -84,7 +84,7 @@ class RoundedUpdate(ParameterUpdate):
             for name in list(state):
                 # until the flag is known, a first step's state is that of no step
                 chosen = state[name] if bad is None else self._chosen(name, state[name], bad)
-                rounded[name] = self._narrow(chosen)
+                rounded[name] = chosen if self._packed else self._narrow(chosen)
                 del state[name]
         self._state, self._updated = rounded, None
 
@@ -124,8 +124,8 @@ class RoundedUpdate(ParameterUpdate):
         return new if bad is None else torch.where(bad.bool(), old, new)
 
     def _narrow(self, value: Any) -> Any:
-        """bf16 for everything as large as a weight; step counts and packed state stay exact."""
-        if isinstance(value, Tensor) and value.dim() and not self._packed:
+        """bf16 for everything as large as a weight; step counts stay exact."""
+        if isinstance(value, Tensor) and value.dim():
             return round_stochastically(value.detach(), self._generator)
         return value
 

@@ -15,6 +15,7 @@ import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning, TrainingError, Workload
 from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimizer
 from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.training.optimizers import make_optimizer, optimizer_groups
 
@@ -294,6 +295,26 @@ def test_gradients_that_are_not_finite_change_nothing(name, recipe):
         trainer.step(batches[1])
     hook.remove()
     assert_same(before, {k: v for k, v in flat(trainer.state_dict()).items() if isinstance(v, torch.Tensor)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_updates_are_not_lost_with_stochastic_rounding(name):
+    """Fifty updates of 1e-5 on bf16 weights of 0.05, whose next neighbours are 2.4e-4 away."""
+    weight = nn.Parameter(torch.full((64, 64), 0.05, dtype=torch.bfloat16))
+    start = weight.detach().float().mean()
+
+    def make(owned):
+        return low_bit_optimizer(name, [{"params": [owned]}], CPU, lr=1e-5, weight_decay=0.0)
+
+    rounded = RoundedUpdate(weight, make, torch.Generator().manual_seed(0))
+    plain = nn.Parameter(weight.detach().clone())
+    nearest = ParameterUpdate(plain, make)
+    for _ in range(50):
+        for update in (rounded, nearest):
+            update.weight.grad = torch.ones_like(update.weight)
+            update.step(None)
+    assert bool((plain == weight.new_full((), 0.05)).all()), "rounding to nearest loses all of them"
+    assert float(start - weight.detach().float().mean()) == pytest.approx(50e-5, rel=0.05)
 
 
 def test_name_gives_the_workload_and_the_recipe():
