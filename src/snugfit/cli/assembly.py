@@ -167,6 +167,7 @@ def build_trainer(
     device: torch.device,
     task: Task,
     total_steps: int,
+    fallbacks: tuple[Recipe, ...] = (),
 ) -> Trainer:
     """Builds the model and prepares it, seeded.
 
@@ -177,6 +178,7 @@ def build_trainer(
         device: Where to train.
         task: The loss.
         total_steps: Updates of the whole run; the schedule ends with them.
+        fallbacks: Recipes to go on with where memory runs out.
 
     Returns:
         The trainer.
@@ -218,6 +220,7 @@ def build_trainer(
     return prepare(
         model,
         recipe,
+        fallbacks=fallbacks,
         loss=task.loss,
         loss_weight=cast(Any, task.loss_weight),
         optimizer=settings.optimizer,

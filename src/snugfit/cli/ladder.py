@@ -1,4 +1,4 @@
-"""`snugfit ladder`: the cumulative study of the guides, each rung trained and measured in a fresh process."""
+"""`snugfit ladder`: the studies of the guides, each rung trained and measured, or predicted, in a fresh process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
+from snugfit.cli.ladder_parts import (
+    estimate_arguments,
+    predicted_entry,
+    train_arguments,
+    use_preset,
+    write_config,
+)
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
+from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import probe_device
 from snugfit.report.console import Column, Table
 from snugfit.report.ladder_figure import NoMatplotlibError, draw_ladder
-from snugfit.report.ladder_rows import measured_bytes
+from snugfit.report.ladder_rows import peak_bytes
+from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload
 
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Takes the arguments of `snugfit train` and returns its JSON document; raises `SnugfitError` when the run failed."""
+"""Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when the run failed."""
+
+DEFAULT_BATCH_SIZE = 64
 
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
@@ -39,6 +50,8 @@ examples:
   snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
   snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
   snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
+  snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
+  snugfit ladder --preset llama-8b --estimate --card rtx-4090
 
 The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
 first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
@@ -53,14 +66,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("model", metavar="MODEL", help="torchvision:NAME, timm:NAME or path/file.py:function")
-    add("--data", metavar="DATA", required=True, help="digits, cifar10:DIR, imagefolder:DIR or random")
+    add("model", metavar="MODEL", nargs="?", help="torchvision:NAME, timm:NAME, hf:NAME or path/file.py:function")
+    add("--data", metavar="DATA", help="as for `snugfit train`; a preset without it takes random tokens")
+    add("--preset", metavar="NAME", help=f"a ladder by name, model and shapes included: {', '.join(PRESETS)}")
+    add("--estimate", action="store_true", help="predict every rung, and train none")
+    add(
+        "--card",
+        metavar="NAME",
+        help="the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu.",
+    )
     add(
         "--rungs",
         metavar="NAMES",
         help="only these rungs, separated by commas; each stays as it is in the whole ladder",
     )
-    add("--batch-size", metavar="N", default="64", help="samples of an update on the first rung. Default: 64.")
+    add("--batch-size", metavar="N", help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.")
     add("--lr", metavar="X", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
     add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
     add("--out", metavar="DIR", type=Path, help="where results go. Default: runs/ladder-MODEL-DATA, numbered.")
@@ -71,7 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
     add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
     add("--image-size", metavar="N", help="side of the images. Default: the model's own.")
-    add("--samples", metavar="N", help="samples of random data")
+    add("--seq-len", metavar="N", help="tokens of a text at most. Default: the preset's, or as for `snugfit train`.")
+    for name in ("text", "label", "prompt"):
+        add(f"--{name}-column", metavar="NAME", help=f"column of {name}s. Default: by its name.")
+    add("--samples", metavar="N", help="training samples at most")
     add("--download", action="store_true", help="fetch the data when it is not there")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train. Default: auto.")
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
@@ -97,21 +120,29 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     Raises:
         InputError: Something that was given cannot be used.
     """
+    preset = None if args.preset is None else preset_named(args.preset)
+    if preset is not None:
+        use_preset(args, preset)
+    _check(args, preset)
     device = probe_device(args.device)
-    ladder = _ladder_of(args, device=device.kind, bf16=device.bf16)
-    out = _output_directory(args)
+    ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
+    out = _output_directory(args, preset)
+    if preset is not None:
+        args.model = write_config(preset, out)
     progress = _Progress(len(ladder.rungs))
     train = train or functools.partial(_train_in_fresh_process, progress=progress)
-    title = f"{args.model} on {args.data}, {device.name}"
-    table = _table(ladder) if not args.json else None
+    place = f"predicted for {args.card or 'cpu'}" if args.estimate else f"on {args.data}, {device.name}"
+    title = f"{args.model if preset is None else preset.name} {place}"
+    table = _table(ladder, predicted=args.estimate) if not args.json else None
     if table is not None:
         print(title)
         table.print_header()
     rungs: list[dict[str, Any]] = []
     document = {
         "model": args.model,
-        "data": args.data,
-        "device": device.name,
+        "preset": args.preset,
+        "data": None if args.estimate else args.data,
+        "device": args.card or "cpu" if args.estimate else device.name,
         "rungs": rungs,
         "left_out": ladder.left_out,
     }
@@ -137,7 +168,18 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     return 0 if rungs[0]["error"] is None else 4
 
 
-def _ladder_of(args: argparse.Namespace, *, device: str, bf16: bool) -> Ladder:
+def _check(args: argparse.Namespace, preset: Preset | None) -> None:
+    if args.model is None:
+        raise InputError(f"MODEL must be given, or --preset with one of: {', '.join(PRESETS)}.")
+    if args.data is None and preset is None and not args.estimate:
+        raise InputError("--data must be given, for example `snugfit ladder timm:resnet18 --data digits`.")
+    if args.estimate:
+        cards_of(args.card or "cpu")
+    elif args.card is not None and preset is None:
+        raise InputError("--card is for --estimate; a run takes --device.")
+
+
+def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, bf16: bool) -> Ladder:
     """Builds the ladder from the options, with all mistakes in one error."""
     infos = field_infos(Workload)
     given = {name: getattr(args, name) for name in (*SHARED_SETTINGS, "lr", "batch_size")}
@@ -157,28 +199,33 @@ def _ladder_of(args: argparse.Namespace, *, device: str, bf16: bool) -> Ladder:
             sgd_lr = Workload.from_mapping({"lr": from_text(infos["lr"], args.sgd_lr)}).lr
         except RecipeError as error:
             problems += [problem.replace("lr is", "sgd_lr is", 1) for problem in error.problems]
-    for name in ("image_size", "samples"):
+    for name in ("image_size", "samples", "seq_len"):
         text = getattr(args, name)
         if text is not None and not (text.isdecimal() and int(text) > 0):
             problems.append(f"{name} is {text!r}; it must be a whole number of at least 1.")
     if problems:
         raise RecipeError(problems, subject="ladder")
-    batch_size = values.pop("batch_size")
-    ladder = build_ladder(Workload.from_mapping(values), device=device, bf16=bf16, sgd_lr=sgd_lr, batch_size=batch_size)
+    if preset is not None:
+        ladder = preset.ladder(values, random_data=args.data == "random")
+    else:
+        batch_size = values.pop("batch_size", DEFAULT_BATCH_SIZE)
+        settings = Workload.from_mapping(values)
+        ladder = build_ladder(settings, device=device, bf16=bf16, sgd_lr=sgd_lr, batch_size=batch_size)
     if args.rungs is None:
         return ladder
     return ladder.choose(name.strip() for name in args.rungs.split(",") if name.strip())
 
 
-def _output_directory(args: argparse.Namespace) -> Path:
+def _output_directory(args: argparse.Namespace, preset: Preset | None) -> Path:
     """Returns the directory of this ladder, made and free of an earlier one."""
     if args.out is not None:
         out: Path = args.out
         if (out / "ladder.json").exists() and not args.overwrite:
             raise InputError(f"{out} holds a ladder already. Give --overwrite to replace it, or another --out.")
     else:
-        model = Path(args.model.rsplit(":", 1)[-1]).name
-        words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in ("ladder", model, args.data)]
+        model = Path(args.model.rsplit(":", 1)[-1]).name if preset is None else preset.name
+        what = f"estimate-{args.card or 'cpu'}" if args.estimate else args.data
+        words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in ("ladder", model, what)]
         base = Path("runs") / "-".join(word for word in words if word)
         number, out = 1, base
         while out.exists():
@@ -214,6 +261,8 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
         "error": None,
     }
     try:
+        if args.estimate:
+            return {**entry, "run_dir": None, **predicted_entry(train(estimate_arguments(rung, args)))}
         document = train(train_arguments(rung, args, out / "rungs" / rung.name))
     except SnugfitError as error:
         return {**entry, "error": str(error)}
@@ -224,37 +273,6 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
     entry["workload"] = {**entry["workload"], **traits}
     entry["fidelity"] = dataclasses.asdict(rung.fidelity_against(ladder.first, **traits))
     return entry
-
-
-def train_arguments(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
-    """Returns the command line of a rung.
-
-    Args:
-        rung: The rung.
-        args: What the ladder's command line gave.
-        run_dir: Where the rung's run goes.
-
-    Returns:
-        Arguments for `snugfit`, `--json` left out.
-    """
-    words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
-    for text in args.model_args or ():
-        words += ["--model-arg", text]
-    for name in ("task", "image_size", "samples"):
-        if getattr(args, name) is not None:
-            words += ["--" + name.replace("_", "-"), str(getattr(args, name))]
-    if args.download:
-        words.append("--download")
-    words += ["--device", args.device]
-    for name, value in {
-        **rung.recipe.to_mapping(defaults=False),
-        **rung.workload.to_mapping(defaults=False),
-        "optimizer": rung.workload.optimizer,
-    }.items():
-        words.append("--" + name.replace("_", "-"))
-        if value is not True:
-            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
-    return words
 
 
 def _train_in_fresh_process(argv: Sequence[str], progress: _Progress) -> Mapping[str, Any]:
@@ -291,13 +309,13 @@ class _Progress:
             sys.stderr.flush()
 
 
-def _table(ladder: Ladder) -> Table:
+def _table(ladder: Ladder, *, predicted: bool) -> Table:
     return Table(
         [
             Column("rung", max(len(rung.name) for rung in ladder.rungs)),
-            Column("peak memory", 11, right=True),
+            Column("predicted" if predicted else "peak memory", 11, right=True),
             Column("less", 7, right=True),
-            Column("time", 10, right=True),
+            Column("a step" if predicted else "time", 10, right=True),
             Column("samples/s", 9, right=True),
             Column("test acc.", 9, right=True),
             Column("fidelity", 9),
@@ -307,7 +325,7 @@ def _table(ladder: Ladder) -> Table:
 
 
 def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    size, reference = measured_bytes(entry), measured_bytes(first)
+    size, reference = peak_bytes(entry), peak_bytes(first)
     accuracy = (entry["metrics"] or {}).get("test_accuracy")
     seconds, rate = entry["seconds"], entry["samples_per_second"]
     return [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli import options, output
+from snugfit.cli import budget, options, output, plan_options
 from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
 from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
 from snugfit.cli.text_assembly import save_for_transformers
@@ -19,6 +19,8 @@ from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    import torch
+
     from snugfit.measure.meter import Meter
     from snugfit.training.loop import Loop
     from snugfit.training.run_dir import RunDirectory
@@ -35,6 +37,7 @@ examples:
   snugfit train models.py:build --data imagefolder:photos --weights model.safetensors --recipe recipe.yaml
   snugfit train hf:bert/config.json --task text-classification --data topics --batch-size 16 --max-steps 50
   snugfit train hf:llama --task causal-lm --data jsonl:chats.jsonl --prompt-column question --seq-len 512 --lr 1e-5
+  snugfit train torchvision:resnet18 --data imagefolder:photos --batch-size 64 --budget 6GiB --allow rounding
   snugfit train --run-dir runs/resnet18-cifar10-data --resume
 """
 
@@ -99,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-checkpoints", metavar="N", type=int, default=2, help="newest checkpoints that stay. Default: 2.")
     add("--tensorboard", action="store_true", help="also write event files for TensorBoard")
     output.add_json_option(parser)
+    plan_options.add_budget_options(parser)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -120,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     from snugfit.training.run_dir import RunDirectory, check_new
 
     _check_numbers(args)
+    budget.check_budget_options(args)
     if args.resume and args.overwrite:
         raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them.")
     if args.resume and args.run_dir is None:
@@ -135,19 +140,38 @@ def run(args: argparse.Namespace) -> int:
                 print(f"snugfit: the run in {path} is finished; this is its result.", file=sys.stderr)
                 _print_result(summary, as_json=args.json)
                 return 0
+            chosen = budget.chosen_before(recipe, run_dir.read_plan())
             ensure_tuned_process()
-            return _train(args, recipe, request, path, lambda known: run_dir.described(recipe, known.to_mapping()))
+            return _train(
+                args,
+                request,
+                path,
+                lambda *_: chosen,
+                lambda known, chosen: run_dir.described(chosen.recipe, known.to_mapping()),
+            )
     recipe, request = new_request(args)
+    constraints = plan_options.constraints_of(args)
     path = args.run_dir if args.run_dir is not None else default_run_dir(request)
     check_new(path, overwrite=args.overwrite)
     ensure_tuned_process()
+
+    def choose(known: Request, data: Splits | TextSplits, task: Task, device: torch.device) -> budget.Chosen:
+        if args.budget is None:
+            return budget.Chosen(recipe=recipe)
+        return budget.chosen_by(budget.plan_training(known, data, task, device, args.budget, constraints))
+
     return _train(
         args,
-        recipe,
         request,
         path,
-        lambda known: RunDirectory.create(
-            path, recipe, known.to_mapping(), overwrite=args.overwrite, keep=args.keep_checkpoints
+        choose,
+        lambda known, chosen: RunDirectory.create(
+            path,
+            chosen.recipe,
+            known.to_mapping(),
+            plan=chosen.plan,
+            overwrite=args.overwrite,
+            keep=args.keep_checkpoints,
         ),
     )
 
@@ -173,7 +197,11 @@ def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
 
 
 def _train(
-    args: argparse.Namespace, recipe: Recipe, request: Request, path: Path, open_run: Callable[[Request], RunDirectory]
+    args: argparse.Namespace,
+    request: Request,
+    path: Path,
+    choose: Callable[[Request, Splits | TextSplits, Task, torch.device], budget.Chosen],
+    open_run: Callable[[Request, budget.Chosen], RunDirectory],
 ) -> int:
     """Builds all parts, trains, and writes and prints the result; nothing is written before every part is there."""
     from snugfit.measure.meter import Meter
@@ -197,18 +225,22 @@ def _train(
             f"at most {len(data.train)}."
         )
     total_steps = steps_of_run(settings, len(data.train))
+    chosen = choose(request, data, task, device)
+    chosen.limit_memory(device)
     meter = Meter(device)
     with _measuring(meter):
         memory = memory_reader(device)
-        trainer = build_trainer(recipe, request, data, device, task, total_steps)
-        with open_run(request) as run_dir:
+        trainer = build_trainer(chosen.recipe, request, data, device, task, total_steps, chosen.fallbacks)
+        with open_run(request, chosen) as run_dir:
             try:
                 loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
                 if result.stopped_by is not None:
                     print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
                     return 128 + result.stopped_by
                 measured = meter.result(trainer.peak_host_bytes)
-                summary = _summary(trainer, request, task, measured, result, path, loop.steps_per_epoch)
+                summary = _summary(
+                    trainer, request, task, chosen.predicted, measured, result, path, loop.steps_per_epoch
+                )
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir)}") from error
@@ -279,6 +311,7 @@ def _summary(
     trainer: Trainer,
     request: Request,
     task: Task,
+    predicted: Mapping[str, Any] | None,
     measured: Mapping[str, int | None],
     result: LoopResult,
     path: Path,
@@ -291,7 +324,7 @@ def _summary(
         "recipe": trainer.recipe.to_mapping(),
         "workload": {**request.to_mapping(), "settings": workload.to_mapping()},
         "fidelity": dataclasses.asdict(trainer.fidelity),
-        "predicted": None,
+        "predicted": None if predicted is None else dict(predicted),
         "measured": dict(measured),
         "seconds": result.seconds,
         "samples_per_second": result.samples_per_second,
@@ -338,10 +371,20 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     reasons = summary["fidelity"]["reasons"].items()
     lines = [f"{name} ({level}): {reason}" for name, (level, reason) in reasons]
     yield "fidelity", "\n".join([summary["fidelity"]["level"], *lines])
+    predicted = summary["predicted"] or {}
+    if predicted:
+        yield (
+            "budget",
+            f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
+        )
     for name, size in summary["measured"].items():
         if size is not None:
-            yield name.removesuffix("_bytes").replace("_", " "), format_bytes(size)
+            beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""
+            yield name.removesuffix("_bytes").replace("_", " "), f"{format_bytes(size)}{beside}"
     yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
+    if predicted:
+        step = summary["workload"]["settings"]["batch_size"] / summary["samples_per_second"]
+        yield "step", f"{format_seconds(step)}, predicted {format_seconds(predicted['step_seconds'])}"
     metrics = summary["metrics"]
     shown = summary["main_metric"]["name"]
     for name in (f"test_{shown}", f"validation_{shown}"):

@@ -2,6 +2,7 @@
 
     recipe.yaml         how the step was held in memory
     workload.yaml       model, data and training settings
+    plan.json           why this recipe, and what it promises, where it was planned for a budget
     metrics.jsonl       one JSON object a line: each step's loss and learning rate, each evaluation
     summary.json        the result, once the run is finished
     model.safetensors   the final weights under the plain model's keys, adapters merged; none where weights are quantised
@@ -34,9 +35,10 @@ from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, rep
 if TYPE_CHECKING:
     from snugfit.training.checkpoint import CheckpointStore
 
-RECIPE, WORKLOAD, METRICS, SUMMARY, MODEL = (
+RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY, MODEL = (
     "recipe.yaml",
     "workload.yaml",
+    "plan.json",
     "metrics.jsonl",
     "summary.json",
     "model.safetensors",
@@ -116,6 +118,7 @@ class RunDirectory:
         recipe: Recipe,
         workload: Mapping[str, Any],
         *,
+        plan: str | None = None,
         overwrite: bool = False,
         keep: int = DEFAULT_KEEP,
     ) -> RunDirectory:
@@ -125,6 +128,7 @@ class RunDirectory:
             path: The directory; made if missing.
             recipe: How the step is held in memory.
             workload: Plain data: all that `read_workload` must give back to build the same run again.
+            plan: Text of `plan.json`, where the recipe was planned.
             overwrite: Whether a run that is there is removed first.
             keep: How many checkpoints stay.
 
@@ -138,10 +142,12 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         run = cls(path, keep=keep)
         # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-        for name in (WORKLOAD, RECIPE, METRICS, SUMMARY, MODEL):
+        for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, MODEL):
             (path / name).unlink(missing_ok=True)
         for folder in (CHECKPOINTS, TENSORBOARD, ADAPTER):
             shutil.rmtree(path / folder, ignore_errors=True)
+        if plan is not None:
+            run._write_text(PLAN, plan)
         return run.described(recipe, workload)
 
     @classmethod
@@ -186,6 +192,11 @@ class RunDirectory:
     def read_recipe(self) -> Recipe:
         """Returns the run's recipe."""
         return Recipe.from_yaml(self.path / RECIPE)
+
+    def read_plan(self) -> str | None:
+        """Returns the text of `plan.json`, None where the run was not planned."""
+        path = self.path / PLAN
+        return path.read_text(encoding="utf-8") if path.is_file() else None
 
     def read_workload(self) -> dict[str, Any]:
         """Returns the plain data that `create` was given.
