@@ -18,16 +18,19 @@ check: $(VENV)/.dev  ## lint, formatting and types
 	$(RUN) -m ruff format --check src tests benchmarks examples
 	$(RUN) -m mypy
 
-gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing
-	PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.step_overhead
+gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing, does what is missing
+	@status=0; \
+	PYTHONPATH=src:. $(PYTHON) -m pytest tests/gpu || status=$$?; \
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --device cuda || status=$$?; \
+	exit $$status
 
-bench: $(VENV)/.dev  ## regenerate benchmarks/results
-	$(RUN) -m benchmarks.step_overhead
+bench: $(VENV)/.dev  ## regenerate benchmarks/results on this CPU, in under 15 minutes on two cores
+	$(RUN) -m benchmarks.gpu --device cpu --minutes 12 --again
 	$(RUN) -m benchmarks.techniques
 
 docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from results and docstrings
 	$(RUN) -m benchmarks.technique_pages
+	$(RUN) -m benchmarks.report
 	$(RUN) -m benchmarks.documents
 
 clean:

@@ -1,4 +1,4 @@
-"""Makes the parts of the documents that hold numbers or repeat the code: README's table, the recipe's fields, accuracy.
+"""Makes the parts of the documents that hold numbers or repeat the code: README's table and the recipe's fields.
 
 The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.json` with `--demo runs/demo/ladder.json`.
 
@@ -54,23 +54,6 @@ def fields_page() -> str:
     return "\n".join(parts)
 
 
-def accuracy_page(published: dict[str, Any]) -> str:
-    """Prediction against the published ladder."""
-    lines = ["| rung | published GB | simulated GB | difference |", "|---|---|---|---|"]
-    for row in published["rungs"]:
-        lines.append(
-            f"| {row['name']} | {row['published_reserved_gb']:.2f} | {row['simulated_reserved_gb']:.2f} | "
-            f"{row['difference_percent']:+.1f} % |"
-        )
-    return (
-        "# Accuracy of predictions\n\nMade by `make docs` from `benchmarks/results/published.json` "
-        f"(torch {published['torch']}, {published['date']}); `python -m benchmarks.published` simulates it again.\n\n"
-        "## The published ViT-L/16 ladder\n\nReserved memory as its source printed it "
-        f"(torch {published['published_torch']}, one GPU), beside the simulation of the same steps, written by hand. "
-        "Nothing in the package is fitted to these rows.\n\n" + "\n".join(lines) + "\n"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--demo", type=Path, help="take over this ladder.json as the demo's result first")
@@ -83,8 +66,6 @@ def main() -> None:
     place = re.compile(r"(<!-- demo:.*?-->\n).*?(<!-- /demo -->)", re.S)
     readme.write_text(place.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
-    published = json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))
-    (ROOT / "docs" / "accuracy.md").write_text(accuracy_page(published), encoding="utf-8")
 
 
 if __name__ == "__main__":

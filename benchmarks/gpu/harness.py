@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
 
 Say = Callable[[str], None]
+PLACE_FILE = "place.json"
+"""In each folder of results: where its rows were measured."""
 SPARE_SECONDS = 10.0
 """Time before the end of the given minutes in which nothing is measured any more."""
 
@@ -76,6 +78,9 @@ class Harness:
         Returns:
             How many rows were `measured`, `left_out`, `failed`, how many were there `before`, and are still `missing`.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        place = json.dumps(dataclasses.asdict(self.place), indent=1) + "\n"
+        (self.folder / PLACE_FILE).write_text(place, encoding="utf-8")
         counts = dict.fromkeys(("measured", "left_out", "failed", "before", "missing"), 0)
         files = {part.name: RowFile(self.folder / f"{part.name}.jsonl") for part in parts}
         wanted = {part.name: self._wanted(part) for part in parts}

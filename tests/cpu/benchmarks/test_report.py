@@ -1,0 +1,74 @@
+"""The accuracy page is made from rows alone: a literal table of rows gives a literal table of errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def report():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        yield importlib.import_module("benchmarks.report")
+
+
+def row(name, predicted, measured, half="tuning", family="ViT", recipe=None, **more):
+    peak = {"peak_phase": "backward", "peak_operator": "aten.mm.default", "host_bytes": 0}
+    return {
+        "name": name, "half": half, "settings": {"family": family, "recipe": recipe or {}, "training": {}},
+        "predicted": {"allocated_bytes": predicted, "reserved_bytes": None, **peak},
+        "measured": {"allocated_bytes": measured, "reserved_bytes": None, "host_bytes": 0},
+        "versions": {"torch": "9.9"}, "processor": "abacus", "date": "2030-01-02T03:04:05Z", **more,
+    }  # fmt: skip
+
+
+ROWS = [
+    row("a", 102, 100),
+    row("b", 90, 100, half="validation", recipe={"checkpoint": "all"}),
+    row("c", 100, 100, half="validation", family="CNN"),
+    row("d", 101, 100),
+]
+
+
+def test_the_spread_of_errors(report):
+    found = report.distribution(ROWS, "allocated_bytes")
+    assert found["rows"] == 4 and found["median"] == pytest.approx(0.015)
+    assert found["over"] == pytest.approx(0.02) and found["under"] == pytest.approx(-0.1)
+    assert found["within_2_percent"] == 3
+    assert report.distribution([], "allocated_bytes") is None
+    assert report.distribution(ROWS, "reserved_bytes") is None
+
+
+def write(folder, rows):
+    folder.mkdir(parents=True)
+    (folder / "accuracy.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+
+
+def test_the_page_says_what_was_measured_and_what_was_not(report, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "FIGURES", tmp_path / "figures")
+    failed = {**row("e", 1, 1), "error": "it broke"}
+    left_out = {**row("f", 1, 1), "left_out": "not installed: x"}
+    left_out.pop("measured")
+    write(tmp_path / "cpu-torch9.9", [*ROWS, failed, left_out])
+    (tmp_path / "published.json").write_text((report.RESULTS / "published.json").read_text(encoding="utf-8"), "utf-8")
+    page = report.page(tmp_path)
+    assert "No card has been measured yet" in page and "abacus" in page and "2030-01-02" in page
+    assert "| validation | 2 | 5.00 % | +0.00 % | -10.00 % | 1 of 2 |" in page
+    assert "| tuning | 2 | 1.50 % | +2.00 % | +0.00 % | 2 of 2 |" in page
+    assert "| checkpoint=all | 1 | 10.00 %" in page and "| CNN | 1 | 0.00 %" in page
+    assert page.index("`b`") < page.index("`a`"), "the worst row comes first"
+    assert "- `e`: it broke" in page and "- `f`: not installed: x" in page
+    assert (tmp_path / "figures" / "accuracy-cpu-torch9.9.png").stat().st_size > 1000
+    write(tmp_path / "nvidia-h200-torch9.9", ROWS)
+    assert "No card has been measured yet" not in report.page(tmp_path)
+
+
+def test_the_page_in_the_repository_is_the_one_that_its_results_make(report, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "FIGURES", tmp_path)
+    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == report.page(), "run make docs"
