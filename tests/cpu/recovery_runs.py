@@ -1,4 +1,4 @@
-"""Runs in which memory really runs out, shared by CPU (a limit on the process) and CUDA (a limit on its share of the card)."""
+"""Runs in which memory really runs out, shared by CPU (a limit on the process) and CUDA (a share of the card)."""
 
 from __future__ import annotations
 

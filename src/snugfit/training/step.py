@@ -178,8 +178,7 @@ class Trainer:
         stays = self._recovery.went_well(size, self.recipe, failures)
         if failures:
             self._recovery.tell(step, failures, self.recipe, stays=stays, samples=samples_of(batch))
-            if not stays:
-                self._become(self._recovery.recipe_for(0))
+        self._become(self._recovery.recipe_for(0))
         if self._update.interrupted:
             self._after_interruption(step)
         return loss

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from failing_allocations import failing
+from failing_allocations import failing, nothing_to_collect  # noqa: F401 - a fixture for all tests
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW
 
@@ -28,12 +28,6 @@ CASES = {
     for kernel in KERNELS
     if not (cls is Adafactor and kernel == "fused")
 }
-
-
-@pytest.fixture(autouse=True)
-def _nothing_to_collect(monkeypatch):
-    """A garbage collection for each of a thousand faults would take minutes, and frees nothing here."""
-    monkeypatch.setattr("snugfit.training.interrupted_update.free_memory", lambda device: None)
 
 
 def made(cls, settings):

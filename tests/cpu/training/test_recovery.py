@@ -1,16 +1,15 @@
 """A step that runs out of memory is undone and run again: parameters, state and messages, wherever memory ran out."""
 
-import copy
 import random
 import warnings
 
 import pytest
 import torch
-from failing_allocations import failing
+from failing_allocations import failing, nothing_to_collect  # noqa: F401 - a fixture for all tests
 from small_models import cross_entropy, make_batches, make_model
 
 import snugfit
-from snugfit import InputError, OutOfMemoryError, Recipe, RecipeError, SnugfitWarning
+from snugfit import Recipe, SnugfitWarning
 
 STEPS = 4
 SETTINGS = {
@@ -33,13 +32,6 @@ SETTINGS = {
     },
 }  # fmt: skip
 RECIPE_FIELDS = set(Recipe().to_mapping()) - {"optimizer"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_to_collect(monkeypatch):
-    """A garbage collection for each fault takes a tenth of a second, and frees nothing here."""
-    for module in ("step", "interrupted_update", "out_of_memory"):
-        monkeypatch.setattr(f"snugfit.training.{module}.free_memory", lambda device: None)
 
 
 def trainer_of(name="mlp", dtype=torch.float64, fallbacks=None, **settings):
