@@ -295,6 +295,16 @@ def _mixed_types_in_place(args: Args, kwargs: Mapping[str, Any]) -> Sequence[Inn
     return [InnerBytes(copies * common.itemsize, AFTER_ALL)]
 
 
+def _quantize_4bit(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
+    """The weights scaled and their codes in 32 bits, the codes in 8 and half of them shifted; 16-bit weights in float32 too.
+
+    Source: `bitsandbytes/backends/default/ops.py`, quantize_4bit: torch operators, hidden behind one operator.
+    """
+    weights = args[0]
+    float32_copy = 4 if weights.dtype.itemsize == 2 else 0
+    return [InnerBytes(weights.numel() * (4 + 4 + 1 + float32_copy) + weights.numel() // 2, AFTER_ALL)]
+
+
 CPU_ROWS: dict[str, CpuRow] = {
     "aten.linalg_vector_norm.default": lambda args, kwargs: _norms([args[0]], _given_dtype(args, kwargs, 4)),
     "aten._foreach_norm.Scalar": lambda args, kwargs: _norms(args[0], _given_dtype(args, kwargs, 2)),
@@ -316,5 +326,6 @@ CPU_ROWS: dict[str, CpuRow] = {
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "bitsandbytes.quantize_4bit.default": _quantize_4bit,
 }
 """Operator -> row. A row takes positional and keyword arguments and returns the workspaces in order."""

@@ -37,7 +37,7 @@ class FrozenLinear(nn.Linear):
 
     method: str
     """`nf4` or `int8`."""
-    double: bool
+    double_scales: bool
     """Whether the scales of nf4 are quantised, too."""
     dtype: torch.dtype
     """Dtype of the weight as others see it; products are computed in the dtype of their input."""
@@ -64,7 +64,7 @@ class FrozenLinear(nn.Linear):
             return self.W_q.to(dtype).mul_(self.scales.to(dtype).unsqueeze(1))
         operators = torch.ops.bitsandbytes
         scales = self.scales
-        if self.double:
+        if self.double_scales:
             tables = self._buffers
             scales = operators.dequantize_blockwise.default(
                 scales, tables["group_scales"], tables["scale_table"], SCALE_BLOCK, torch.float32
@@ -99,7 +99,7 @@ class FrozenLinear(nn.Linear):
         for name, dtype in floats.items():
             self._buffers[name] = self._buffers[name].view(_INTEGERS[dtype.itemsize])  # type: ignore[union-attr]
         try:
-            super()._apply(fn, recurse)
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
             for name, dtype in floats.items():
                 self._buffers[name] = self._buffers[name].view(dtype)  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ class FrozenLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         """Returns the sizes and the format."""
-        return f"{super().extra_repr()}, {self.method}{' double' if self.double else ''}"
+        return f"{super().extra_repr()}, {self.method}{' double' if self.double_scales else ''}"
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -123,8 +123,8 @@ class _Product(torch.autograd.Function):
         return F.linear(input, layer.dequantize(input.dtype), bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantize(gradient.dtype), None
 
 
@@ -151,7 +151,7 @@ def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device
     del weight, layer._parameters["weight"]
     layer.__class__ = FrozenLinear  # hooks, names and shared places of the layer stay what they are
     layer.in_features, layer.out_features = inputs, outputs
-    layer.method, layer.double, layer.dtype = method, double, kept
+    layer.method, layer.double_scales, layer.dtype = method, double, kept
     for name, tensor in packed.items():
         layer.register_buffer(name, tensor, persistent=name != "scale_table")
     if layer.bias is not None:

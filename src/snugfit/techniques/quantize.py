@@ -70,7 +70,9 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
     before = after = 0
     for name in names:
         layer = model.get_submodule(name)
-        before += layer.weight.numel() * (dtype or layer.weight.dtype).itemsize  # type: ignore[operator, union-attr]
+        weight = layer.get_parameter("weight")
+        before += weight.numel() * (dtype or weight.dtype).itemsize
+        del weight
         freeze_linear(layer, recipe.quantize, double=recipe.double_quantize, device=device, dtype=dtype)
         after += sum(buffer.nbytes for buffer in layer.buffers())
     how = (
@@ -103,8 +105,8 @@ def load_libraries(recipe: Recipe) -> None:
 
 
 def _check_format(layer: FrozenLinear, recipe: Recipe) -> None:
-    if (layer.method, layer.double) != (recipe.quantize, recipe.double_quantize):
-        double = ", double_quantize" if layer.double else ""
+    if (layer.method, layer.double_scales) != (recipe.quantize, recipe.double_quantize):
+        double = ", double_quantize" if layer.double_scales else ""
         raise InputError(
             f"the model's weights are quantised already (quantize={layer.method}{double}), and what was rounded away does "
             "not come back. Give the same settings, or build the model anew."

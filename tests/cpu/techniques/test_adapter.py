@@ -282,7 +282,7 @@ def test_output_head():
     assert "lm_head" in adapted_layers(with_head)
     with pytest.raises(InputError, match="'lm_head' shares its weight with the embedding"):
         trainer_of(tiny_llama(tied=True), recipe={"adapter_head": True})
-    with pytest.raises(InputError, match="no language model's output head.*classifier is trained as it is"):
+    with pytest.raises(InputError, match=r"no language model's output head.*classifier is trained as it is"):
         trainer_of(tiny_bert(), recipe={"adapter_head": True})
 
 

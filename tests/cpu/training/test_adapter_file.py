@@ -127,10 +127,10 @@ def test_bad_input(tmp_path):
         snugfit.save_adapter(plain, tmp_path)
     with pytest.raises(InputError, match="no adapters to merge"):
         snugfit.merge_adapter(plain)
-    with pytest.raises(InputError, match="adapter_config.json is missing"):
+    with pytest.raises(InputError, match=r"adapter_config\.json is missing"):
         snugfit.load_adapter(plain, tmp_path)
     snugfit.save_adapter(trained("causal-lm", adapter="lora"), tmp_path)
-    with pytest.raises(InputError, match="does not fit this model: it has no layer 'model.layers.0"):
+    with pytest.raises(InputError, match=r"does not fit this model: it has no layer 'model\.layers\.0"):
         snugfit.load_adapter(tiny("text-classification"), tmp_path)
     with pytest.raises(InputError, match="another size"):
         snugfit.load_adapter(tiny("causal-lm", num_key_value_heads=1), tmp_path)
