@@ -76,6 +76,10 @@ def test_classifier_from_command_to_transformers_and_on(here, capsys):
     again = train(capsys, "hf:run", *CLASSIFY[1:], "--max-steps", "1", "--lr", "0", "--run-dir", "on")
     assert all(torch.equal(value, weights[name]) for name, value in load_file("on/model.safetensors").items())
     assert again["metrics"]["test_loss"] == pytest.approx(result["metrics"]["test_loss"], rel=1e-6)
+    # Named as a file, for a config that is somewhere else.
+    other = ("hf:bert/config.json", *CLASSIFY[1:], "--weights", "run/model.safetensors", "--init", "meta")
+    train(capsys, *other, "--max-steps", "1", "--lr", "0", "--run-dir", "file")
+    assert all(torch.equal(value, weights[name]) for name, value in load_file("file/model.safetensors").items())
     # Its config by itself is a model of the same shape with random weights.
     train(capsys, "hf:run/config.json", *CLASSIFY[1:], "--max-steps", "1", "--lr", "0", "--run-dir", "fresh")
     fresh = load_file("fresh/model.safetensors")
