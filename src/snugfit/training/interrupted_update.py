@@ -20,20 +20,19 @@ Source: torch.Tensor._version (the counter autograd checks saved tensors by); to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from snugfit.errors import OutOfMemoryError
 from snugfit.techniques.offload_optimizer import HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
+from snugfit.training.repeated_operators import Continued, Listener, ReadTooLate, Watch
 
 FINISHABLE = (Adam, AdamW, SGD, Adafactor)
 """Optimizers of torch that update each parameter by itself, change state by in-place operators only, and are tested."""
@@ -167,7 +166,7 @@ class Journal:
                         optimizer.param_groups = [{**group, "params": [weight]}]
                         self._finish_one(weight, made)
                         weight.grad = None
-        except _ReadTooLate as error:
+        except ReadTooLate as error:
             raise half_way(cause, "the update") from error
         except Exception as error:
             if is_out_of_memory(error) and any(made.values()):
@@ -214,22 +213,22 @@ class Journal:
         if not any(made.get(key) for key in tracked):
             tracked = {}  # nothing of it was done: an ordinary step
         try:
-            self._step(weight, _Continued(tracked, made))
-        except _ReadTooLate as late:
-            plan = _Listener(tracked)
+            self._step(weight, Continued(tracked, made))
+        except ReadTooLate as late:
+            plan = Listener(tracked)
             self._step(weight, plan)
             if not all(plan.take_back(tensor, made[id(tensor)]) for tensor in late.tensors):
                 raise
             made.update({id(tensor): 0 for tensor in late.tensors})
-            self._step(weight, _Continued(tracked, made))
+            self._step(weight, Continued(tracked, made))
         made[id(weight)] = max(made[id(weight)], 1)
 
-    def _step(self, weight: Tensor, mode: _Watch) -> None:
+    def _step(self, weight: Tensor, mode: Watch) -> None:
         with mode:
             self._optimizer.step()
         for value in _tensors(self._optimizer.state.get(weight, {})):
             if value in mode.doubtful:
-                raise _ReadTooLate(mode.late)
+                raise ReadTooLate(mode.late)
 
 
 def half_way(cause: str, what: str) -> OutOfMemoryError:
@@ -244,154 +243,6 @@ def half_way(cause: str, what: str) -> OutOfMemoryError:
         "The step can neither be undone nor finished; go back to a checkpoint.",
         undone=False,
     )
-
-
-class _ReadTooLate(RuntimeError):
-    """A value that is needed was there when the update first ran, and has changed since."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__("the update reads what it has changed already")
-        self.tensors = list(tensors)
-
-
-class _Watch(TorchDispatchMode):
-    """Sees every operator of one parameter's update: what it reads, and what it writes of weight and state."""
-
-    def __init__(self, tracked: dict[int, Tensor]) -> None:
-        super().__init__()
-        self.tracked = tracked
-        self.storages = {tensor.untyped_storage()._cdata for tensor in tracked.values()}
-        self.seen = dict.fromkeys(tracked, 0)
-        self.doubtful = WeakIdKeyDictionary()
-        self.late: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        written, read = _written_and_read(func, args, kwargs)
-        targets = [tensor for tensor in written if id(tensor) in self.tracked]
-        if len(targets) < len(written) and any(
-            id(tensor) not in self.tracked and tensor.untyped_storage()._cdata in self.storages for tensor in written
-        ):
-            raise _ReadTooLate([])  # a write through a view, which is not counted
-        if targets and self.leaves_out(func, args, targets):
-            for tensor in targets:
-                self.seen[id(tensor)] += 1
-            return None if not func._schema.returns else args[0]
-        doubt = self.doubts(read) or self.doubts(written)
-        if doubt and targets:
-            raise _ReadTooLate(self.late)
-        result = func(*args, **kwargs)
-        for tensor in targets:
-            self.wrote(tensor)
-        if doubt:
-            for tensor in (*written, *_flat(result)):
-                self.doubtful[tensor] = True
-            if not isinstance(result, Tensor | tuple | list) and result is not None:
-                self.everything_doubtful()
-        return result
-
-    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
-        """Returns whether a write to weight or state is not made."""
-        raise NotImplementedError
-
-    def doubts(self, tensors: Sequence[Tensor]) -> bool:
-        """Returns whether one of the tensors is not what it was at this place of the first run."""
-        return any(tensor in self.doubtful for tensor in tensors)
-
-    def wrote(self, tensor: Tensor) -> None:
-        """Takes note of a write that was made."""
-        self.seen[id(tensor)] += 1
-
-    def everything_doubtful(self) -> None:
-        """A number was read off a doubtful tensor, and numbers cannot be followed."""
-
-
-class _Continued(_Watch):
-    """Leaves out the changes that were made already."""
-
-    def __init__(self, tracked: dict[int, Tensor], made: dict[int, int]) -> None:
-        super().__init__(tracked)
-        self._made = made
-        self._numbers = False
-
-    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
-        done = {self.seen[id(tensor)] < self._made[id(tensor)] for tensor in targets}
-        if len(done) > 1:
-            raise _ReadTooLate([])
-        return done == {True}
-
-    def doubts(self, tensors: Sequence[Tensor]) -> bool:
-        late = [
-            tensor
-            for tensor in tensors
-            if id(tensor) in self.tracked and self.seen[id(tensor)] < self._made[id(tensor)]
-        ]
-        self.late += [tensor for tensor in late if not any(tensor is known for known in self.late)]
-        return bool(late) or self._numbers or super().doubts(tensors)
-
-    def wrote(self, tensor: Tensor) -> None:
-        super().wrote(tensor)
-        self._made[id(tensor)] += 1
-
-    def everything_doubtful(self) -> None:
-        self._numbers = True
-
-
-class _Listener(_Watch):
-    """Makes no change, and notes what the changes would be."""
-
-    def __init__(self, tracked: dict[int, Tensor]) -> None:
-        super().__init__(tracked)
-        self._writes: dict[int, list[tuple[Any, Any]]] = {key: [] for key in tracked}
-
-    def leaves_out(self, func: Any, args: Any, targets: list[Tensor]) -> bool:
-        for tensor in targets:
-            self._writes[id(tensor)].append((func, args))
-        return True
-
-    def take_back(self, tensor: Tensor, count: int) -> bool:
-        """Takes back the first changes of a tensor, if all of them only scaled it.
-
-        Args:
-            tensor: A weight or state.
-            count: How many were made.
-
-        Returns:
-            Whether they are taken back; the tensor is then what it was, up to rounding.
-        """
-        writes = self._writes[id(tensor)][:count]
-        factors = [_factor(func, args) for func, args in writes]
-        if any(factor is None for factor in factors):
-            return False
-        with torch.no_grad():
-            for factor in reversed(factors):
-                tensor.div_(factor)
-        return True
-
-
-_SCALINGS = (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar, torch.ops.aten._foreach_mul_.Scalar)
-
-
-def _factor(func: Any, args: Any) -> float | None:
-    """The number that an operator multiplies its first argument with, or None where it does something else."""
-    number = args[1] if func in _SCALINGS else None
-    return float(number) if isinstance(number, int | float) and number else None
-
-
-def _written_and_read(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    written: list[Tensor] = []
-    read: list[Tensor] = []
-    for position, argument in enumerate(func._schema.arguments):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        (written if writes else read).extend(_flat(value))
-    return written, read
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [one for one in value if isinstance(one, Tensor)] if isinstance(value, tuple | list) else []
 
 
 def _tensors(state: dict[str, Any]) -> list[Tensor]:

@@ -35,11 +35,12 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
 from snugfit.techniques.true_precision import TruePrecision
 from snugfit.training.health import Health
+from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, trained_parameters
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
-from snugfit.training.step import Forward, Loss, OptimizerArgument, Trainer
+from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.training.update import Gradients, WholeUpdate
@@ -111,12 +112,8 @@ def prepare(
         RecipeError: Settings are wrong, or the recipe contradicts them; all mistakes at once.
         InputError: The recipe cannot be carried out on this model or device.
     """
-    if not isinstance(recipe, Recipe | None) and hasattr(recipe, "recipe"):
-        fallbacks = getattr(recipe, "fallbacks", ()) if fallbacks is None else fallbacks
-        recipe = recipe.recipe
-    recipe = Recipe() if recipe is None else recipe
-    fallbacks = _checked_fallbacks(fallbacks)
-    _check_arguments(model, recipe, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
+    _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
@@ -176,23 +173,28 @@ def prepare(
     return trainer
 
 
-def _checked_fallbacks(fallbacks: object) -> tuple[Recipe, ...]:
-    if fallbacks is None:
-        return ()
-    given = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
-    for one in given:
+def _recipe_and_fallbacks(
+    given: Recipe | Plan | None, fallbacks: Iterable[Recipe] | None
+) -> tuple[Recipe, tuple[Recipe, ...]]:
+    if given is None:
+        recipe = Recipe()
+    elif isinstance(given, Recipe):
+        recipe = given
+    else:
+        recipe = getattr(given, "recipe", None)  # type: ignore[assignment]
+        if not isinstance(recipe, Recipe):
+            raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
+        fallbacks = getattr(given, "fallbacks", ()) if fallbacks is None else fallbacks
+    others = tuple(fallbacks or ()) if isinstance(fallbacks, Iterable | None) else (fallbacks,)
+    for one in others:
         if not isinstance(one, Recipe):
-            raise InputError(
-                f"fallbacks has a {type(one).__name__}; give recipes, such as [snugfit.Recipe(checkpoint='all')]."
-            )
-    return given
+            raise InputError(f"fallbacks has a {type(one).__name__}; give recipes, such as [Recipe(checkpoint='all')].")
+    return recipe, others
 
 
-def _check_arguments(model: object, recipe: object, *, loss_weight: object, **functions: object) -> None:
+def _check_arguments(model: object, *, loss_weight: object, **functions: object) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
-    if not isinstance(recipe, Recipe):
-        raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe, or a plan that has one.")
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name} is {function!r}; give a function.")

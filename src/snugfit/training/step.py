@@ -26,8 +26,9 @@ from snugfit.techniques.microbatch import (
     map_tensors,
     split_batch,
 )
+from snugfit.training.evaluation_pieces import EvaluationPieces
 from snugfit.training.health import DEPTH, Health, Statistics
-from snugfit.training.model_call import Forward, Loss, joined, loss_of, output_of
+from snugfit.training.model_call import Forward, Loss, loss_of, output_of
 from snugfit.training.order import Order, standard
 from snugfit.training.out_of_memory import free_memory, insist, is_out_of_memory, let_go
 from snugfit.training.per_parameter import PerParameterUpdate
@@ -110,7 +111,7 @@ class Trainer:
         self._statistics = Statistics(model, 1 if health.waits else DEPTH + 2)
         self._replaced = False
         self._phase = "data"
-        self._evaluation_size: int | None = None
+        self._evaluation = EvaluationPieces(device, self._split, loss_weight)
 
     @property
     def fidelity(self) -> Fidelity:
@@ -274,32 +275,7 @@ class Trainer:
         Raises:
             OutOfMemoryError: One sample alone needs too much; training's state is as it was.
         """
-        while True:
-            size = self._evaluation_size
-            samples = samples_of(batch)
-            whole = size is None or samples is None or samples <= size
-            try:
-                pieces = [batch] if whole or size is None else list(self._split(batch, size))
-                weights = loss_weights(pieces, self._loss_weight) if len(pieces) > 1 else [1.0]
-                return joined([self._evaluated(piece) for piece in pieces], weights)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                cause = let_go(error)
-            free_memory(self.device)
-            now = samples if whole or size is None else size
-            if now is None or now < 2:
-                raise OutOfMemoryError(
-                    f"evaluation ran out of memory on {self.device}, with one piece of {now or 'unknown size'}: {cause} "
-                    "Training is as it was; leave evaluation out, or resume with a recipe that needs less."
-                )
-            self._evaluation_size = now // 2
-            warnings.warn(
-                f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {now // 2}; training is "
-                "not touched.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+        return self._evaluation.output(batch, self._evaluated)
 
     def _evaluated(self, batch: Any) -> Any:
         with torch.no_grad(), ExitStack() as around:

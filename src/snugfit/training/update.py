@@ -212,7 +212,7 @@ def check_storage(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> Non
         )
 
 
-Take = Callable[[Callable[[], object], "Callable[[], bool] | None"], None]
+Take = Callable[[Callable[[], object], "Callable[[], bool] | None"], object]
 """Steps an optimizer: how, and what says after a failure whether the step is to leave everything alone."""
 
 

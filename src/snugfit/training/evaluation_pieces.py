@@ -1,0 +1,66 @@
+"""Evaluation that runs out of memory goes on in smaller pieces, whose outputs are joined; training is not touched."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit.errors import OutOfMemoryError, SnugfitWarning
+from snugfit.techniques.microbatch import LossWeight, Split, loss_weights
+from snugfit.training.model_call import joined
+from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
+from snugfit.training.recovery import samples_of
+
+
+class EvaluationPieces:
+    """Finds the number of samples that fit, and keeps to it."""
+
+    def __init__(self, device: torch.device, split: Split, loss_weight: LossWeight) -> None:
+        """Starts with whole batches.
+
+        Args:
+            device: Where the model is.
+            split: How a batch is cut.
+            loss_weight: How losses of pieces combine.
+        """
+        self._device, self._split, self._loss_weight = device, split, loss_weight
+        self._size: int | None = None
+
+    def output(self, batch: Any, evaluated: Callable[[Any], Any]) -> Any:
+        """Returns the output for a batch.
+
+        Args:
+            batch: The batch.
+            evaluated: Gives the model's output for a batch or a piece.
+
+        Raises:
+            OutOfMemoryError: One sample alone needs too much.
+        """
+        samples = samples_of(batch)
+        while True:
+            try:
+                if self._size is None or samples is None or samples <= self._size:
+                    return evaluated(batch)
+                pieces = list(self._split(batch, self._size))
+                return joined([evaluated(piece) for piece in pieces], loss_weights(pieces, self._loss_weight))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                cause = let_go(error)
+            free_memory(self._device)
+            now = min((size for size in (samples, self._size) if size is not None), default=1)
+            if now < 2:
+                raise OutOfMemoryError(
+                    f"evaluation ran out of memory on {self._device} with the smallest piece: {cause} Training is as it "
+                    "was; leave evaluation out, or resume with a recipe that needs less."
+                )
+            self._size = now // 2
+            warnings.warn(
+                f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {self._size}; training "
+                "is not touched.",
+                SnugfitWarning,
+                stacklevel=3,
+            )
