@@ -103,7 +103,7 @@ def _update_in_one_kernel(
     gradient: Tensor,
     first: tuple[Tensor | None, ...],
     second: tuple[Tensor | None, ...],
-    *_: Any,
+    *settings: Any,
 ) -> None:
     _, scale, table = first
     kind = "full precision" if scale is None else "adamwfp8" if table is None else "adamw4bit"
