@@ -1,0 +1,129 @@
+"""`snugfit plan` as people type it: what comes out, and one helpful message for what cannot be."""
+
+import json
+
+import pytest
+from command_line import run_command
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        return x + self.layers(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self, width=64, blocks=3):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, 4)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def build():
+    return Net()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "net.py").write_text(MODEL)
+    return tmp_path
+
+
+def plan(folder, *words):
+    return run_command(
+        "plan", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090", *words, cwd=folder
+    )
+
+
+def test_json_recipe_and_figure(folder):
+    done = plan(
+        folder, "--budget", "150MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", "--forbid", "inplace"
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {
+        "recipe", "estimate", "fidelity", "frontier", "reasons", "slowdown", "budget_bytes", "margin_bytes",
+    } <= document.keys()  # fmt: skip
+    assert document["budget_bytes"] == 150 * 2**20 and document["slowdown"] >= 1
+    assert document["estimate"]["devices"][0]["fits"] is True
+    assert (folder / "plan.svg").read_text().startswith("<?xml")
+    again = run_command(
+        "estimate", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090", "--json",
+        "--recipe", "recipe.yaml", cwd=folder,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    estimate = json.loads(again.stdout)
+    assert estimate["total_bytes"] == document["estimate"]["total_bytes"]
+    assert estimate["step_seconds"] == pytest.approx(document["estimate"]["step_seconds"])
+
+
+def test_nothing_fits_ten_mebibytes(folder):
+    done = plan(folder, "--budget", "10MiB")
+    assert done.returncode == 3 and done.stdout == ""
+    for part in ("does not fit 10.0 MiB", "smallest budgets that work", "MiB with --allow rounding"):
+        assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (("--budget", "8 gigs"), ("budget '8 gigs'", "8GiB")),
+        (("--budget=-1GiB",), ("budget '-1GiB'",)),
+        (("--budget", "0GiB"), ("more than 0",)),
+        (("--budget", "8GiB", "--pin", "checkpoint=none", "--forbid", "checkpoint"), ("pinned to none and forbidden",)),
+        (("--budget", "8GiB", "--checkpoint", "all", "--pin", "checkpoint=none"), ("pinned to none and given as all",)),
+        (("--budget", "8GiB", "--pin", "checkpoint"), ("FIELD=VALUE",)),
+        (("--budget", "8GiB", "--forbid", "offload"), ("no field", "offload_activations")),
+        (("--budget", "8GiB", "--allow", "everything"), ("no level of fidelity", "rounding")),
+        (("--budget", "8GiB", "--maximize", "speed"), ("batch-size",)),
+        (("--budget", "8GiB", "--figure", "plan.gif"), (".png",)),
+        (("--budget", "8GiB", "--host-budget", "much"), ("host budget 'much'",)),
+    ],
+)
+def test_bad_requests(folder, capsys, monkeypatch, words, parts):
+    from snugfit.cli import main
+
+    monkeypatch.chdir(folder)
+    assert main(["plan", "net.py:build", "--device", "rtx-3090", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("snugfit: ") == 1 and "Traceback" not in said.err
+    for part in parts:
+        assert part in said.err
+
+
+@pytest.mark.parametrize("device, part", [("all", "one device"), ("mi300x", "no speeds"), ("rtx-9999", "unknown")])
+def test_devices_that_cannot_be_planned_for(folder, capsys, monkeypatch, device, part):
+    from snugfit.cli import main
+
+    monkeypatch.chdir(folder)
+    assert main(["plan", "net.py:build", "--budget", "1GiB", "--device", device]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_the_largest_batch(folder):
+    done = run_command(
+        "plan", "net.py:build", "--image-size", "64", "--device", "rtx-3090", "--budget", "100MiB", "--maximize",
+        "batch-size", "--json", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    size = document["maximized"]["batch_size"]
+    assert size > 4 and document["recipe"]["microbatch_size"] is None
+    assert document["estimate"]["batch_shape"].startswith(f"{size} x ")
+    assert document["estimate"]["devices"][0]["fits"] is True

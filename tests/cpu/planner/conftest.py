@@ -1,0 +1,10 @@
+import pytest
+
+from snugfit.simulator.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def planning_pool():
+    pool = Pool()
+    yield pool
+    pool.close()

@@ -1,0 +1,67 @@
+"""A small model to plan for, and a machine whose speeds are fixed numbers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from snugfit.devices import device_named
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.planner import Planner
+from snugfit.planner.probe import Place
+from snugfit.planner.subjects import given_subject
+from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.simulator.host_speeds import HostSpeeds
+
+SPEEDS = HostSpeeds(
+    operator_seconds=2e-5,
+    product_rates=((1e5, 2e10), (1e8, 5e10)),
+    dtype_factors={"bfloat16": 0.5},
+    byte_seconds=((1e4, 5e-11), (1e7, 1e-10)),
+    operator_factors={"aten.gelu.default": 4.0},
+    threads=1,
+)
+CPU = Place(card=device_named("cpu"), kind=("cpu", (8, 0)), speeds=SPEEDS)
+CARD = Place(card=device_named("rtx-3090"), kind=("cuda", (8, 6)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        return x + self.layers(self.norm(x))
+
+
+class Stack(nn.Module):
+    """Blocks on [samples, tokens, 16] inputs; activations are most of its memory."""
+
+    def __init__(self, width: int = 32, blocks: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem = nn.Linear(16, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x):
+        x = self.drop(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def cross_entropy(output, batch):
+    return F.cross_entropy(output, batch[1])
+
+
+def batch_of(samples: int = 32, tokens: int = 64):
+    return ((samples, tokens, 16), torch.float32), ((samples,), torch.int64)
+
+
+def planner(pool, *, place: Place = CPU, model=Stack, batch=None, **given) -> Planner:
+    arguments = {"loss": cross_entropy, "optimizer": "adamw", "forward": None, "split": None, "loss_weight": "samples"}
+    subject = given_subject(model, skeleton_of(batch or batch_of()), arguments)
+    return Planner(subject, place, Constraints(**given), pool=pool)
