@@ -242,7 +242,8 @@ def add_adapters(
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     with torch.random.fork_rng(devices=()), _quietly():  # adapters are drawn on the host, whatever the device
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+        with _device_known(model):
+            peft.inject_adapter_in_model(config, model, adapter_name=NAME)
     layers = adapted_layers(model)
     _replace_everywhere(model, {layer.get_base_layer(): layer for layer in layers.values()})
     for layer in layers.values():
@@ -304,6 +305,19 @@ def refuse_to_merge(*_: object, **__: object) -> NoReturn:
         "learned. Save the adapters (snugfit.save_adapter), load them onto the plain model (snugfit.load_adapter) and merge "
         "there."
     )
+
+
+@contextlib.contextmanager
+def _device_known(model: nn.Module) -> Iterator[None]:
+    """Tells peft the device of a model whose weights are all packed: it asks the first parameter, and there is none."""
+    if next(model.parameters(), None) is not None:
+        yield
+        return
+    model.hf_device_map = {"": next(model.buffers()).device}  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del model.hf_device_map
 
 
 @contextlib.contextmanager
