@@ -20,7 +20,7 @@ Source: torch.Tensor._version (the counter autograd checks saved tensors by); to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ class Journal:
             optimizer: The optimizer, before its step.
         """
         self._optimizer = optimizer
-        self._before = {id(tensor): tensor._version for tensor in _changed_by(optimizer)}
+        self._before = {id(tensor): tensor._version for tensor in _counted(optimizer)}
 
     def finish(self, cause: str, bad: Callable[[], bool] | None = None) -> None:
         """Finishes the update after a failure, or leaves everything as it was.
@@ -150,7 +150,7 @@ class Journal:
         what = f"the update of {type(optimizer).__name__}, which cannot be finished"
         if type(optimizer) not in FINISHABLE:
             raise half_way(cause, what)
-        made = {id(tensor): self._count(tensor) for tensor in _changed_by(optimizer)}
+        made = {id(tensor): self._count(tensor) for tensor in _counted(optimizer)}
         self._drop_new_state(made)
         if not _versions_count():
             raise half_way(cause, what)
@@ -249,13 +249,14 @@ def _tensors(state: dict[str, Any]) -> list[Tensor]:
     return [value for value in state.values() if isinstance(value, Tensor)]
 
 
-def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                yield value
+def _counted(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors whose versions tell what was done: of fused kernels, which count no versions, what stands beside them."""
+    states = optimizer.state.values()
+    if _fused(optimizer.param_groups):
+        found = (state.get("step", state.get("momentum_buffer")) for state in states)
+        return [tensor for tensor in found if isinstance(tensor, Tensor)]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return weights + [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def _versions_count() -> bool:
