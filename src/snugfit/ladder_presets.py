@@ -206,7 +206,9 @@ def _imdb_rungs(microbatch: int, start: str, end: str) -> tuple[PresetRung, ...]
     held = {"precision": "bf16-true"}
     cut = {**held, "microbatch_size": microbatch}
     return (
-        PresetRung(name="16-mixed", change="autocast to fp16: Adam, batch 12", recipe={"precision": "16-mixed"}, published=start),
+        PresetRung(
+            name="16-mixed", change="autocast to fp16: Adam, batch 12", recipe={"precision": "16-mixed"}, published=start
+        ),
         PresetRung(name="bf16-true", change="weights, gradients, Adam's state in bf16", recipe=held),
         PresetRung(
             name=f"accumulate-{microbatch}x{12 // microbatch}", change=f"microbatches of {microbatch}", recipe=cut

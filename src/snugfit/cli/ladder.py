@@ -35,7 +35,8 @@ from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload
 
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when the run failed."""
+"""Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when
+the run failed."""
 
 DEFAULT_BATCH_SIZE = 64
 
@@ -169,7 +170,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
 
 
 def _check(args: argparse.Namespace, preset: Preset | None) -> None:
-    if args.model is None:
+    if args.model is None and preset is None:
         raise InputError(f"MODEL must be given, or --preset with one of: {', '.join(PRESETS)}.")
     if args.data is None and preset is None and not args.estimate:
         raise InputError("--data must be given, for example `snugfit ladder timm:resnet18 --data digits`.")

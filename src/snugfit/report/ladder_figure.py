@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import SnugfitError
-from snugfit.report.ladder_rows import measured_bytes
+from snugfit.report.ladder_rows import peak_bytes
 from snugfit.units import GIB, KIB, MIB, format_bytes, format_seconds
 
 _COLOURS = {"plain": "#8a8f98", "exact": "#009E73", "rounding": "#0072B2", "different": "#E69F00"}
@@ -66,7 +66,7 @@ def _kind(rung: Mapping[str, Any], *, first: bool) -> str:
 
 
 def _memory_panel(axes: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
-    sizes = [measured_bytes(rung) for rung in rungs]
+    sizes = [peak_bytes(rung) for rung in rungs]
     known = [size for size in sizes if size is not None]
     largest = max(known, default=1)
     unit, factor = next(
@@ -176,8 +176,8 @@ def _heading(figure: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[st
 
 
 def _headline(rungs: Sequence[Mapping[str, Any]]) -> str:
-    sizes = [size for size in map(measured_bytes, rungs) if size is not None]
-    if len(sizes) < 2 or measured_bytes(rungs[0]) is None:
+    sizes = [size for size in map(peak_bytes, rungs) if size is not None]
+    if len(sizes) < 2 or peak_bytes(rungs[0]) is None:
         return "The memory ladder"
     ratio = sizes[0] / min(sizes)
     return f"The same model trained in {ratio:.1f}{_TIMES} less memory" if ratio > 1 else "The memory ladder"

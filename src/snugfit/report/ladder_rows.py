@@ -9,8 +9,8 @@ PEAKS = ("peak_tensor_bytes", "peak_reserved_bytes")
 """The one number that stands for a rung's memory: tensors on the CPU; on CUDA what the allocator took, as in the guides."""
 
 
-def measured_bytes(rung: Mapping[str, Any]) -> int | None:
-    """Returns the measured peak of a rung.
+def peak_bytes(rung: Mapping[str, Any]) -> int | None:
+    """Returns the peak of a rung: measured, or predicted for one that was not trained.
 
     Args:
         rung: An entry of `ladder --json`.
@@ -20,4 +20,8 @@ def measured_bytes(rung: Mapping[str, Any]) -> int | None:
     """
     measured = rung["measured"] or {}
     found = [measured[name] for name in PEAKS if measured.get(name) is not None]
-    return int(found[0]) if found else None
+    if found:
+        return int(found[0])
+    predicted = rung.get("predicted") or {}
+    total = predicted.get("total_bytes") if rung.get("error") is None and rung["measured"] is None else None
+    return None if total is None else int(total)

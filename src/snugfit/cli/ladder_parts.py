@@ -1,0 +1,142 @@
+"""What a ladder runs for each rung: the command line of `snugfit train`, or with `--estimate` that of `snugfit estimate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError
+from snugfit.ladder import Rung
+from snugfit.ladder_presets import Preset
+
+PREDICTED = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "total_bytes", "host_bytes", "anatomy_bytes",
+    "experts_bytes", "peak_phase", "step_seconds", "flops", "device",
+)  # fmt: skip
+"""What an entry keeps of an estimate."""
+_TEXT_OPTIONS = ("text_column", "label_column", "prompt_column")
+
+
+def train_arguments(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
+    """Returns the command line of a rung.
+
+    Args:
+        rung: The rung.
+        args: What the ladder's command line gave.
+        run_dir: Where the rung's run goes.
+
+    Returns:
+        Arguments for `snugfit`, `--json` left out.
+    """
+    words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
+    words += _model_words(args, ("task", "image_size", "seq_len", "samples", *_TEXT_OPTIONS))
+    if args.download:
+        words.append("--download")
+    return [*words, "--device", args.device, *settings_words(rung)]
+
+
+def estimate_arguments(rung: Rung, args: argparse.Namespace) -> list[str]:
+    """Returns the command line of a rung that is predicted.
+
+    Args:
+        rung: The rung.
+        args: What the ladder's command line gave.
+
+    Returns:
+        Arguments for `snugfit`, `--json` left out.
+    """
+    words = ["estimate", args.model, *_model_words(args, ("task", "image_size", "seq_len"))]
+    return [*words, "--device", args.card or "cpu", *settings_words(rung)]
+
+
+def predicted_entry(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a rung's entry has of an estimate.
+
+    Args:
+        document: From `estimate --json`.
+
+    Returns:
+        `predicted`, `seconds` of a step and `samples_per_second` where they are known.
+    """
+    return {"predicted": {name: document[name] for name in PREDICTED}, "seconds": document["step_seconds"]}
+
+
+def settings_words(rung: Rung) -> list[str]:
+    """Returns recipe and training settings of a rung as options.
+
+    Args:
+        rung: The rung.
+
+    Returns:
+        Words of a command line.
+    """
+    words = []
+    for name, value in {
+        **rung.recipe.to_mapping(defaults=False),
+        **rung.workload.to_mapping(defaults=False),
+        "optimizer": rung.recipe.optimizer or rung.workload.optimizer,
+    }.items():
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+    return words
+
+
+def use_preset(args: argparse.Namespace, preset: Preset) -> None:
+    """Puts a preset's shape where the command line's own would stand.
+
+    Args:
+        args: What the command line gave; changed.
+        preset: The preset.
+
+    Raises:
+        InputError: Something was given that the preset says.
+    """
+    said = {
+        "MODEL": args.model,
+        "--batch-size": args.batch_size,
+        "--sgd-lr": args.sgd_lr,
+        "--image-size": args.image_size,
+    }
+    given = [name for name, value in {**said, "--task": args.task}.items() if value is not None]
+    if given:
+        raise InputError(f"{', '.join(given)} has no place beside --preset {preset.name}, which says it. Leave it out.")
+    args.task = preset.task
+    args.seq_len = args.seq_len or str(preset.seq_len)
+    args.data = args.data or "random"
+    args.card = args.card or preset.card
+
+
+def write_config(preset: Preset, out: Path) -> str:
+    """Writes a preset's model where a run can find it.
+
+    Args:
+        preset: The preset.
+        out: The ladder's directory.
+
+    Returns:
+        The model's name for `snugfit train`.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    path = out / "model" / "config.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(preset.config, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}. Give another --out.") from error
+    return f"hf:{path}"
+
+
+def _model_words(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    words = []
+    for text in args.model_args or ():
+        words += ["--model-arg", text]
+    for name in names:
+        if getattr(args, name) is not None:
+            words += ["--" + name.replace("_", "-"), str(getattr(args, name))]
+    return words
