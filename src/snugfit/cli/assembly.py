@@ -40,21 +40,27 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def with_task(request: Request) -> Request:
+def with_task(request: Request, *, download: bool) -> Request:
     """Returns the request with its task: as asked for, else what the data is for, else the model.
 
     Args:
         request: What is to be trained.
+        download: Whether a `hf:` model that is missing may be fetched.
 
     Returns:
         The same, with a task.
 
     Raises:
-        InputError: There is no such task, or not for this model.
+        InputError: There is no such task, or not for this model; or the model cannot be fetched.
     """
     from snugfit.workloads.model_batches import task_of
     from snugfit.workloads.text import TASK_OF_DATA
 
+    name = text_assembly.hub_name(request)
+    if download and name is not None:
+        from snugfit.workloads.hf_files import fetch
+
+        fetch(name)
     task = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
     return dataclasses.replace(request, task=task_of(request.model, task))
 
@@ -64,7 +70,7 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
 
     Args:
         request: What is to be trained; has a task.
-        download: Whether data, and a `hf:` model, that is missing may be fetched.
+        download: Whether data that is missing may be fetched.
 
     Returns:
         Training, validation and test part.
@@ -76,11 +82,6 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
     from snugfit.workloads.models import input_channels, input_size, output_classes, parse_model_args
 
     model_args = parse_model_args(request.model_args)
-    name = text_assembly.hub_name(request)
-    if download and name is not None:
-        from snugfit.workloads.hf_files import fetch
-
-        fetch(name)
     model = _skeleton(request)
     if request.task in text_assembly.TEXT_TASKS:
         text = text_assembly.open_matching_text(request, model, download=download)

@@ -211,7 +211,7 @@ def _train(
     from snugfit.workloads.tasks import task_named
 
     device = resolve_device(request.device)
-    request = with_task(request)
+    request = with_task(request, download=args.download)
     assert request.task is not None
     task = task_named(request.task)
     data = open_matching_data(request, download=args.download)

@@ -162,13 +162,13 @@ def load_config(name: str) -> Any:
         return _read_config(file)
     if path.is_dir() or name.endswith(".json") or name.startswith((".", "/", "~")):
         raise InputError(f"model 'hf:{name}': {str(file)!r} does not exist. Give a directory with a config.json.")
-    try:
-        return _transformers().AutoConfig.from_pretrained(name, local_files_only=True)
-    except OSError as error:
+    directory = hf_files.directory_of(name)
+    if directory is None or not (directory / "config.json").is_file():
         raise InputError(
             f"model 'hf:{name}' is neither a directory with a config.json, nor such a file, nor in the local cache. "
-            "Nothing is downloaded here: fetch its config.json once, and give its path."
-        ) from error
+            "Nothing is downloaded unless asked for: add --download to `snugfit train`, or give the path of its config.json."
+        )
+    return _read_config(directory / "config.json")
 
 
 def _read_config(file: Path) -> Any:

@@ -125,3 +125,40 @@ def test_tokenizers(saved, tmp_path):
     (folder / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(InputError, match=r"cannot be read from tokenizer\.model: .*pip install sentencepiece"):
         load_tokenizer(folder, model="hf:x", pretrained=False)
+
+
+def cached(cache, name, *files):
+    """Lays files into a cache as the hub's library does."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, folder / "snapshots" / "abc" / file.name)
+
+
+def test_names_of_the_hub_are_read_from_the_local_cache(saved, tmp_path, monkeypatch):
+    model, folder = saved
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    cached(tmp_path / "cache", "some/llama", folder / "config.json", folder / "model.safetensors")
+    loaded = build_model("hf:some/llama", weights="DEFAULT")
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in loaded.state_dict().items())
+    assert hf_files.holds_weights("some/llama")
+    cached(tmp_path / "cache", "some/config", folder / "config.json")
+    assert build_model("hf:some/config").config.hidden_size == 32
+    with pytest.raises(InputError, match="in the local cache without its weights"):
+        hf_files.holds_weights("some/config")
+    with pytest.raises(InputError, match="nor in the local cache"):
+        build_model("hf:some/other")
+
+
+def test_a_name_that_cannot_be_fetched_is_one_message(monkeypatch):
+    def no_network(*_, **__):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(
+        InputError, match="'hf:some/model' cannot be fetched: ConnectionError: Name or service not known"
+    ):
+        hf_files.fetch("some/model")
+    hf_files.fetch("./a/local/path")
