@@ -125,6 +125,7 @@ class Planner:
         """
         capacity = self.capacity_bytes(budget_bytes)
         search = self.search
+        search.renew()
         best = search.run(capacity) if capacity > 0 else None
         if best is None:
             smallest = Smallest(self.laboratory, search.space).find(_widest(self.constraints))

@@ -16,10 +16,10 @@ from snugfit.planner.probe import Laboratory, Probe
 from snugfit.planner.space import PLAIN, POINTS, SWITCHES, Changes, Space
 from snugfit.recipe import Recipe
 
-MOST_OPERATORS = 300_000
-"""Operators that a search may simulate: about half a minute on two cores."""
-MOST_PROBES = 90
-"""Recipes that a search may simulate, so that small models do not take long either."""
+MOST_OPERATORS = 250_000
+"""Operators that may be simulated for one budget, beside the start: about half a minute on two cores."""
+MOST_PROBES = 80
+"""Recipes that may be simulated for one budget, so that small models do not take long either."""
 WORTH = 0.002
 """A candidate must promise this part of the time less to be simulated."""
 HOPE = 0.95
@@ -63,6 +63,12 @@ class Search:
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._start()
+        self.renew()
+
+    def renew(self) -> None:
+        """Allows as much simulation again as one budget may take."""
+        self._most_operators = self.laboratory.operators + MOST_OPERATORS
+        self._most_probes = len(self.laboratory.probes) + MOST_PROBES
 
     # What composition starts from ----------------------------------------------------------------------------------
 
@@ -190,7 +196,7 @@ class Search:
             The best one that was simulated, or None where nothing fits.
         """
         for _ in range(most_rounds):
-            if self.laboratory.operators > MOST_OPERATORS or len(self.laboratory.probes) > MOST_PROBES:
+            if self.laboratory.operators > self._most_operators or len(self.laboratory.probes) > self._most_probes:
                 break
             best = self.best(capacity_bytes)
             limit = best.seconds * (1 - WORTH) if best is not None else float("inf")

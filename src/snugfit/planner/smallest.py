@@ -88,9 +88,6 @@ class Smallest:
     def _round(self, space: Space, best: Probe | None, moves: list[Changes]) -> Probe | None:
         """Tries every move alone, and those that help together."""
         start: dict[str, Any] = {} if best is None else best.recipe.to_mapping()
-        if start.get("checkpoint") not in ("all", None) or start.get("offload_activations") == "none":
-            together = space.allowed(start, {"checkpoint": "all"})
-            self._laboratory.look(together)
         alone = [(move, recipe) for move in moves for recipe in space.allowed(start, move)]
         self._laboratory.look(recipe for _, recipe in alone)
         helped: list[tuple[int, Changes]] = []
