@@ -202,7 +202,7 @@ def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None,
     config.architectures = [type(model).__name__]
     if use_cache is not None:
         config.use_cache = use_cache
-    config.dtype = next(model.parameters()).dtype
+    config.dtype = next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
     config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

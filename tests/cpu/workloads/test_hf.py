@@ -7,6 +7,7 @@ import torch
 
 from snugfit.errors import InputError
 from snugfit.workloads.model_batches import batch_for, task_of
+from snugfit.workloads.model_shapes import token_limit, vocabulary_size
 from snugfit.workloads.models import build_model
 from snugfit.workloads.tasks import task_named
 
@@ -59,6 +60,23 @@ def test_lengths_follow_the_model(specs):
     assert batch_for(model, specs["llama"], "causal-lm", batch_size=2)[0]["input_ids"].shape == (2, 64)
     with pytest.raises(InputError, match="at most 64 tokens"):
         batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=65)
+
+
+@pytest.mark.parametrize(
+    ("form", "more"), [("full", set()), ("padded", {"attention_mask"}), ("packed", {"position_ids"})]
+)
+def test_batches_have_what_training_gives(specs, form, more):
+    model = build_model(specs["llama"], device="meta", init="device")
+    batch, _, _ = batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=8, form=form)
+    assert batch.keys() == {"input_ids", "labels"} | more
+    assert {(value.shape, value.dtype, value.device.type) for value in batch.values()} == {((2, 8), torch.long, "meta")}
+
+
+def test_positions_that_are_kept_for_padding_do_not_count(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**BERT, "model_type": "roberta", "pad_token_id": 1}))
+    model = build_model(f"hf:{tmp_path}", task="text-classification", device="meta", init="device")
+    assert token_limit(model) == 62 and vocabulary_size(model) == 100
+    assert token_limit(torch.nn.Linear(2, 2)) is None and vocabulary_size(torch.nn.Linear(2, 2)) is None
 
 
 def test_model_arguments_are_fields_of_the_config(specs):

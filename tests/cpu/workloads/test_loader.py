@@ -103,3 +103,20 @@ def test_a_batch_larger_than_the_data():
         steps_per_epoch(Counting(8), 0)
     assert [steps_per_epoch(Counting(8), size) for size in (8, 3, 1)] == [1, 3, 8]
     assert steps_per_epoch(Counting(8), 3, drop_last=True) == 2
+
+
+class Dicts(Counting):
+    """Batches of text."""
+
+    def batch(self, indices):
+        rows = torch.as_tensor(np.asarray(indices))
+        return {"input_ids": rows[:, None].expand(-1, 1 + int(rows.max())).clone(), "labels": rows}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_dicts_keep_their_form_and_the_same_order(workers):
+    found = list(batches(Dicts(11), batch_size=4, seed=1, epoch=0, workers=workers))
+    assert [batch["labels"].tolist() for batch in found] == labels(Counting(11), batch_size=4, seed=1, epoch=0)
+    for batch in found:
+        assert batch.keys() == {"input_ids", "labels"}
+        assert batch["input_ids"].shape == (len(batch["labels"]), 1 + int(batch["labels"].max()))

@@ -1,5 +1,6 @@
 """Loss and metric of the tasks."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -35,3 +36,23 @@ def test_what_is_no_classifier():
         task_named("image-classification").loss(torch.zeros(1, 2, 3, 4), BATCH)
     with pytest.raises(InputError, match="did you mean 'image-classification'"):
         task_named("image-clasification")
+
+
+def test_tasks_of_text_take_the_loss_of_the_model():
+    task = task_named("causal-lm")
+    assert task.metric_names == ("perplexity",) and task.main_metric == "perplexity" and not task.higher_is_better
+    batch = {"input_ids": torch.zeros(2, 4), "labels": torch.tensor([[1, 2, -100, 3], [-100, -100, -100, 4]])}
+    assert int(task.weight_of(batch)) == 3
+    loss = torch.tensor(2.0)
+    for output in (SimpleNamespace(loss=loss), {"loss": loss}, loss):
+        assert task.loss_of(output, batch) is loss
+    with pytest.raises(InputError, match="a model that returns its loss"):
+        task.loss_of(SimpleNamespace(loss=None), batch)
+    perplexity = task.metrics_of_loss["perplexity"]
+    assert perplexity(0.0) == 1 and perplexity(math.log(50)) == pytest.approx(50) and perplexity(1e4) == math.inf
+
+
+def test_labels_are_found_in_dicts():
+    task = task_named("text-classification")
+    assert task.weight_of({"input_ids": torch.zeros(3, 7), "labels": BATCH[1]}) == 3 and task.higher_is_better
+    assert int(task.metrics["accuracy"]({"logits": SCORES}, {"labels": BATCH[1]})[0]) == 2
