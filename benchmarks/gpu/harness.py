@@ -152,14 +152,13 @@ class Harness:
 
     def _row(self, part: Part, case: Case, limit_seconds: float) -> dict[str, Any]:
         started = time.monotonic()
-        threads = None if self.place.kind == "cuda" else (os.cpu_count() or 1) if part.timed else 1
         row: dict[str, Any] = {"name": case.name, "settings": case.settings}
         if case.half is not None:
             row["half"] = case.half
         missing = [package for package in case.packages if importlib.util.find_spec(package) is None]
         if case.left_out or missing:
             reason = case.left_out or f"not installed: {', '.join(missing)}"
-            return {**row, "left_out": reason, **stamp(threads)}
+            return {**row, "left_out": reason, **stamp()}
         prediction: dict[str, Any] = {}
         predicting = threading.Thread(target=lambda: prediction.update(self._predict(part, case)))
         predicting.start()
@@ -176,7 +175,7 @@ class Harness:
                 row[key] = without_paths(row[key])
         seconds = time.monotonic() - started
         self._durations.setdefault(part.name, []).append(seconds)
-        return {**row, "row_seconds": round(seconds, 1), **stamp(threads)}
+        return {**row, "row_seconds": round(seconds, 1), **stamp()}
 
     def _predict(self, part: Part, case: Case) -> dict[str, Any]:
         if part.predict is None:

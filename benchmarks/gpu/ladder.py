@@ -76,7 +76,7 @@ def model(kind: str, half: bool = False) -> torch.nn.Module:
         made: torch.nn.Module = vit_l_16(num_classes=10)
     else:
         made = VisionTransformer(
-            image_size=32, patch_size=8, num_layers=6, num_heads=4, hidden_dim=96, mlp_dim=384, num_classes=10
+            image_size=32, patch_size=8, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=256, num_classes=10
         )
     return made.to(torch.bfloat16) if half else made
 

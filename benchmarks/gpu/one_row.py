@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -49,7 +50,7 @@ def outcome_of(part: Part, name: str, place: Place, lock: Path | None = None) ->
         lock: File of the lock, or None.
 
     Returns:
-        `measured`, or `left_out` or `error` with the reason.
+        `measured` with the threads of a CPU and its seconds of the process, or `left_out` or `error` with the reason.
     """
     import torch
 
@@ -67,7 +68,8 @@ def outcome_of(part: Part, name: str, place: Place, lock: Path | None = None) ->
             importlib.import_module(package)
         if lock is not None:
             _take(lock)
-        return {"measured": part.measure(name, place)}
+        found = {"measured": part.measure(name, place), "cpu_seconds": round(time.process_time(), 1)}
+        return {**found, "threads": torch.get_num_threads()} if place.kind == "cpu" else found
     except ImportError as error:
         return {"left_out": f"a package is missing: {error}"}
     except InputError as error:

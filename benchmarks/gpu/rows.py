@@ -105,18 +105,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return list(newest.values())
 
 
-def stamp(threads: int | None) -> dict[str, Any]:
-    """Returns what a row belongs to: versions, processor, date.
-
-    Args:
-        threads: Threads that torch computed with, on a CPU; None on a card.
-    """
+def stamp() -> dict[str, Any]:
+    """Returns what a row belongs to: versions, processor, date."""
     from benchmarks.results_file import processor
 
     return {
         "versions": dict(versions()),
         "processor": processor(),
-        "threads": threads,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
