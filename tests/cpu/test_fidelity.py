@@ -29,6 +29,12 @@ TABLE = [
     ({"optimizer": "sgd"}, {}, "different (optimizer)"),
     ({"optimizer": "adamw"}, {}, "exact"),
     ({"optimizer": "sgd", "precision": "bf16-true"}, {}, "different (optimizer)"),
+    ({"optimizer": "adamw8bit"}, {}, "rounding (optimizer)"),
+    ({"optimizer": "paged-adamw8bit"}, {"optimizer": "adam"}, "different (optimizer)"),
+    ({"optimizer": "muon"}, {"optimizer": "muon"}, "exact"),
+    ({"loss_impl": "chunked", "attention": "sdpa"}, {}, "exact"),
+    ({"adapter": "lora"}, {}, "different (adapter)"),
+    ({"adapter": "dora", "quantize": "nf4", "precision": "bf16-true"}, {}, "different (adapter, quantize)"),
 ]
 
 
@@ -54,6 +60,8 @@ def test_against_another_workload():
         ({"offload_optimizer": True}, {"optimizer": "adafactor"}, "moving it saves nothing"),
         ({"optimizer_impl": "fused"}, {"optimizer": "adafactor"}, "no fused kernel"),
         ({"offload_optimizer": True}, {"optimizer": "custom"}, "needs one by name"),
+        ({"offload_optimizer": True}, {"optimizer": "muon"}, "multiplies matrices"),
+        ({"optimizer_impl": "for-loop"}, {"optimizer": "muon"}, "has its own"),
         ({"optimizer_impl": "fused"}, {"optimizer": "custom"}, "choose the kernels in the function"),
     ],
 )

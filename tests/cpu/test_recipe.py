@@ -24,10 +24,24 @@ OTHER_VALUES = {
     "pin_memory": True,
     "prefetch": 5,
     "attention": "flash",
+    "loss_impl": "chunked",
     "compile": "inductor",
     "compile_memory_budget": 0.25,
+    "adapter": "rslora",
+    "adapter_rank": 4,
+    "adapter_alpha": 8.0,
+    "adapter_dropout": 0.5,
+    "adapter_targets": ("*.q_proj", "*.v_proj"),
+    "adapter_head": True,
+    "quantize": "nf4",
+    "double_quantize": True,
 }
-NEEDS = {"stochastic_rounding": {"precision": "bf16-true"}, "compile_memory_budget": {"compile": "inductor"}}
+NEEDS = {
+    "stochastic_rounding": {"precision": "bf16-true"},
+    "compile_memory_budget": {"compile": "inductor"},
+    "quantize": {"adapter": "lora"},
+    "double_quantize": {"adapter": "lora", "quantize": "nf4"},
+} | {f"adapter_{name}": {"adapter": "lora"} for name in ("rank", "alpha", "dropout", "targets", "head")}
 
 
 def test_the_set_of_fields_is_pinned():
@@ -95,6 +109,11 @@ def test_five_mistakes_come_at_once():
         ({"compile": "inductor", "checkpoint": "selective"}, "lets the compiler choose"),
         ({"compile": "inductor", "offload_activations": "all"}, "do not trace"),
         ({"compile": "torchscript"}, "deprecated"),
+        ({"optimizer": "adamw8bit", "offload_optimizer": True}, "moves its own state"),
+        ({"optimizer": "muon", "optimizer_impl": "foreach"}, "has its own"),
+        ({"adapter_rank": 4, "adapter_head": True}, "adapter_rank, adapter_head without an adapter"),
+        ({"quantize": "nf4"}, "cannot take small updates"),
+        ({"adapter": "lora", "quantize": "int8", "double_quantize": True}, "needs quantize='nf4'"),
     ],
 )
 def test_contradictions(fields, message):
@@ -114,6 +133,10 @@ def test_contradictions(fields, message):
         {"prefetch": None},
         {"compile": "inductor", "compile_memory_budget": 1.1},
         {"compile": "inductor", "compile_memory_budget": float("nan")},
+        {"adapter": "lora", "adapter_rank": 0},
+        {"adapter": "lora", "adapter_alpha": 0.0},
+        {"adapter": "lora", "adapter_dropout": 1.0},
+        {"adapter": "lora", "adapter_targets": ()},
         {"checkpoint": "blocks:0"},
         {"checkpoint": "some:2"},
         {"checkpoint": ""},

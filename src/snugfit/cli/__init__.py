@@ -10,6 +10,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -93,13 +94,27 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
             options = [option for action in command._actions for option in action.option_strings]
-    args, unknown = parser.parse_known_args(argv)
+    args, unknown = parser.parse_known_args(_with_negative_values(argv))
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
             raise InputError(f"unknown option {word!r}; {nearest(word, options)}see `snugfit {chosen} --help`.")
         raise InputError(f"unexpected argument {word!r}; see `snugfit {chosen} --help`.")
     return args
+
+
+def _with_negative_values(argv: Sequence[str]) -> list[str]:
+    """Ties words such as -1GiB to the option before them, so that their own check can say what is wrong with them.
+
+    argparse would take them for options, and say that the option before has no value. No option of ours is a number.
+    """
+    words: list[str] = []
+    for word in argv:
+        if re.match(r"-\.?\d", word) and words and words[-1].startswith("--") and "=" not in words[-1]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _available() -> Iterator[tuple[str, str]]:

@@ -110,7 +110,8 @@ def plan_training(
     arguments = {**given, "loss": task.loss, "loss_weight": task.loss_weight, "optimizer": settings.optimizer}
     place, size = budget_for(place_for("local" if device.type == "cuda" else "cpu"), budget)
     batch = skeleton_of(widest_batch(data.train, settings.batch_size))
-    with Planner(given_subject(model, batch, arguments), place, constraints) as planner:
+    subject = dataclasses.replace(given_subject(model, batch, arguments), title=request.model)
+    with Planner(subject, place, constraints) as planner:
         return planner.at(size)
 
 
