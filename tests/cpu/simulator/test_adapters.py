@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.cpu_truth import CASES, Case, measured, predicted
 
 import snugfit
-from benchmarks.cpu_truth import CASES, Case, measured, predicted
 from snugfit import Recipe
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.simulator.cpu_kernels import CPU_ROWS

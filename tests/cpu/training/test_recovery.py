@@ -91,15 +91,26 @@ def assert_same(one, other, tolerance=1e-9):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_fault_leaves_no_trace(name):
-    """Ten faults at random allocations of each phase, one a run."""
+    """Five faults at random allocations of each of four phases, in a random step, one a run."""
     settings = SETTINGS[name]
     plain = train(settings)
     exact = settings.get("precision", "fp32") == "fp32"
     draw = random.Random(name)
     step = draw.choice((0, 1, 2))
     for phase, count in allocations(settings, step).items():
-        for number in sorted(draw.sample(range(count), min(count, 10))):
+        for number in sorted(draw.sample(range(count), min(count, 5))):
             faulty = train(settings, {step: (phase, number)})
             assert_same(faulty, plain, 1e-9 if exact else 2e-2)
             if not exact and phase == "optimizer":  # the same pieces, so the same bits
                 assert_same(faulty, plain, 0.0)
+
+
+@pytest.mark.parametrize("name", ["adamw-foreach", "momentum-foreach", "host"])
+def test_faults_in_ten_steps_of_one_run(name):
+    settings, draw = SETTINGS[name], random.Random(name)
+    steps = 14
+    phases = ("forward", "backward", "optimizer")
+    faults = {step: (draw.choice(phases), draw.randrange(6)) for step in draw.sample(range(steps), 10)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnugfitWarning)
+        assert_same(train(settings, faults, steps), train(settings, steps=steps))

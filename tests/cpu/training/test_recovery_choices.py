@@ -98,9 +98,9 @@ def test_running_statistics_and_masks_are_those_of_one_step(name):
 
 def test_pieces_of_a_model_that_looks_across_the_batch_are_said():
     trainer = trainer_of("cnn")
-    with pytest.warns(SnugfitWarning, match="batch norm takes its statistics from each microbatch") as said:
-        with failing("forward", at=(3,)):
-            trainer.step(make_batches("cnn", 4, 1)[0])
+    match = "batch norm takes its statistics from each microbatch"
+    with pytest.warns(SnugfitWarning, match=match) as said, failing("forward", at=(3,)):
+        trainer.step(make_batches("cnn", 4, 1)[0])
     assert "The update is the same" not in str(said[0].message)
 
 
@@ -156,11 +156,11 @@ def test_state_leaves_the_device_when_it_moves_to_the_host():
 def test_a_rare_large_batch_keeps_the_recipe_of_the_others():
     small, large = make_batches("mlp", 4, 2), make_batches("mlp", 10, 2)
     trainer, plain = trainer_of(), trainer_of()
-    with pytest.warns(SnugfitWarning, match="larger than every batch before, so the others keep") as said:
-        with failing("forward", too_large=more_than(6)) as faults:
-            for batch in (small[0], large[0], small[1], large[1]):
-                trainer.step(batch)
-                assert trainer.recipe == Recipe()
+    match = "larger than every batch before, so the others keep"
+    with pytest.warns(SnugfitWarning, match=match) as said, failing("forward", too_large=more_than(6)) as faults:
+        for batch in (small[0], large[0], small[1], large[1]):
+            trainer.step(batch)
+            assert trainer.recipe == Recipe()
     for batch in (small[0], large[0], small[1], large[1]):
         plain.step(batch)
     assert len(said) == 1 and faults.failed == 1  # the second large batch began with what the first one needed
@@ -224,9 +224,9 @@ def test_step_in_backward_is_retried_until_a_parameter_has_changed():
 def test_forward_of_step_in_backward():
     recipe = Recipe(step_in_backward=True)
     trainer = trainer_of(recipe=recipe)
-    with pytest.raises(OutOfMemoryError, match="Tried: the whole batch of 8 in forward") as error:
-        with failing("forward", at=(0,)):
-            trainer.step(make_batches("mlp", 8, 1)[0])
+    match = "Tried: the whole batch of 8 in forward"
+    with pytest.raises(OutOfMemoryError, match=match) as error, failing("forward", at=(0,)):
+        trainer.step(make_batches("mlp", 8, 1)[0])
     assert error.value.undone  # pieces would have to add up their gradients
 
 
@@ -309,14 +309,16 @@ def test_evaluation_goes_on_in_smaller_pieces():
     trainer.model.eval()
     batch = make_batches("mlp", 13, 1)[0]
     want = trainer.model(batch[0]).detach()
-    with pytest.warns(SnugfitWarning, match="evaluation ran out of memory with 13 samples at once") as said:
-        with failing(too_large=more_than(7)):
-            got = [trainer.evaluate_batch(batch) for _ in range(2)]
+    match = "evaluation ran out of memory with 13 samples at once"
+    with pytest.warns(SnugfitWarning, match=match) as said, failing(too_large=more_than(7)):
+        got = [trainer.evaluate_batch(batch) for _ in range(2)]
     assert len(said) == 1 and "It goes on with 6; training is not touched" in str(said[0].message)
     assert all(torch.allclose(one, want, rtol=1e-12) for one in got) and trainer.recipe == Recipe()
     with warnings.catch_warnings(), failing(at=range(10_000)):
         warnings.simplefilter("ignore", SnugfitWarning)
-        with pytest.raises(OutOfMemoryError, match="evaluation ran out of memory on cpu with the smallest piece") as error:
+        with pytest.raises(
+            OutOfMemoryError, match="evaluation ran out of memory on cpu with the smallest piece"
+        ) as error:
             trainer.evaluate_batch(batch)
     assert error.value.undone and trainer.steps_done == 0
 

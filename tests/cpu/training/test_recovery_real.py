@@ -36,7 +36,7 @@ CHILD = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where RLIMIT_DATA counts all private memory")
-@pytest.mark.parametrize("fields", [{}, {"optimizer_impl": "foreach"}, {"offload_optimizer": True}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"offload_optimizer": True}], ids=str)
 def test_the_first_step_does_not_fit(fields):
     """About 110 MiB of activations, 24 MiB of weights, momentum and gradients, and 44 MiB to hold what is not there yet."""
     done = subprocess.run(
