@@ -3,9 +3,8 @@
 The step itself undoes what failed and runs the same batch again (`step.py`); here is only what it decides by.
 
 - A fallback that the caller gave comes first, in the order given; after the last one, or without any, the microbatch is
-  halved, from the whole batch on, down to one sample.
+  halved, from the whole batch on, down to one sample; the smallest way is tried twice, since freed memory may do.
 - In the update nothing of that helps but a fallback that holds gradients or state otherwise: activations are gone by then.
-  Without one, the step is tried once more with all cached memory freed.
   An update that was interrupted is finished where it stopped (`interrupted_update.py`) and, where its kernels were those
   for lists of tensors, the run goes on with `optimizer_impl=for-loop`, whose temporaries are those of one parameter.
 - A batch larger than every one that went well before keeps the new recipe for itself and for those of its size: a rare long
@@ -98,8 +97,7 @@ class Recovery:
             samples: Samples of the batch; None where nobody knows.
 
         Returns:
-            A recipe that this step has not been tried with, or, once, the same one after a failure right before the
-            update; None when none is left.
+            A recipe that this step has not been tried with, or the smallest one once more; None when none is left.
         """
         failure = failures[-1]
         while self._next < len(self._fallbacks):
@@ -108,9 +106,10 @@ class Recovery:
             changed = _differing(fallback, failure.recipe)
             if changed and (failure.phase != "optimizer" or set(changed) & set(UPDATE_FIELDS)):
                 return fallback
-        if failure.phase != "optimizer":
-            return self._halved(failure.recipe, samples)
-        return failure.recipe if [one.phase for one in failures].count("optimizer") == 1 else None
+        halved = None if failure.phase == "optimizer" else self._halved(failure.recipe, samples)
+        if halved is None and [one.recipe for one in failures].count(failure.recipe) == 1:
+            return failure.recipe
+        return halved
 
     def _halved(self, recipe: Recipe, samples: int | None) -> Recipe | None:
         sizes = [size for size in (recipe.microbatch_size, samples) if size is not None]

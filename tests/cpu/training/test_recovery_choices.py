@@ -224,8 +224,8 @@ def test_step_in_backward_is_retried_until_a_parameter_has_changed():
 def test_forward_of_step_in_backward():
     recipe = Recipe(step_in_backward=True)
     trainer = trainer_of(recipe=recipe)
-    match = "Tried: the whole batch of 8 in forward"
-    with pytest.raises(OutOfMemoryError, match=match) as error, failing("forward", at=(0,)):
+    match = "Tried: the whole batch of 8 in forward; the whole batch of 8 in forward. "
+    with pytest.raises(OutOfMemoryError, match=match) as error, failing("forward", at=(0, 1)):
         trainer.step(make_batches("mlp", 8, 1)[0])
     assert error.value.undone  # pieces would have to add up their gradients
 
