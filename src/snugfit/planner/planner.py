@@ -128,9 +128,10 @@ class Planner:
         search.renew()
         best = search.run(capacity) if capacity > 0 else None
         if best is None:
-            smallest = Smallest(self.laboratory, search.space).find(_widest(self.constraints))
-            if smallest is None or smallest.need_bytes > capacity:
-                raise self._does_not_fit(budget_bytes)
+            smallest = Smallest(self.laboratory, search.space)
+            least = smallest.find(_widest(self.constraints))
+            if least is None or least.need_bytes > capacity:
+                raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
             assert best is not None
         search.run(int(capacity * _LESS), most_rounds=1)
@@ -168,9 +169,8 @@ class Planner:
         devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
         return dataclasses.replace(made, step_seconds=best.seconds, devices=devices)
 
-    def _does_not_fit(self, budget_bytes: int) -> DoesNotFitError:
+    def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
         widest = LEVELS.index(_widest(self.constraints))
-        smallest = Smallest(self.laboratory, self.search.space)
         lines = []
         found: dict[str, int] = {}
         for level in LEVELS[widest:]:

@@ -7,7 +7,7 @@ Speed does not count here. Every number is from a simulation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from snugfit.fidelity import LEVELS, Level
@@ -34,11 +34,9 @@ _WIDER: Mapping[Level, tuple[Changes, ...]] = {
     "exact": (),
     "rounding": (
         {"precision": "bf16-mixed"},
-        {"precision": "bf16-true", "stochastic_rounding": True},
-        {"precision": "bf16-true", "stochastic_rounding": False, "offload_optimizer": True},
+        {"precision": "bf16-true", "stochastic_rounding": True, "offload_optimizer": False},
         {"optimizer": "adamw8bit", "offload_optimizer": False},
         {"optimizer": "adamw4bit", "offload_optimizer": False},
-        {"precision": "bf16-true", "optimizer": "adamw4bit", "offload_optimizer": False},
     ),
     "different": (
         {"microbatch_size": 1, "step_in_backward": False},
@@ -62,6 +60,8 @@ class Smallest:
         """
         self._laboratory = laboratory
         self._space = space
+        self._settled = False
+        self._widened: set[Level] = set()
 
     def find(self, level: Level) -> Probe | None:
         """Returns the recipe of the least memory.
@@ -77,15 +77,19 @@ class Smallest:
             self._space, constraints=dataclasses.replace(self._space.constraints, allow=allowed)
         )
         best = self._least(space.constraints)
-        moves = [*_MOVES, *(move for name in LEVELS if name in allowed for move in _WIDER[name])]
-        for _ in range(_ROUNDS):
-            before = None if best is None else best.need_bytes
-            best = self._round(space, best, moves)
-            if best is None or (before is not None and best.need_bytes > 0.995 * before):
-                break
-        return best
+        if not self._settled:
+            for _ in range(_ROUNDS):
+                before, best = best, self._round(space, best, _MOVES)
+                if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
+                    break
+            self._settled = True
+        for name in LEVELS:
+            if name in allowed and name not in self._widened:
+                best = self._round(space, best, _WIDER[name])
+                self._widened.add(name)
+        return self._least(space.constraints)
 
-    def _round(self, space: Space, best: Probe | None, moves: list[Changes]) -> Probe | None:
+    def _round(self, space: Space, best: Probe | None, moves: Sequence[Changes]) -> Probe | None:
         """Tries every move alone, and those that help together."""
         start: dict[str, Any] = {} if best is None else best.recipe.to_mapping()
         alone = [(move, recipe) for move in moves for recipe in space.allowed(start, move)]

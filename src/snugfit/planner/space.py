@@ -88,8 +88,9 @@ class Space:
             return "on a cpu the host is the same memory, so moving things there saves nothing."
         try:
             made = Recipe.from_mapping(given)
-            if self.splits(made) and made.true_precision and self.constraints.is_free("accumulate_dtype"):
-                made = made.replace(accumulate_dtype="fp32")
+            if self.constraints.is_free("accumulate_dtype"):
+                in_fp32 = self.splits(made) and made.true_precision is not None
+                made = made.replace(accumulate_dtype="fp32" if in_fp32 else "as-is")
         except RecipeError as error:
             return error.problems[0]
         return self.constraints.refusal(made, self.workload) or made
