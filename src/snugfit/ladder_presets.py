@@ -227,10 +227,14 @@ def _imdb_rungs(microbatch: int, start: str, end: str) -> tuple[PresetRung, ...]
     )  # fmt: skip
 
 
-_HELD = {"precision": "bf16-true", "checkpoint": "all"}
+_BF16 = {"precision": "bf16-true", "init": "device"}
+"""Built in bf16 on the device: built in fp32, the model itself would be the peak under adapters."""
+_HELD = {**_BF16, "checkpoint": "all"}
 _LORA = {**_HELD, "adapter": "lora", "adapter_rank": 8}
+_QLORA = {**_LORA, "quantize": "nf4", "init": "host"}
+"""Weights are quantised on the host, layer by layer, and only the small ones travel."""
 _LLAMA_RUNGS = (
-    PresetRung(name="full", change="AdamW in bf16", recipe={"precision": "bf16-true"}),
+    PresetRung(name="full", change="AdamW in bf16", recipe=_BF16),
     PresetRung(name="checkpoint", change="every block recomputed", recipe=_HELD),
     PresetRung(
         name="chunked-loss", change="and no logits", recipe={**_HELD, "loss_impl": "chunked"}
@@ -242,11 +246,11 @@ _LLAMA_RUNGS = (
     ),
     PresetRung(name="lora", change="LoRA of rank 8 beside frozen weights", recipe=_LORA),
     PresetRung(name="lora-16", change="LoRA of rank 16", recipe={**_LORA, "adapter_rank": 16}),
-    PresetRung(name="qlora", change="and the frozen weights in 4 bits", recipe={**_LORA, "quantize": "nf4"}),
+    PresetRung(name="qlora", change="and the frozen weights in 4 bits", recipe=_QLORA),
     PresetRung(
         name="qlora-chunked-loss",
         change="and no logits",
-        recipe={**_LORA, "quantize": "nf4", "loss_impl": "chunked"},
+        recipe={**_QLORA, "loss_impl": "chunked"},
     ),
 )  # fmt: skip
 
