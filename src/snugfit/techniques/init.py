@@ -119,9 +119,29 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
         dtype: Dtype of floating-point parameters and buffers; None leaves them alone.
 
     Returns:
-        The model itself. Complex and integer tensors keep their dtype.
+        The model itself. Complex and integer tensors keep their dtype, and so do the float tables that modules of
+        transformers do not save (`_own_tables`).
     """
-    return model.to(device=device, dtype=dtype) if dtype is not None else model.to(device=device)
+    kept = _own_tables(model) if dtype is not None else []
+    model.to(device=device, dtype=dtype)
+    for module, name, table in kept:
+        module._buffers[name] = table.to(device)
+    return model
+
+
+def _own_tables(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Finds float buffers of transformers' modules that are not saved: angles of rotary positions and the like.
+
+    The library leaves them in float32 whatever the dtype of the weights, and casts the products itself: in bf16 the angle at
+    position 500 would be off by 0.09. Other libraries' modules expect their buffers in the dtype of their inputs.
+    """
+    return [
+        (module, name, buffer)
+        for module in model.modules()
+        if type(module).__module__.startswith("transformers.")
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and name in module._non_persistent_buffers_set
+    ]
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from torch import nn
 from snugfit.errors import SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.init import settle
 from snugfit.techniques.microbatch import map_tensors
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
@@ -54,7 +55,7 @@ class TruePrecision(ModelTechnique):
                 SnugfitWarning,
                 stacklevel=2,
             )
-        model.to(self.dtype)
+        settle(model, device=self.setup.device, dtype=self.dtype)
 
     def convert(self, batch: Any) -> Any:
         """Casts floating tensors to the weights' dtype."""

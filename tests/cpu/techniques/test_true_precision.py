@@ -46,3 +46,15 @@ def test_a_norm_beyond_fp16_is_clipped_and_not_called_an_overflow():
         model.weight.zero_()
     trainer.step(torch.full((1, 400), 10000.0))
     assert float(model.weight.detach().float().norm()) == pytest.approx(1.0, rel=1e-2)
+
+
+def test_angles_of_rotary_positions_stay_in_float32():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    before = model.model.rotary_emb.inv_freq.clone()
+    snugfit.prepare(model, Recipe(precision="bf16-true"), device="cpu")
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(model.model.rotary_emb.inv_freq, before)
