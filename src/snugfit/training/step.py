@@ -357,7 +357,9 @@ class Trainer:
                 f"this batch makes {len(pieces)} microbatches of {size}, and step_in_backward frees each gradient before "
                 "they can add up. Give batches of at most that size, or leave step_in_backward out."
             )
-        return list(zip(pieces, loss_weights(pieces, self._loss_weight), strict=True))
+        weights = loss_weights(pieces, self._loss_weight)
+        # A piece without a label that counts adds nothing; its own mean would be 0 / 0.
+        return [(piece, weight) for piece, weight in zip(pieces, weights, strict=True) if not _is_zero(weight)]
 
     def _forward_pass(self, batch: Any) -> Tensor:
         self._phase = "data"
@@ -381,6 +383,11 @@ class Trainer:
         for technique in self._techniques:
             batch = technique.convert(batch)
         return batch
+
+
+def _is_zero(weight: float | Tensor) -> bool:
+    """Whether the host knows that a weight is 0; asking a device would make it wait."""
+    return not isinstance(weight, Tensor) and weight == 0
 
 
 OptimizerArgument = str | Callable[[Any], Optimizer]

@@ -104,3 +104,18 @@ def test_evaluation_of_classifiers_counts_samples():
     labels = torch.cat([batch["labels"] for batch in batches])
     assert found.metrics == {"accuracy": pytest.approx((logits.argmax(1) == labels).float().mean().item())}
     assert found.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+def test_a_microbatch_without_a_label_that_counts_is_left_out():
+    model = torch.nn.Linear(4, 3).double()
+    inputs, labels = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 2, -100, -100])
+
+    def loss(output, batch):
+        return torch.nn.functional.cross_entropy(output, batch[1])
+
+    trainer = snugfit.prepare(
+        model, snugfit.Recipe(microbatch_size=2), loss=loss, loss_weight="tokens", optimizer="sgd", lr=0.1, device="cpu"
+    )
+    expected = loss(model(inputs), (inputs, labels))
+    found = trainer.step((inputs, labels))
+    assert torch.isfinite(model.weight).all() and found == pytest.approx(float(expected.detach()), abs=1e-12)
