@@ -7,8 +7,10 @@ imported, and none of them imports torch before `run`, so that help is there at 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _notes_on_stderr():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         try:
@@ -141,6 +143,26 @@ class _Version(argparse.Action):
 
         print(f"snugfit {version('snugfit')}")
         parser.exit()
+
+
+class _Notes(logging.Handler):
+    """Prints what was chosen on the way (a library, a head that is fresh) as one line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"snugfit: {record.getMessage()}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _notes_on_stderr() -> Iterator[None]:
+    logger, notes = logging.getLogger("snugfit"), _Notes()
+    level = logger.level
+    logger.addHandler(notes)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(notes)
+        logger.setLevel(level)
 
 
 def _showing_ours_plainly(otherwise: Any) -> Any:
