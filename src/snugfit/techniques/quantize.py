@@ -31,7 +31,7 @@ from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.techniques.adapter import load_peft
+from snugfit.techniques.adapter_layers import load_peft
 from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.linear_layers import is_linear, linear_layers, tied_weights
 from snugfit.techniques.true_precision import DTYPES

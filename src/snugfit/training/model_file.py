@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from snugfit.techniques.adapter import adapted_layers
+from snugfit.techniques.adapter_layers import adapted_layers
 from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
 from snugfit.training.run_dir import ADAPTER, MODEL

@@ -14,7 +14,8 @@ from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
-from snugfit.techniques.adapter import Adapter, adapter_record
+from snugfit.techniques.adapter import Adapter
+from snugfit.techniques.adapter_layers import adapter_record
 from snugfit.techniques.attention import Attention
 from snugfit.techniques.base import ModelTechnique, Setup
 from snugfit.techniques.checkpoint import Checkpointing
