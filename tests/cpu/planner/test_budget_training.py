@@ -18,14 +18,14 @@ from snugfit.recipe import Recipe
 from snugfit.simulator.host_speeds import host_speeds
 from snugfit.training.prepare import prepare
 
-SAMPLES, TOKENS, STEPS = 192, 64, 4
+SAMPLES, TOKENS, STEPS = 96, 64, 4
 CLEARLY = 1.25
 """Plans whose predicted times differ by less may come in any order."""
 
 
 def build():
     torch.manual_seed(3)
-    return planned.Stack(width=48, blocks=6)
+    return planned.Stack(width=48, blocks=14)
 
 
 def data():
@@ -61,7 +61,8 @@ def trained(recipe):
 def planner(planning_pool):
     torch.set_num_threads(1)
     place = Place(card=device_named("cpu"), kind=("cpu", (8, 0)), speeds=host_speeds())
-    with planned.planner(planning_pool, place=place, batch=planned.batch_of(SAMPLES, TOKENS)) as made:
+    batch = planned.batch_of(SAMPLES, TOKENS)
+    with planned.planner(planning_pool, place=place, model=build, batch=batch) as made:
         yield made
 
 
