@@ -271,6 +271,14 @@ def _given_dtype(args: Args, kwargs: Mapping[str, Any], position: int) -> torch.
     return dtype
 
 
+def _embedding_backward(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
+    """Contiguous copies of the gradient and of the tokens.
+
+    Source: `ATen/native/Embedding.cpp`, embedding_dense_backward_cpu.
+    """
+    return [InnerBytes(_copy_bytes(args[0]) + _copy_bytes(args[1]), AFTER_ALL)]
+
+
 def _mixed_types(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
     """Elementwise kernels compute in one type: operands of another are converted first, and a result of another after.
 
@@ -314,6 +322,7 @@ CPU_ROWS: dict[str, CpuRow] = {
     "aten.baddbmm.default": lambda args, kwargs: _product(args[1], args[2]),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.add.Tensor": _mixed_types,
     "aten.sub.Tensor": _mixed_types,
     "aten.mul.Tensor": _mixed_types,
