@@ -199,6 +199,9 @@ def register_backend(name: str, module: Any) -> None:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
     library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
+    for update in ("_fused_sgd_", "_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{update}", "Meta"):
+            library.impl(update, _update_in_place, "Meta")  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
@@ -209,6 +212,10 @@ def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.d
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
     return made
+
+
+def _update_in_place(*_: Any, **__: Any) -> None:
+    """One fused kernel that changes weights and state where they are, and allocates nothing."""
 
 
 def _copy_values(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
