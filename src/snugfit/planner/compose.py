@@ -113,11 +113,12 @@ class Composition:
         small_pieces, small_size = self.pieces(sims.small_size or 1), sims.small_size or 1
         device_low = _device_passes(small) / small_pieces
         device_high = _device_passes(sims.large) / self.pieces(self._size)
-        device = device_low + (device_high - device_low) * (size - small_size) / max(self._size - small_size, 1)
+        part = (size - small_size) / max(self._size - small_size, 1)
+        device = device_low * size / small_size if part < 0 else device_low + (device_high - device_low) * part
         host = small.timing.host_seconds / small_pieces
         if self.sims.serial:
-            return end + (max(device, 0.0) + host) * self.pieces(size) + shift
-        return end + max(device, host, device_low * size / small_size) * self.pieces(size) + shift
+            return end + (device + host) * self.pieces(size) + shift
+        return end + max(device, host) * self.pieces(size) + shift
 
     def _passes(self, probe: Probe) -> tuple[float, float]:
         end = probe.timing.phase_seconds.get(_ON_UPDATE, 0.0)
