@@ -108,8 +108,8 @@ def _switch_families(model: nn.Module, choice: str, undo: list[Callable[[], None
             problem = f" ({' '.join(str(error).split())[:200]})"
         if problem or _implementation(part) != wanted:
             raise InputError(
-                f"attention={choice!r}: the attention of {type(part).__name__} is its own ({before}) and cannot be switched to "
-                f"{wanted}{problem}. Set attention='auto'."
+                f"attention={choice!r}: the attention of {type(part).__name__} is its own ({before}) and cannot be switched "
+                f"to {wanted}{problem}. Set attention='auto'."
             )
         if before is not None:
             undo.append(partial(switch, before))

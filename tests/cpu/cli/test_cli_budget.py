@@ -1,4 +1,4 @@
-"""`snugfit train --budget`: plans for the data, keeps the budget, shows predicted beside measured, refuses what makes no sense."""
+"""`snugfit train --budget`: plans for the data, keeps the budget, shows predicted beside measured, refuses nonsense."""
 
 import json
 
