@@ -90,14 +90,19 @@ def bert(labels: int) -> Callable[[], torch.nn.Module]:
 
 
 def llama() -> torch.nn.Module:
-    """Builds the language model."""
+    """Builds the language model; its head starts wide enough to tell bytes apart where adapters leave it frozen."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = LlamaConfig(
-            **shape, intermediate_size=192, vocab_size=WORDS, max_position_embeddings=256, use_cache=False
+            **shape,
+            intermediate_size=192,
+            vocab_size=WORDS,
+            max_position_embeddings=256,
+            use_cache=False,
+            initializer_range=0.1,
         )
         return LlamaForCausalLM(config)
 
