@@ -25,7 +25,7 @@ gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; in
 	exit $$status
 
 bench: $(VENV)/.dev  ## regenerate benchmarks/results on this CPU, in under 15 minutes on two cores
-	$(RUN) -m benchmarks.gpu --device cpu --minutes 12 --again
+	$(RUN) -m benchmarks.gpu --device cpu --minutes 12 --rows 90 --again
 	$(RUN) -m benchmarks.techniques
 
 docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from results and docstrings

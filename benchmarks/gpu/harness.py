@@ -70,7 +70,7 @@ class Harness:
         self._lock.parent.rmdir()
 
     def run(self, parts: Sequence[Part]) -> dict[str, int]:
-        """Measures what is missing: the first cases of every part, then the rest of every part.
+        """Measures what is missing: the first cases of every part, then the rest, of the part with the least left first.
 
         Args:
             parts: The parts, the most informative first.
@@ -87,7 +87,8 @@ class Harness:
         for part in parts:
             counts["before"] += sum(files[part.name].is_done(case) for case in wanted[part.name])
         rounds = [(part, wanted[part.name][: part.first]) for part in parts]
-        rounds += [(part, wanted[part.name][part.first :]) for part in parts]
+        rest = [(part, wanted[part.name][part.first :]) for part in parts]
+        rounds += sorted(rest, key=lambda pair: len(pair[1]))
         for part, cases in rounds:
             self._measure(part, cases, files[part.name], counts)
         for part in parts:
