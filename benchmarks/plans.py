@@ -34,6 +34,8 @@ MODEL = NamedModel(spec="torchvision:vit_l_16")
 WORKLOAD = Workload(batch_size=64)
 CARDS = ("rtx-4090", "rtx-3090", "a100-40gb")
 BUDGETS = (24, 16, 12, 8, 6, 4)
+FINE_BUDGETS = (14, 12, 10, 8)
+"""Budgets between what plain training and checkpointing of every block need."""
 COLD_BUDGET = 8
 HOST_BUDGET_BYTES = 64 * GIB
 
@@ -138,7 +140,7 @@ def main() -> None:
     cards = args.cards.split(",")
     budgets = tuple(sorted(map(int, args.budgets.split(",")), reverse=True))
     rows = [row for card in cards for row in budgets_of(card, budgets)]
-    fine = [] if args.no_fine else [row for card in cards[:1] for row in fine_grained(card, budgets)]
+    fine = [] if args.no_fine else [row for card in cards[:1] for row in fine_grained(card, FINE_BUDGETS)]
     monotone = all(
         one["step_seconds"] <= other["step_seconds"] * (1 + 1e-9)
         for card in cards
