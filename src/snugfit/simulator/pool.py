@@ -177,7 +177,10 @@ class Pool:
 def _dumps(request: object) -> bytes:
     """Pickles a request; a process that never loaded torch holds no tensor, and need not load it for this."""
     if "torch" not in sys.modules:
-        return pickle.dumps(request)
+        import cloudpickle
+
+        plain: bytes = cloudpickle.dumps(request)  # functions of the script that runs go by value
+        return plain
     from snugfit.simulator import skeleton
 
     return skeleton.dumps(request)
