@@ -8,7 +8,7 @@ EXTRAS = vision,report
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
-		--epochs 5 --lr 2e-3 --lr-schedule cosine --warmup-steps 20 --sgd-lr 0.12
+		--epochs 5 --lr 2e-3 --lr-schedule cosine --warmup-steps 60 --sgd-lr 0.05
 
 test: $(VENV)/.dev  ## the whole test suite
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2

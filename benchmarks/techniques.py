@@ -1,9 +1,9 @@
 """What each technique saves and costs on this machine: peak tensor bytes and step time with it and without it.
 
-One model and batch for all, so that rows can be compared: the transformer of `step_overhead.py`. Each row is a pair of
-recipes that differ in the technique alone. Peaks are counted from the allocator's events over three steps from before the
-optimizer is made, weights excluded (both runs hold the same); on a CPU run what a recipe moves to the host is counted apart.
-Times are the median of paired steps. `benchmarks/results/techniques.json` feeds the technique pages.
+One model and batch for nearly all, so that rows can be compared: the transformer of `step_overhead.py` (convolutions for
+`inplace`, a small Llama for `loss_impl`). Each row is a pair of recipes that differ in the technique alone. Peaks are
+counted from the allocator's events over building the trainer and three steps, above the weights of the unprepared model; on a
+CPU run what a recipe moves to the host is counted apart. Times are the median of paired steps. `benchmarks/results/techniques.json` feeds the technique pages.
 
     python -m benchmarks.techniques [--pairs 8] [--only NAMES]
 """
@@ -21,7 +21,7 @@ from torch import nn
 
 import snugfit
 from benchmarks.results_file import name_for, write
-from benchmarks.step_overhead import BATCH, make_batches, make_model, our_step, paired, peak_bytes
+from benchmarks.step_overhead import BATCH, make_batches, make_model, paired, peak_bytes
 from snugfit import Recipe, SnugfitWarning
 
 PLAIN: dict[str, Any] = {}
@@ -42,8 +42,14 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "inplace": (PLAIN, {"inplace": True}),
     "compile": (PLAIN, {"compile": "aot_eager_decomp_partition"}),
     "attention": ({"attention": "eager"}, {"attention": "sdpa"}),
+    "low_bit_optimizer": (MICRO, MICRO | {"optimizer": "adamw8bit"}),
+    "muon": (MICRO, MICRO | {"optimizer": "muon"}),
+    "adapter": (MICRO, MICRO | {"adapter": "lora"}),
+    "quantize": (MICRO | {"adapter": "lora"}, MICRO | {"adapter": "lora", "quantize": "nf4"}),
+    "loss_impl": (PLAIN, {"loss_impl": "chunked"}),
 }
 """Technique -> the recipe without it and the recipe with it."""
+SEQ_LEN, WORDS = 64, 8192
 
 
 class _ReLUNet(nn.Module):
@@ -63,24 +69,41 @@ class _ReLUNet(nn.Module):
 
 def model_for(technique: str) -> nn.Module:
     torch.manual_seed(0)
+    if technique == "loss_impl":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        layers = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **layers))
     return _ReLUNet() if technique == "inplace" else make_model()
 
 
-def measure(technique: str, batches: list[Any], pairs: int, device: torch.device) -> dict[str, Any]:
+def batches_for(technique: str, device: torch.device) -> list[Any]:
+    if technique != "loss_impl":
+        return make_batches(device, 4)
+    generator = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(0, WORDS, (BATCH, SEQ_LEN), generator=generator).to(device) for _ in range(4)]
+    return [{"input_ids": ids, "labels": ids} for ids in tokens]
+
+
+def trainer_for(technique: str, model: nn.Module, recipe: Recipe, device: torch.device) -> Any:
+    # A language model returns its loss; the others leave it to the caller.
+    loss = None if technique == "loss_impl" else lambda output, batch: F.cross_entropy(output, batch[1])
+    return snugfit.prepare(model, recipe, loss=loss, device=device, batch_size=BATCH)
+
+
+def measure(technique: str, pairs: int, device: torch.device) -> dict[str, Any]:
     """One row: peaks, host bytes and times without and with a technique."""
     recipes = [Recipe(**fields) for fields in PAIRS[technique]]
+    batches = batches_for(technique, device)
     peaks, hosts, steps = [], [], []
     for recipe in recipes:
         model = model_for(technique).to(device)
-        peaks.append(peak_bytes(lambda: our_step(model, recipe, device), batches[0], device))  # noqa: B023
-        gc.collect()
-        trainer = snugfit.prepare(
-            model_for(technique).to(device),
-            recipe,
-            loss=lambda output, batch: F.cross_entropy(output, batch[1]),
-            device=device,
-            batch_size=BATCH,
+        peaks.append(
+            peak_bytes(lambda: trainer_for(technique, model, recipe, device).step, batches[0], device)  # noqa: B023
         )
+        del model
+        gc.collect()
+        trainer = trainer_for(technique, model_for(technique).to(device), recipe, device)
         for batch in batches[:2]:
             trainer.step(batch)
         hosts.append(trainer.peak_host_bytes)
@@ -105,10 +128,9 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", SnugfitWarning)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = make_batches(device, 4)
     rows = []
     for technique in args.only.split(","):
-        row = measure(technique, batches, args.pairs, device)
+        row = measure(technique, args.pairs, device)
         rows.append(row)
         before, after = row["peak_tensor_bytes"]
         print(f"{technique:22} {before / 2**20:8.2f} -> {after / 2**20:8.2f} MiB   time x {row['time_ratio']:.3f}")

@@ -108,6 +108,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backend = accelerator.backend
         backend.observer, backend.memory, backend.capability, backend.current = self._before
 
+    @contextmanager
+    def _also_inside(self) -> Iterator[None]:
+        """Records the operators that an operator runs inside itself; what `__enter__` set up stays as it is."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     def watch(self, model: torch.nn.Module) -> None:
         """Takes a model's module names, and its parameters and buffers as weights.
 
@@ -205,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if composite is None:
             composite = _composite[func] = private_torch.is_composite(func)
         if composite:
-            with self:
+            with self._also_inside():
                 if attention_kernels.runs_whole(func) and self._cuda:
                     return attention_kernels.attention(*args, **kwargs)
                 result = func.decompose(*args, **kwargs)
@@ -215,7 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _bodies[func] = private_torch.python_body(func)
         body = _bodies[func]
         if body is not None:
-            with self:
+            with self._also_inside():
                 return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
 

@@ -79,3 +79,17 @@ def test_the_peak_falls_by_the_logits(truth, pool):
     ):
         assert full > 3 * logits_bytes, "the logits shifted, their log-softmax and its gradient"
         assert chunked < logits_bytes
+
+
+def test_what_follows_an_operator_written_in_python_is_still_known_by_module_on_a_card(pool):
+    from snugfit.simulator.accelerator import Personality
+    from snugfit.simulator.session import simulate_training
+
+    recording = simulate_training(
+        llama(False), Recipe(loss_impl="chunked"), tokens(), personality=Personality(kind="cuda"), pool=pool
+    )
+    for phase in ("forward", "backward"):
+        modules = {run.module for run in recording.trace.runs if run.phase == phase}
+        assert any(module.startswith("model.layers.1.mlp") for module in modules), phase
+    last = {run.module for run in recording.trace.runs[-3000:] if run.phase == "backward"}
+    assert any(module.startswith("model.layers.0") for module in last), "the second step comes after the operator, too"
