@@ -43,6 +43,10 @@ _FIXED = {
     "stochastic_rounding": "it only matters for weights that are held in bf16",
     "optimizer_impl": "torch's fused kernels are taken where there are any, which are the fastest",
 }
+_NOTHING_THERE = {
+    "attention": "the model has no attention that it can switch from holding every score",
+    "inplace": "the model has no activation module that could overwrite its input",
+}
 
 
 def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
@@ -107,6 +111,8 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
             trials = [{"microbatch_size": search.space.batch // 2}]
     else:
         trials = list(_TRIALS.get(name, ()))
+    if name in _NOTHING_THERE and name not in best.recorded.switchable:
+        return _NOTHING_THERE[name] + "."
     plain = getattr(Recipe(), name)
     pair = _nearest(search, best, name, lambda value: value != plain)
     if pair is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
@@ -124,6 +125,8 @@ class Planner:
             DoesNotFitError: Nothing fits.
         """
         capacity = self.capacity_bytes(budget_bytes)
+        if self._search is None:
+            self._insist(budget_bytes, capacity)
         search = self.search
         search.renew()
         best = search.run(capacity) if capacity > 0 else None
@@ -134,11 +137,27 @@ class Planner:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
             assert best is not None
-        search.run(int(capacity * _LESS), most_rounds=1)
-        search.run(int(capacity * _MORE), most_rounds=1)
+        search.run(int(capacity * _LESS), most_rounds=1, at_once=1)
+        search.run(int(capacity * _MORE), most_rounds=1, at_once=1)
         best = search.best(capacity)
         assert best is not None
         return self._plan(best, budget_bytes, capacity)
+
+    def _insist(self, budget_bytes: int, capacity: int) -> None:
+        """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
+        space = self.space()
+        level = _widest(self.constraints)
+        smallest = Smallest(self.laboratory, space)
+        looks: tuple[Callable[[], Probe | None], ...] = (
+            lambda: self.laboratory.need(space.base),
+            lambda: smallest.start(level),
+            lambda: smallest.find(level),
+        )
+        for look in looks:
+            seen = look()
+            if seen is not None and seen.need_bytes <= capacity:
+                return
+        raise self._does_not_fit(budget_bytes, smallest)
 
     def _plan(self, best: Probe, budget_bytes: int, capacity: int) -> Plan:
         search = self.search

@@ -25,6 +25,8 @@ from snugfit.simulator.tensor_bytes import TensorBytes
 from snugfit.simulator.trace import OperatorRun
 
 WORKERS = 2
+NEED_WITHIN = 0.002
+"""How much too large the memory that a recipe needs may be said; half as many replays find it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +147,11 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
             "(snugfit devices), or cpu."
         )
     held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
-    need = held if place.on_cpu else replays.smallest_capacity(recorded.trace, config, unlimited=played)
+    need = (
+        held
+        if place.on_cpu
+        else replays.smallest_capacity(recorded.trace, config, unlimited=played, within=NEED_WITHIN)
+    )
     return Probe(
         recipe=recipe,
         need_bytes=need,

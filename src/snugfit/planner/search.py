@@ -58,8 +58,6 @@ class Search:
         """
         self.laboratory = laboratory
         self.space = space
-        self.switched: dict[str, str] = {}
-        """Switch -> why it was taken or not."""
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._start()
@@ -75,7 +73,8 @@ class Search:
     def _start(self) -> None:
         space, lab = self.space, self.laboratory
         base = lab.need(space.base)
-        wanted = [(name, recipe) for name, change in SWITCHES.items() for recipe in space.allowed(change)]
+        there = {name: change for name, change in SWITCHES.items() if name in base.recorded.switchable}
+        wanted = [(name, recipe) for name, change in there.items() for recipe in space.allowed(change)]
         lab.look(recipe for _, recipe in wanted)
         taken: dict[str, object] = {}
         for name, recipe in wanted:
@@ -185,12 +184,13 @@ class Search:
             return False
         return self.space.constraints.refusal(probe.recipe, self.space.workload) is None
 
-    def run(self, capacity_bytes: int, *, most_rounds: int = 24) -> Probe | None:
+    def run(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = 2) -> Probe | None:
         """Looks for the fastest recipe.
 
         Args:
             capacity_bytes: Memory there is, CUDA's context apart.
-            most_rounds: Rounds of simulation; each tries two candidates.
+            most_rounds: Rounds of simulation.
+            at_once: Candidates that a round tries.
 
         Returns:
             The best one that was simulated, or None where nothing fits.
@@ -200,7 +200,7 @@ class Search:
                 break
             best = self.best(capacity_bytes)
             limit = best.seconds * (1 - WORTH) if best is not None else float("inf")
-            chosen = self._most_promising(capacity_bytes, limit)
+            chosen = self._most_promising(capacity_bytes, limit, at_once)
             if not chosen:
                 break
             self.laboratory.look(candidate.recipe for candidate in chosen)
@@ -208,17 +208,17 @@ class Search:
                 self._learn(candidate)
         return self.best(capacity_bytes)
 
-    def _most_promising(self, capacity_bytes: int, limit: float) -> list[Candidate]:
-        """The two candidates of the least time, of different groups, under a limit of time."""
+    def _most_promising(self, capacity_bytes: int, limit: float, count: int) -> list[Candidate]:
+        """The candidates of the least time, of different groups, under a limit of time."""
         found: list[Candidate] = []
         groups = sorted((self._bound(group), group) for group in self._groups())
         for bound, group in groups:
-            worst = limit if len(found) < 2 else min(limit, max(candidate.seconds for candidate in found))
+            worst = limit if len(found) < count else min(limit, max(candidate.seconds for candidate in found))
             if bound >= worst:
                 break
             mine = [candidate for candidate in self._candidates(group, capacity_bytes) if candidate.seconds < limit]
             found += heapq.nsmallest(1, mine, key=lambda candidate: candidate.seconds)
-            found = heapq.nsmallest(2, found, key=lambda candidate: candidate.seconds)
+            found = heapq.nsmallest(count, found, key=lambda candidate: candidate.seconds)
         return found
 
     def _groups(self) -> Iterator[Group]:

@@ -1,7 +1,8 @@
 """The least memory that training can do with: for a budget in which nothing fits, and to see how far there is to go.
 
-Starting from everything that saves memory at once, each technique is tried the other way round, and what helps is kept.
-Speed does not count here. Every number is from a simulation.
+Two recipes start: everything that saves memory at once with microbatches of one sample, and the same with the step in
+backward, which rules microbatches out. From the better one each technique is tried the other way round, and what helps is
+kept. Speed does not count here. Every number is from a simulation.
 """
 
 from __future__ import annotations
@@ -14,8 +15,41 @@ from snugfit.fidelity import LEVELS, Level
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Laboratory, Probe
 from snugfit.planner.space import Changes, Space
+from snugfit.recipe import Recipe
 
 _ROUNDS = 2
+_FRUGAL: tuple[Changes, ...] = (
+    {"checkpoint": "all"},
+    {"offload_activations": "checkpoints"},
+    {"offload_optimizer": True},
+    {"loss_impl": "chunked"},
+    {"attention": "sdpa"},
+    {"inplace": True},
+    {"init": "device"},
+)
+_STARTS: Mapping[Level, tuple[tuple[Changes, ...], ...]] = {
+    "exact": (
+        ({"microbatch_size": 1}, *_FRUGAL),
+        ({"step_in_backward": True}, *_FRUGAL),
+    ),
+    "rounding": (
+        (
+            {"precision": "bf16-true", "stochastic_rounding": True},
+            {"optimizer": "adamw4bit"},
+            {"step_in_backward": True},
+            *_FRUGAL,
+        ),
+    ),
+    "different": (
+        (
+            {"adapter": "lora", "quantize": "nf4"},
+            {"precision": "bf16-true", "stochastic_rounding": True},
+            {"microbatch_size": 1},
+            *_FRUGAL,
+        ),
+    ),
+}
+"""Level -> the changes of each start, in order; one that is not allowed, or contradicts an earlier one, is left out."""
 _MOVES: tuple[Changes, ...] = (
     {"checkpoint": "all", "offload_activations": "checkpoints"},
     {"checkpoint": "all", "offload_activations": "none"},
@@ -62,6 +96,33 @@ class Smallest:
         self._space = space
         self._settled = False
         self._widened: set[Level] = set()
+        self._started: set[Level] = set()
+
+    def start(self, level: Level) -> Probe | None:
+        """Returns the best of the recipes that take everything at once, and of what else was simulated.
+
+        Args:
+            level: As for `find`.
+        """
+        space = self._wider(level)
+        wanted: list[Recipe] = []
+        for name in LEVELS:
+            for changes in _STARTS[name] if name in space.constraints.allow and name not in self._started else ():
+                joined: dict[str, Any] = {}
+                for change in changes:
+                    if all(joined.get(key, value) == value for key, value in change.items()) and space.allowed(
+                        joined, change
+                    ):
+                        joined.update(change)
+                wanted += space.allowed(joined)
+            self._started |= {name} & space.constraints.allow
+        self._laboratory.look(wanted)
+        return self._least(space.constraints)
+
+    def _wider(self, level: Level) -> Space:
+        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
+        constraints = dataclasses.replace(self._space.constraints, allow=allowed)
+        return dataclasses.replace(self._space, constraints=constraints)
 
     def find(self, level: Level) -> Probe | None:
         """Returns the recipe of the least memory.
@@ -72,11 +133,9 @@ class Smallest:
         Returns:
             Its simulation; None where nothing at all can be simulated within the host's memory.
         """
-        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
-        space = dataclasses.replace(
-            self._space, constraints=dataclasses.replace(self._space.constraints, allow=allowed)
-        )
-        best = self._least(space.constraints)
+        space = self._wider(level)
+        allowed = space.constraints.allow
+        best = self.start(level)
         if not self._settled:
             for _ in range(_ROUNDS):
                 before, best = best, self._round(space, best, _MOVES)

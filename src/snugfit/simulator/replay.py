@@ -260,7 +260,9 @@ def _requested(trace: Trace, event: int) -> int:
     return trace.workspaces[subject].nbytes if kind == WORKSPACE else trace.values[event]
 
 
-def smallest_capacity(trace: Trace, config: AllocatorConfig | None = None, *, unlimited: Replay | None = None) -> int:
+def smallest_capacity(
+    trace: Trace, config: AllocatorConfig | None = None, *, unlimited: Replay | None = None, within: float = 0.0
+) -> int:
     """Returns the smallest size of card, the context apart, on which a recording goes through.
 
     A card that gets full frees cached segments first, so this is at most the reserved peak of an unlimited replay. It
@@ -270,6 +272,7 @@ def smallest_capacity(trace: Trace, config: AllocatorConfig | None = None, *, un
         trace: The recording.
         config: The allocator's options.
         unlimited: An unlimited replay of the same trace and options, where there is one already.
+        within: The answer may be too large by this share of itself, which saves replays.
 
     Returns:
         Bytes, a multiple of 2 MiB. Sizes in between may fail now and then (another block is chosen); this one does not.
@@ -279,7 +282,7 @@ def smallest_capacity(trace: Trace, config: AllocatorConfig | None = None, *, un
     step = ROUND_LARGE_BYTES
     low = unlimited.peak_requested_bytes // step - 1
     high = -(-unlimited.peak_reserved_bytes // step)
-    while high - low > 1:
+    while high - low > max(1, within * high):
         middle = (low + high) // 2
         if _goes_through(trace, config, middle * step):
             high = middle

@@ -76,6 +76,8 @@ class Recorded:
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order; none for a hand-written step."""
+    switchable: tuple[str, ...] = ()
+    """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
 
 
 def record_named(
@@ -165,11 +167,14 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         CannotSimulateError: Something in the step needs values.
     """
     from snugfit.simulator.session import STEPS, simulate_training
+    from snugfit.techniques.attention import can_switch
     from snugfit.techniques.blocks import find_blocks
+    from snugfit.techniques.inplace import may_gain
     from snugfit.workloads.traits import model_traits
 
     model = _module(model)
     block_names = tuple(find_blocks(model))
+    found = {"attention": can_switch(model), "inplace": may_gain(model)}
     batches = batch if isinstance(batch, list) else [batch]
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
@@ -188,7 +193,8 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         )
 
     recorded = _recorded(run, model, workload, batches, weights, parameters)
-    return dataclasses.replace(recorded, block_names=block_names)
+    switchable = tuple(name for name, there in found.items() if there)
+    return dataclasses.replace(recorded, block_names=block_names, switchable=switchable)
 
 
 def record_step(

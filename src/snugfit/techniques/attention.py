@@ -79,6 +79,19 @@ def _only(choice: str) -> Iterator[None]:
         ) from error
 
 
+def can_switch(model: nn.Module) -> bool:
+    """Returns whether a model has attention that holds every score and says that it can do without.
+
+    Args:
+        model: Any module.
+    """
+    return any(
+        getattr(part, "fused_attn", None) is False
+        or (callable(getattr(part, "set_attn_implementation", None)) and _implementation(part) not in (None, "sdpa"))
+        for part in model.modules()
+    )
+
+
 def restore_attention(model: nn.Module) -> None:
     """Gives a model the attention back that it had before it was prepared.
 

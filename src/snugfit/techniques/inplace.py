@@ -53,6 +53,17 @@ class InPlace(ModelTechnique):
             )
 
 
+def may_gain(model: nn.Module) -> bool:
+    """Returns whether a model has any activation that could overwrite its input, without the proof that it may.
+
+    Args:
+        model: Any module.
+    """
+    return any(
+        type(module) in GAINING and not module.inplace and getattr(module, "p", 1.0) > 0 for module in model.modules()
+    )
+
+
 def safe_modules(model: nn.Module) -> list[Any]:
     """Returns the activation modules that may overwrite their input and do not yet.
 
