@@ -166,7 +166,7 @@ def build_ladder(
         Rung(name="checkpoint", change="every block recomputed in backward", recipe=recomputed, workload=sgd),
         Rung(
             name="step-in-backward",
-            change=f"batch {micro}, each gradient used at once; built in bf16",
+            change=f"batch {micro}, each gradient used at once",
             note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}, and "
             "the learning rate is scaled with it. Building in fp32 would be the peak by now, so it is built in bf16.",
             recipe=stepped,

@@ -16,7 +16,7 @@ from snugfit.planner.plan import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe, Subject
 from snugfit.planner.search import Search
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import Space
+from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.units import MIB, format_bytes
@@ -150,6 +150,7 @@ class Planner:
         smallest = Smallest(self.laboratory, space)
         looks: tuple[Callable[[], Probe | None], ...] = (
             lambda: self.laboratory.need(space.base),
+            lambda: self._checkpointed(space),
             lambda: smallest.start(level),
             lambda: smallest.find(level),
         )
@@ -158,6 +159,11 @@ class Planner:
             if seen is not None and seen.need_bytes <= capacity:
                 return
         raise self._does_not_fit(budget_bytes, smallest)
+
+    def _checkpointed(self, space: Space) -> Probe | None:
+        recipes = space.allowed(POINTS["checkpoint"])
+        self.laboratory.look(recipes)
+        return next((self.laboratory.probes[one] for one in recipes if one in self.laboratory.probes), None)
 
     def _plan(self, best: Probe, budget_bytes: int, capacity: int) -> Plan:
         search = self.search

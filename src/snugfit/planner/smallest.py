@@ -14,7 +14,7 @@ from typing import Any
 from snugfit.fidelity import LEVELS, Level
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Laboratory, Probe
-from snugfit.planner.space import Changes, Space
+from snugfit.planner.space import SWITCHES, Changes, Space
 from snugfit.recipe import Recipe
 
 _ROUNDS = 2
@@ -105,19 +105,23 @@ class Smallest:
             level: As for `find`.
         """
         space = self._wider(level)
-        wanted: list[Recipe] = []
-        for name in LEVELS:
-            for changes in _STARTS[name] if name in space.constraints.allow and name not in self._started else ():
-                joined: dict[str, Any] = {}
-                for change in changes:
-                    if all(joined.get(key, value) == value for key, value in change.items()) and space.allowed(
-                        joined, change
-                    ):
-                        joined.update(change)
-                wanted += space.allowed(joined)
-            self._started |= {name} & space.constraints.allow
+        new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
+        starts = [self._effective(changes) for name in new for changes in _STARTS[name]]
+        self._started.update(new)
+        wanted = [_joined(space, changes) for changes in starts]
         self._laboratory.look(wanted)
+        for changes, recipe in zip(starts, wanted, strict=True):
+            refusal = self._laboratory.refusals.get(recipe, "")
+            possible = [change for change in changes if not any(name in refusal for name in change)]
+            if len(possible) < len(changes):  # such as no head and loss that could be computed in chunks
+                self._laboratory.look([_joined(space, possible)])
         return self._least(space.constraints)
+
+    def _effective(self, changes: Sequence[Changes]) -> list[Changes]:
+        """Leaves out switches that find nothing to switch in the model."""
+        seen = self._laboratory.probes.get(self._space.base)
+        dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
+        return [change for change in changes if not dead & set(change)]
 
     def _wider(self, level: Level) -> Space:
         allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
@@ -151,7 +155,7 @@ class Smallest:
     def _round(self, space: Space, best: Probe | None, moves: Sequence[Changes]) -> Probe | None:
         """Tries every move alone, and those that help together."""
         start: dict[str, Any] = {} if best is None else best.recipe.to_mapping()
-        alone = [(move, recipe) for move in moves for recipe in space.allowed(start, move)]
+        alone = [(move, recipe) for move in self._effective(moves) for recipe in space.allowed(start, move)]
         self._laboratory.look(recipe for _, recipe in alone)
         helped: list[tuple[int, Changes]] = []
         for move, recipe in alone:
@@ -177,3 +181,13 @@ class Smallest:
                 continue
             if constraints.refusal(probe.recipe, self._space.workload) is None:
                 yield probe
+
+
+def _joined(space: Space, changes: Sequence[Changes]) -> Recipe:
+    """The recipe with every change that is allowed and contradicts none before it."""
+    joined: dict[str, Any] = {}
+    for change in changes:
+        agrees = all(joined.get(name, value) == value for name, value in change.items())
+        if agrees and space.allowed(joined, change):
+            joined.update(change)
+    return (space.allowed(joined) or [space.base])[0]
