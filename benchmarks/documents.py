@@ -1,4 +1,4 @@
-"""Makes the parts of the documents that hold numbers or repeat the code: README's table and the recipe's fields.
+"""Makes the parts of the documents that hold numbers or repeat the code: tables of results, and the recipe's fields.
 
 The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.json` with `--demo runs/demo/ladder.json`.
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.results_file import RESULTS, write
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
@@ -54,17 +56,43 @@ def fields_page() -> str:
     return "\n".join(parts)
 
 
+TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
+    ("README.md", "demo_ladder", demo_table),
+    ("docs/planning.md", "plans", plans_table),
+    ("docs/planning.md", "plan_quality", quality_table),
+    ("docs/text.md", "text_training", training_table),
+)
+"""Document, result, and what makes the text between the marks of that name."""
+
+
+def fill(document: Path, name: str, text: str) -> None:
+    """Replaces what stands between `<!-- NAME: ... -->` and `<!-- /NAME -->`.
+
+    Args:
+        document: The file.
+        name: The marks' name.
+        text: What is to stand there.
+
+    Raises:
+        ValueError: The document has no such marks.
+    """
+    place = re.compile(rf"(<!-- {name}:.*?-->\n).*?(<!-- /{name} -->)", re.S)
+    changed, count = place.subn(lambda found: f"{found[1]}{text}\n{found[2]}", document.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"{document.name} needs the marks of {name} once, and has them {count} times.")
+    document.write_text(changed, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--demo", type=Path, help="take over this ladder.json as the demo's result first")
     args = parser.parse_args()
     if args.demo:
         write("demo_ladder", json.loads(args.demo.read_text(encoding="utf-8")))
-    table = demo_table(json.loads((RESULTS / "demo_ladder.json").read_text(encoding="utf-8")))
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    place = re.compile(r"(<!-- demo:.*?-->\n).*?(<!-- /demo -->)", re.S)
-    readme.write_text(place.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
+    for file, name, table in TABLES:
+        results = RESULTS / f"{name}.json"
+        if results.exists():
+            fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
 
 

@@ -2,8 +2,9 @@
 
 One model and batch for nearly all, so that rows can be compared: the transformer of `step_overhead.py` (convolutions for
 `inplace`, a small Llama for `loss_impl`). Each row is a pair of recipes that differ in the technique alone. Peaks are
-counted from the allocator's events over building the trainer and three steps, above the weights of the unprepared model; on a
-CPU run what a recipe moves to the host is counted apart. Times are the median of paired steps. `benchmarks/results/techniques.json` feeds the technique pages.
+counted from the allocator's events over building the trainer and three steps, above the weights of the unprepared model;
+on a CPU run what a recipe moves to the host is counted apart. Times are the median of paired steps.
+`benchmarks/results/techniques.json` feeds the technique pages.
 
     python -m benchmarks.techniques [--pairs 8] [--only NAMES]
 """
@@ -91,17 +92,18 @@ def trainer_for(technique: str, model: nn.Module, recipe: Recipe, device: torch.
     return snugfit.prepare(model, recipe, loss=loss, device=device, batch_size=BATCH)
 
 
+def _peak(technique: str, recipe: Recipe, batch: Any, device: torch.device) -> int:
+    model = model_for(technique).to(device)
+    return peak_bytes(lambda: trainer_for(technique, model, recipe, device).step, batch, device)
+
+
 def measure(technique: str, pairs: int, device: torch.device) -> dict[str, Any]:
     """One row: peaks, host bytes and times without and with a technique."""
     recipes = [Recipe(**fields) for fields in PAIRS[technique]]
     batches = batches_for(technique, device)
     peaks, hosts, steps = [], [], []
     for recipe in recipes:
-        model = model_for(technique).to(device)
-        peaks.append(
-            peak_bytes(lambda: trainer_for(technique, model, recipe, device).step, batches[0], device)  # noqa: B023
-        )
-        del model
+        peaks.append(_peak(technique, recipe, batches[0], device))
         gc.collect()
         trainer = trainer_for(technique, model_for(technique).to(device), recipe, device)
         for batch in batches[:2]:
