@@ -26,6 +26,7 @@ from snugfit.techniques.microbatch import (
     map_tensors,
     split_batch,
 )
+from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.evaluation_pieces import EvaluationPieces
 from snugfit.training.health import DEPTH, Health, Statistics
 from snugfit.training.model_call import Forward, Loss, loss_of, output_of
@@ -108,6 +109,7 @@ class Trainer:
         self._split = split or split_batch
         self._loss_weight = loss_weight
         self._order = order
+        self._caching = caching_configs(model)
         self._statistics = Statistics(model, 1 if health.waits else DEPTH + 2)
         self._replaced = False
         self._phase = "data"
@@ -278,7 +280,7 @@ class Trainer:
         return self._evaluation.output(batch, self._evaluated)
 
     def _evaluated(self, batch: Any) -> Any:
-        with torch.no_grad(), ExitStack() as around:
+        with torch.no_grad(), without_caches(self._caching), ExitStack() as around:
             for technique in self._techniques:
                 around.enter_context(technique.around_step())
                 around.enter_context(technique.around_forward())
@@ -366,7 +368,7 @@ class Trainer:
         with phase("data"):
             batch = self._arrived(batch)
         self._phase = "forward"
-        with phase("forward"), ExitStack() as around:
+        with phase("forward"), without_caches(self._caching), ExitStack() as around:
             for technique in self._techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())

@@ -1,0 +1,47 @@
+"""Caches of keys and values are off while a `Trainer` runs the model.
+
+Models of transformers fill one whenever their config says `use_cache`, which is its default. They serve generation; a
+training pass only pays for them, and under checkpointing the recomputation would append to the same cache a second time.
+transformers' own Trainer switches the setting off for good (`TrainingArguments.use_cache`); here it is off during the pass
+only, so the user's config says afterwards what it said before. A call that asks for a cache itself, as
+`model(..., use_cache=True)` in a `forward` of the caller's, still gets one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+def caching_configs(model: nn.Module) -> list[Any]:
+    """Returns the configs in a model that can ask for a cache; encoder, decoder and whole may have their own.
+
+    Args:
+        model: Any module.
+    """
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(_use_cache(config), bool)}.values())
+
+
+@contextmanager
+def without_caches(configs: list[Any]) -> Iterator[None]:
+    """Keeps models from filling caches inside the context.
+
+    Args:
+        configs: From `caching_configs`; those that say `use_cache` say so again afterwards.
+    """
+    asking = [config for config in configs if _use_cache(config)]
+    for config in asking:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in asking:
+            config.use_cache = True
+
+
+def _use_cache(config: Any) -> Any:
+    return getattr(config, "use_cache", None)
