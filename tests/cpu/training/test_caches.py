@@ -22,20 +22,11 @@ def llama():
 
 
 def gpt2():
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            vocab_size=64,
-            n_positions=64,
-            bos_token_id=1,
-            eos_token_id=2,
-            resid_pdrop=0.0,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-        )  # fmt: skip
-    )
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=64, bos_token_id=1, eos_token_id=2,
+        resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
 
 
 def t5():
