@@ -192,7 +192,7 @@ def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request
     """Writes config and tokenizer beside the weights of a `hf:` model, so that `from_pretrained` loads the folder.
 
     Args:
-        folder: The run directory.
+        folder: What becomes part of the run directory.
         model: The trained model.
         request: What was trained.
         data: Its tokenizer is written too.

@@ -350,7 +350,8 @@ def _write_results(
 
     try:
         save_trained(run_dir.path, trainer.model)
-        save_for_transformers(run_dir.path, trainer.model, request, data)
+        with run_dir.beside() as folder:
+            save_for_transformers(folder, trainer.model, request, data)
     except OSError as error:
         raise TrainingError(f"the model cannot be written to {run_dir.path}: {error.strerror}.") from error
     run_dir.write_summary(summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,13 +45,16 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes temporary files that a killed process left behind.
+    """Removes temporary files and folders that a killed process left behind.
 
     Args:
         directory: Where `replaced_file` writes; no other process may be writing there.
     """
     for path in directory.glob(TEMPORARY_PREFIX + "*"):
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

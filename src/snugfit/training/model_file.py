@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from snugfit.techniques.adapter_layers import adapted_layers
 from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
-from snugfit.training.run_dir import ADAPTER, MODEL
+from snugfit.training.run_results import ADAPTER, MODEL
 
 
 def save_trained(directory: Path, model: nn.Module) -> None:

@@ -6,12 +6,14 @@
     metrics.jsonl       one JSON object a line: each step's loss and learning rate, each evaluation
     summary.json        the result, once the run is finished
     model.safetensors   the final weights under the plain model's keys, adapters merged; none where weights are quantised
+    config.json, ...    of models of transformers: config and tokenizer, so that the directory loads as a model
     adapter/            what adapters have learned, in peft's format
     checkpoints/        step-00000123.ckpt, the newest two
     tensorboard/        event files, when asked for
 
-A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Imports no
-torch before checkpoints are used.
+A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Files whose
+names the run does not choose are listed in `.beside`, so that a run that replaces this one removes them and nothing else.
+Imports no torch before checkpoints are used.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -31,20 +33,13 @@ import yaml
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
+from snugfit.training.run_results import CHECKPOINTS, remove_results, taken_in
 
 if TYPE_CHECKING:
     from snugfit.training.checkpoint import CheckpointStore
 
-RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY, MODEL = (
-    "recipe.yaml",
-    "workload.yaml",
-    "plan.json",
-    "metrics.jsonl",
-    "summary.json",
-    "model.safetensors",
-)
+RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
 DEFAULT_KEEP = 2
-CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"
 _LOCK = ".lock"
 
 
@@ -140,12 +135,15 @@ class RunDirectory:
         """
         check_new(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
+        was_run = (
+            path / _LOCK
+        ).exists()  # every run has one, a run half removed too; weights of others are not touched
         run = cls(path, keep=keep)
         # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-        for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, MODEL):
+        for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):
             (path / name).unlink(missing_ok=True)
-        for folder in (CHECKPOINTS, TENSORBOARD, ADAPTER):
-            shutil.rmtree(path / folder, ignore_errors=True)
+        if was_run:
+            remove_results(path)
         if plan is not None:
             run._write_text(PLAN, plan)
         return run.described(recipe, workload)
@@ -255,6 +253,17 @@ class RunDirectory:
             self._metrics = None
         self._write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = len(kept)
+
+    def beside(self) -> AbstractContextManager[Path]:
+        """Takes in files whose names the run does not choose, such as a tokenizer's.
+
+        Returns:
+            Context of an empty folder; what is written into it goes into the run directory when the block ends.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        return taken_in(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the result; its being there says that the run is finished.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
-from snugfit.training.run_dir import TENSORBOARD
+from snugfit.training.run_results import TENSORBOARD
 
 
 def check_tensorboard() -> None:

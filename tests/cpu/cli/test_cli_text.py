@@ -1,6 +1,7 @@
 """`snugfit train` on text, from the command to a folder that transformers loads; and bad input of text."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,8 @@ def test_classifier_from_command_to_transformers_and_on(here, capsys):
     assert not info["missing_keys"] and not info["unexpected_keys"] and loaded.config.num_labels == 6
     assert loaded.config.id2label[1] == "debugger" and loaded.config.use_cache is not False
     tokenizer = AutoTokenizer.from_pretrained("run")
+    # What another run in this directory would have to remove.
+    assert {"config.json", "tokenizer_config.json"} <= set(json.loads(Path("run/.beside").read_text()))
     assert loaded(**tokenizer("the debugger stops", return_tensors="pt")).logits.shape == (1, 6)
     weights = load_file("run/model.safetensors")
     # The folder is a pretrained model now: training goes on from its weights, head included.

@@ -44,6 +44,53 @@ def test_existing_run_is_not_replaced_unless_asked(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_all_that_a_replaced_run_wrote_goes_and_nothing_else(tmp_path):
+    def write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        run.log({"step": 1})
+        with run.beside() as folder:
+            for name in ("config.json", "vocab.json", "chat/template.jinja"):
+                write(folder / name)
+    for name in ("model.safetensors", "checkpoints/step-00000001.ckpt", "adapter/adapter_config.json"):
+        write(tmp_path / name)
+    write(tmp_path / "tensorboard" / "events.out.tfevents.1")
+    users = ["notes.txt", "generation_config.json", "adapter/README.md", "chat/mine.txt"]
+    for name in users:
+        write(tmp_path / name)
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD, overwrite=True):
+        left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*users, ".lock", "recipe.yaml", "workload.yaml"}
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_is_beside_stays_listed_when_it_is_written_twice(tmp_path):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        for name in ("config.json", "tokenizer.json"):
+            with run.beside() as folder:
+                (folder / name).write_text(name)
+    assert (tmp_path / "config.json").read_text() == "config.json"
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD, overwrite=True):
+        assert names_in(tmp_path) == [".lock", "recipe.yaml", "workload.yaml"]
+
+
+def test_a_list_that_was_altered_deletes_nothing_outside(tmp_path):
+    with RunDirectory.create(tmp_path / "run", Recipe(), WORKLOAD):
+        pass
+    (tmp_path / "mine").write_text("")
+    (tmp_path / "run" / ".beside").write_text(json.dumps(["../mine", str(tmp_path / "mine")]))
+    with RunDirectory.create(tmp_path / "run", Recipe(), WORKLOAD, overwrite=True):
+        assert (tmp_path / "mine").exists()
+
+
+def test_weights_in_a_directory_without_a_run_are_not_removed(tmp_path):
+    (tmp_path / "model.safetensors").write_text("pretrained")
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD):
+        assert (tmp_path / "model.safetensors").read_text() == "pretrained"
+
+
 def test_only_a_missing_run_is_an_error_on_open(tmp_path):
     with pytest.raises(InputError, match="holds no run"):
         RunDirectory.open(tmp_path / "absent")
@@ -114,6 +161,8 @@ def test_leftovers_of_a_killed_process_go_when_the_run_is_opened(tmp_path):
         run.checkpoints.save(1, {"x": 1})
     for folder in (tmp_path, tmp_path / "checkpoints"):
         (folder / ".writing-abc").write_text("half")
+    (tmp_path / ".writing-folder").mkdir()
+    (tmp_path / ".writing-folder" / "config.json").write_text("half")
     with RunDirectory.open(tmp_path):
         pass
     assert not list(tmp_path.rglob(".writing-*"))
