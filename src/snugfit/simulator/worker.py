@@ -19,7 +19,14 @@ from snugfit.simulator import wire
 
 
 def main() -> None:
-    """Answers requests until standard input closes."""
+    """Answers requests until the process that asks closes standard input, or is gone."""
+    try:
+        _serve()
+    except BrokenPipeError:  # killed while it waited: nobody is left to be told, and what is not sent cannot be
+        os._exit(1)
+
+
+def _serve() -> None:
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -96,3 +96,32 @@ def test_a_script_is_not_run_again(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["started", "42"]
+
+
+ASKING = """
+import os, sys, time
+from snugfit.simulator.pool import Pool
+pool = Pool()
+pool.start()
+if sys.argv[1] == "loading":
+    print("now", flush=True)
+
+def slow():
+    os.write(2, b"now")
+    time.sleep(1.5)
+    return "x" * 10**6
+
+pool.call(slow)
+"""
+
+
+@pytest.mark.parametrize("moment", ["loading", "answering"])
+def test_a_worker_ends_quietly_when_the_process_that_asked_is_killed(moment):
+    asking = subprocess.Popen([sys.executable, "-c", ASKING, moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert asking.stdout is not None and asking.stderr is not None
+    place = asking.stdout if moment == "loading" else asking.stderr
+    assert place.read(3) == b"now"
+    asking.kill()
+    # The end of standard error: the worker, which has it too, is gone.
+    assert asking.stderr.read() in (b"", b"now")
+    asking.wait()
