@@ -86,8 +86,8 @@ class Recipe:
     kernels; flash allows only the flash kernel and stops where it cannot run."""
 
     loss_impl: Literal["full", "chunked", "fused"] = "full"
-    """Loss over a vocabulary: full holds all logits; chunked computes head and loss by pieces of tokens and holds no more
-    than one piece; fused takes one kernel of liger-kernel (CUDA)."""
+    """Loss over a vocabulary: full holds all logits; chunked computes head and loss by pieces, mostly of the vocabulary,
+    and holds the logits of one piece; fused takes one kernel of liger-kernel (CUDA)."""
 
     compile: str = "none"
     """torch.compile backend, such as inductor or aot_eager; none runs eagerly."""

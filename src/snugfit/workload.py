@@ -68,7 +68,8 @@ class Workload:
     """Seed of initial weights, data order and dropout."""
 
     weights: str | None = None
-    """Pretrained weights: a name the model's library knows (DEFAULT is its best), or a safetensors file."""
+    """Pretrained weights: a name the model's library knows (DEFAULT is its best), or a safetensors file. None: random
+    values, except that a directory given as `hf:DIR` loads the weights it holds."""
 
     freeze: tuple[str, ...] = ()
     """Parameters left as they are: name patterns such as `features.*`, separated by commas."""

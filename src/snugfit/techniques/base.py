@@ -47,7 +47,9 @@ class WrappedForward:
 class ModelTechnique:
     """A technique that changes the model in place or surrounds its forward pass; overrides the hooks it needs.
 
-    No hook draws a random number, and none changes the keys of the model's `state_dict`.
+    No hook draws a random number, and none changes or removes a key of the model's `state_dict`. Adapters add keys of their
+    own, as peft names them (`lora_A.default.weight`). Only `quantize`, which works before any hook, takes keys away: a
+    layer then has `W_q` and `scales` in place of `weight`.
     """
 
     field: ClassVar[str]

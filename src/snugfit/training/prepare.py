@@ -88,8 +88,9 @@ def prepare(
     """Puts a recipe's techniques in place and returns the trainer; the training loop stays yours.
 
     The model is changed in place: moved to the device, cast where the recipe says so, its blocks wrapped. Keys of its
-    `state_dict` stay those of the plain model, and no random number is drawn. A model that was prepared before is taken
-    over: its blocks are unwrapped first, and the earlier trainer refuses to go on.
+    `state_dict` stay those of the plain model (adapters add their own; quantised layers have packed weights in place of
+    `weight`), and no random number is drawn. A model that was prepared before is taken over: its blocks are unwrapped
+    first, and the earlier trainer refuses to go on.
 
     Args:
         model: Any module, with its weights.
