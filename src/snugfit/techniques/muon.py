@@ -87,6 +87,11 @@ class MuonWithAdamW(Optimizer):
                 part.state = self.state
                 self._parts.append(part)
 
+    @property
+    def parts(self) -> tuple[Optimizer, ...]:
+        """The optimizers this one consists of, in the order in which they step."""
+        return tuple(self._parts)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # torch puts new groups and a new state in place when it loads
         self._link()

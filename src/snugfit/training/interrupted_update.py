@@ -12,8 +12,9 @@ has moved on since it was read the first time. Where it would, a scaling (weight
 anything else ends the run with the cause named. Fused kernels do not count versions and need none of this: they make all
 their tensors first and then change everything in one call.
 
-Known limits: optimizers that are not in torch.optim are not finished, since their kernels need not count versions; the
-error says that the update ended half way. So does SGD with momentum, weight decay and `for-loop` kernels in its first step.
+Known limits: optimizers that are not in torch.optim are not finished, low-bit ones included, since their kernels need not
+count versions; the error says that the update ended half way. So does SGD with momentum, weight decay and `for-loop`
+kernels in its first step. Muon is finished part by part, its own matrices first.
 Source: torch.Tensor._version (the counter autograd checks saved tensors by); torch.utils._python_dispatch.
 """
 
@@ -25,16 +26,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from snugfit.errors import OutOfMemoryError
+from snugfit.techniques.muon import MuonWithAdamW
 from snugfit.techniques.offload_optimizer import HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
 from snugfit.training.repeated_operators import Continued, Listener, ReadTooLate, Watch
 
-FINISHABLE = (Adam, AdamW, SGD, Adafactor)
+FINISHABLE = (Adam, AdamW, SGD, Adafactor, Muon)
 """Optimizers of torch that update each parameter by itself, change state by in-place operators only, and are tested."""
 
 
@@ -56,7 +58,7 @@ def carried_through(
         RuntimeError: Memory ran out, and nothing was changed.
         OutOfMemoryError: Memory ran out, and some parameters are changed and others not.
     """
-    journal = Journal(optimizer)
+    journal = Journals(optimizer)
     try:
         take()
         return False
@@ -84,7 +86,7 @@ def parameter_carried_through(update: ParameterUpdate, bad: Tensor | None, devic
         RuntimeError: Memory ran out, and the parameter is as it was.
         OutOfMemoryError: Memory ran out, and the parameter or its state is changed.
     """
-    journal = Journal(update.optimizer)
+    journal = Journals(update.optimizer)
     version = update.weight._version
     try:
         update.step(bad)
@@ -104,7 +106,7 @@ def parameter_carried_through(update: ParameterUpdate, bad: Tensor | None, devic
     return True
 
 
-def _again(update: ParameterUpdate, bad: Tensor | None, journal: Journal, cause: str) -> Callable[[], None]:
+def _again(update: ParameterUpdate, bad: Tensor | None, journal: Journals, cause: str) -> Callable[[], None]:
     """How the update of a parameter goes on."""
     if isinstance(update, RoundedUpdate):
         if not update.repeatable:
@@ -117,6 +119,32 @@ def _again(update: ParameterUpdate, bad: Tensor | None, journal: Journal, cause:
             update.send()
 
     return go_on
+
+
+class Journals:
+    """The journal of each optimizer that an update consists of: one, except for Muon, which has AdamW beside it."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Notes the versions.
+
+        Args:
+            optimizer: The optimizer, before its step.
+        """
+        parts = optimizer.parts if isinstance(optimizer, MuonWithAdamW) else (optimizer,)
+        self._parts = [Journal(part) for part in parts]
+
+    def finish(self, cause: str, bad: Callable[[], bool] | None = None) -> None:
+        """Finishes the update after a failure, as `Journal.finish` does."""
+        for number, part in enumerate(self._parts):
+            try:
+                part.finish(cause, bad)
+            except Exception as error:
+                # Nothing of this part is changed, but the parts before it are finished.
+                if number and is_out_of_memory(error) and not isinstance(error, OutOfMemoryError):
+                    raise half_way(f"{cause} {let_go(error)}", "the update") from None
+                raise
 
 
 class Journal:
@@ -192,7 +220,7 @@ class Journal:
     def _has_first_momentum(self, weight: Tensor) -> bool:
         """SGD keeps the first momentum of its parameters when the update of their whole group is done."""
         momentum = self._optimizer.state.get(weight, {}).get("momentum_buffer")
-        return momentum is not None and id(momentum) not in self._before
+        return type(self._optimizer) is SGD and momentum is not None and id(momentum) not in self._before
 
     def _done(self, weight: Tensor, made: dict[int, int]) -> bool:
         """Whether a parameter is known to be done without looking at its operators."""

@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
-from failing_allocations import failing, nothing_to_collect  # noqa: F401 - a fixture for all tests
+from failing_allocations import MESSAGE, failing, nothing_to_collect  # noqa: F401 - a fixture for all tests
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW
 
 from snugfit import OutOfMemoryError
+from snugfit.techniques.low_bit_optimizer import LIBRARIES, low_bit_optimizer
+from snugfit.techniques.muon import MuonWithAdamW
 from snugfit.training.interrupted_update import carried_through
 
 CPU = torch.device("cpu")
@@ -27,7 +29,7 @@ CASES = {
     )
     for kernel in KERNELS
     if not (cls is Adafactor and kernel == "fused")
-}
+} | {f"muon-{kernel}": (MuonWithAdamW, {"kernels": settings}) for kernel, settings in KERNELS.items()}
 
 
 def made(cls, settings):
@@ -105,6 +107,42 @@ def test_memory_that_stays_short():
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True)) and not optimizer.state
     with pytest.raises(OutOfMemoryError, match="after some parameters were changed"), failing(at=range(12, 100)):
         carried_through(optimizer, optimizer.step, CPU)
+
+
+def test_a_part_that_stays_short_behind_one_that_is_finished():
+    weights, optimizer = made(*CASES["muon-for-loop"])
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    adamw = optimizer.parts[1]
+
+    def short(closure=None):
+        raise RuntimeError(MESSAGE)
+
+    adamw.step = short
+    with pytest.raises(OutOfMemoryError, match="after some parameters were changed") as error:
+        carried_through(optimizer, optimizer.step, CPU)
+    assert not error.value.undone
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "adamw4bit", "adamwfp8"])
+def test_low_bit_state_ends_half_way(name):
+    """Their kernels count no versions; what to do then is in docs/planning.md."""
+    pytest.importorskip(LIBRARIES[name][0])
+
+    def first_step(*at):
+        weights = [nn.Parameter(torch.ones(64, 64)) for _ in range(2)]
+        optimizer = low_bit_optimizer(name, [{"params": weights}], CPU, lr=0.1)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        with failing(at=at) as mode:
+            carried_through(optimizer, optimizer.step, CPU)
+        return mode.count
+
+    first_step()  # makes tables that are kept
+    count = first_step()
+    with pytest.raises(OutOfMemoryError, match=r"which cannot be finished.*go back to a checkpoint") as error:
+        first_step(count - 1)
+    assert not error.value.undone and error.value.exit_code == 3
 
 
 def test_another_error_passes():
