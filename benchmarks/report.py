@@ -471,11 +471,11 @@ def guides(results: Path) -> str:
     return (
         "## The published bert-large table\n\n"
         "What the driver counted on a V100-16GB when the guide was written, beside the simulation of the same rungs with "
-        "the CUDA context. Today's step needs less in the rungs of batch 4. Up to torch 1.10 gradients were zeroed in place, "
-        "so that they were alive during the forward pass, and softmax kept its input for the backward pass. Both are in the "
-        "sources of that time; with the step written so by hand (`benchmarks/guides_then.py`) these rungs agree as well. "
-        "The guide does not name its torch, so that it was that old is concluded from the agreement. Nothing else is "
-        f"fitted (torch {rows[0]['then']['torch_version']}; `python -m benchmarks.guides`).\n\n"
+        "the CUDA context. Today's step needs less in the rungs of batch 4. Up to torch 1.10 gradients were zeroed in "
+        "place, so that they were alive during the forward pass, and softmax kept its input for the backward pass. Both "
+        "are in the sources of that time; with the step written so by hand (`benchmarks/guides_then.py`) these rungs agree "
+        "as well. The guide does not name its torch, so that it was that old is concluded from the agreement. Nothing else "
+        f"is fitted (torch {rows[0]['then']['torch_version']}; `python -m benchmarks.guides`).\n\n"
         + table(
             ["rung", "published MiB", "today's step", "gradients zeroed", "and softmax of then", "MiB"],
             [

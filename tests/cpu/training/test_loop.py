@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.errors import SnugfitWarning, TrainingError
+from snugfit.errors import OutOfMemoryError, SnugfitWarning, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.training.loop import Loop, base_learning_rate, steps_of_run
 from snugfit.training.random_state import seed_everything
@@ -312,3 +312,22 @@ def endless(loop):
         yield iter([batch] * 100)
 
     return batches
+
+
+@pytest.mark.parametrize("undone", [True, False])
+def test_a_step_that_ended_half_way_is_not_saved(tmp_path, monkeypatch, undone):
+    """Where the step was undone, the last whole one is saved; where it was not, the last checkpoint is all there is."""
+    with RunDirectory.create(tmp_path, Recipe(), {}) as run:
+        loop = make_loop(run, save_every=2, epochs=3)
+        step = loop.trainer.step
+
+        def fail_in_the_fourth(batch):
+            if loop.trainer.steps_done == 3:
+                raise OutOfMemoryError("memory ran out", undone=undone)
+            return step(batch)
+
+        monkeypatch.setattr(loop.trainer, "step", fail_in_the_fourth)
+        with pytest.raises(OutOfMemoryError):
+            loop.train()
+        saved = run.checkpoints.paths()[-1].name
+    assert saved == ("step-00000003.ckpt" if undone else "step-00000002.ckpt")
