@@ -184,6 +184,7 @@ def _step_job(
         device = personality.device
         fake = Materialiser()
         _weights(recorder, fake, model, device)
+        model.to(device)  # buffers of a constructor that reads values are real, and still on the host
         used: Any = optimizer
         if isinstance(optimizer, torch.optim.Optimizer):
             fake.optimizer(optimizer, device)
