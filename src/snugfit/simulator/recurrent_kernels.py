@@ -4,6 +4,9 @@ torch runs one oneDNN primitive for each layer and direction. With gradients it 
 larger than the layer's output; torch's fake version of the operator shows it as empty. GRU and plain RNN are made of
 ordinary operators on cpu, and need nothing here.
 
+On CUDA, cuDNN runs all of them and keeps a reserve of a size that it alone can tell (`cudnnGetRNNTempSpaceSizes`). There
+they are recorded as the ordinary operators that torch takes without cuDNN, and the prediction says so.
+
 Source: `ATen/native/mkldnn/RNN.cpp` of torch (mkldnn_rnn_layer and its backward); oneDNN `cpu/rnn/rnn_utils.hpp` and
 `rnn_utils.cpp` (init_conf, set_workspace_sizes, set_offsets, get_good_ld, set_good_strides), for its plain kernels.
 Compared with the allocator's events of torch 2.15 (oneDNN 3.13) for widths from 16 to 700 in float32 and bf16.
@@ -14,14 +17,24 @@ layers by other kernels of oneDNN, whose workspace can differ.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from snugfit.errors import SnugfitWarning
 from snugfit.simulator import private_torch
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
+CUDNN_WARNING = (
+    "on CUDA, cuDNN runs recurrent layers (LSTM, GRU, RNN) and keeps memory for backward whose size only cuDNN knows; here "
+    "they are predicted as ordinary operators, one step of the sequence after the other, so memory and time of these layers "
+    "are an approximation. Measure a step on the card before relying on it."
+)
+_RUN_BY_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_library: list[torch.library.Library] = []
 _PAGE = 4096
 _BOOKED = _PAGE + 568
 """What a scratchpad takes beside its spaces: its alignment, its header, and the lists of pointers to parts of weights."""
@@ -174,8 +187,20 @@ def backward_row(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Inn
     return [InnerBytes(total, AFTER_ALL)]
 
 
+def _without_cudnn(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs layers that cuDNN would run by the operators that they are made of elsewhere."""
+    warnings.warn(CUDNN_WARNING, SnugfitWarning, stacklevel=2)
+    return operator.decompose(*args, **kwargs)
+
+
 def register() -> None:
-    """Puts the layer in the place of torch's fake version; once in a process."""
+    """Puts the layer in the place of torch's fake version, and marks layers of cuDNN; once in a process."""
     aten = torch.ops.aten
     private_torch.replace_fake(aten.mkldnn_rnn_layer.default, lstm_layer)
     private_torch.replace_fake(aten.mkldnn_rnn_layer_backward.default, lstm_layer_backward)
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in _RUN_BY_CUDNN:
+        for overload in ("input", "data"):
+            run = functools.partial(_without_cudnn, getattr(getattr(aten, name), overload))
+            library.impl(f"{name}.{overload}", run, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    _library.append(library)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit import Recipe
+import snugfit
+from snugfit import Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.simulator import recurrent_kernels
 
@@ -146,3 +147,11 @@ def test_a_gradient_that_is_not_contiguous_is_copied():
     )
     inside = [sum(space.nbytes for space in recurrent_kernels.backward_row(given, {})) for given in (plain, spread)]
     assert inside[1] - inside[0] == 6 * 4 * 32 * 4
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_on_cuda_the_reserve_of_cudnn_is_said_to_be_unknown(kind):
+    model = Tagger(kind, batch_first=True)
+    with pytest.warns(SnugfitWarning, match="cuDNN runs recurrent layers"):
+        found = snugfit.estimate(model, tokens(), loss=cross_entropy, device="rtx-4090")
+    assert found.peak_allocated_bytes > sum(parameter.nbytes for parameter in model.parameters())
