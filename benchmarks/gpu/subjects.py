@@ -262,7 +262,11 @@ SUBJECTS: dict[str, Subject] = {
             "cuda": _encoder(12, 768, 12, vocab_size=32_000),
             "cpu": _encoder(2, 64, 4, vocab_size=1000, max_position_embeddings=64),
         },
-        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "problem_type": "single_label_classification",  # by itself it looks at the labels' values to find out
+        },
     ),
     "gpt2": _text_model(
         "decoder", "GPT2LMHeadModel", "GPT2Config", 8, 512,
