@@ -221,6 +221,7 @@ def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
         with mode:
             return make(*args, **kwargs)
 
+    fake_impls.op_implementations_dict.pop(operator, None)  # a later torch may have one of its own
     fake_impls.register_op_impl(operator)(made)
 
 
