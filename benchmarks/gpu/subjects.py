@@ -262,7 +262,8 @@ SUBJECTS: dict[str, Subject] = {
             "cuda": _encoder(12, 768, 12, vocab_size=32_000),
             "cpu": _encoder(2, 64, 4, vocab_size=1000, max_position_embeddings=64),
         },
-        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        # without problem_type its loss selects labels by their values
+        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "problem_type": "single_label_classification"},
     ),
     "gpt2": _text_model(
         "decoder", "GPT2LMHeadModel", "GPT2Config", 8, 512,

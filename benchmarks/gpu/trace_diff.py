@@ -2,7 +2,7 @@
 
 Blocks are matched by step, phase, operator and size; what is left is matched once more by step, phase and size alone (the
 same memory under another operator's name). What then remains was not predicted, or did not happen. Memory taken and given
-back inside an operator is matched in the same way, apart.
+back inside an operator is matched in the same way, apart; where it was predicted in another size, the difference counts.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def compare(real: Sequence[Taken], predicted: Sequence[Taken]) -> Difference:
     not_predicted, not_happened = taken - foreseen, foreseen - taken
     renamed = _match_without_name(not_predicted, not_happened)
     where = {**_places(predicted), **_places(real)}
+    _leave_difference(not_predicted, not_happened, where)
     found: dict[tuple[str, str], OperatorDifference] = {}
     largest: dict[tuple[str, str], int] = {}
     for left, happened in ((not_predicted, True), (not_happened, False)):
@@ -162,3 +163,21 @@ def _match_without_name(not_predicted: Counter[Key], not_happened: Counter[Key])
             not_happened[other] -= same
             renamed += same * key[4]
     return renamed
+
+
+def _leave_difference(not_predicted: Counter[Key], not_happened: Counter[Key], where: dict[Key, str]) -> None:
+    """Pairs what an operator took inside with what it was predicted to take, the largest first; leaves their differences."""
+    expected: dict[tuple[int, str, str, str], list[Key]] = {}
+    for key in sorted(not_happened.elements(), key=lambda key: -key[4]):
+        if key[2] == "inside":
+            expected.setdefault(key[:4], []).append(key)
+    for key in sorted(not_predicted.elements(), key=lambda key: -key[4]):
+        others = expected.get(key[:4])
+        if not others:
+            continue
+        other = others.pop(0)
+        not_predicted[key] -= 1
+        not_happened[other] -= 1
+        left: Key = (*key[:4], abs(key[4] - other[4]))
+        (not_predicted if key[4] > other[4] else not_happened)[left] += 1
+        where.setdefault(left, where[key])

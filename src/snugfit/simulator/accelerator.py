@@ -275,10 +275,11 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast
+    from snugfit.simulator import attention_kernels, autocast, recurrent_kernels
 
     autocast.register()
     attention_kernels.register()
+    recurrent_kernels.register()
 
 
 @contextmanager

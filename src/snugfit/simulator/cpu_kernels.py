@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from snugfit.simulator import private_torch
+from snugfit.simulator import private_torch, recurrent_kernels
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
 Args = Sequence[Any]
@@ -335,6 +335,8 @@ CPU_ROWS: dict[str, CpuRow] = {
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten.mkldnn_rnn_layer.default": recurrent_kernels.layer_row,
+    "aten.mkldnn_rnn_layer_backward.default": recurrent_kernels.backward_row,
     "bitsandbytes.quantize_4bit.default": _quantize_4bit,
 }
 """Operator -> row. A row takes positional and keyword arguments and returns the workspaces in order."""

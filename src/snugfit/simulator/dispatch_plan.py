@@ -22,6 +22,8 @@ from snugfit.simulator.private_torch import FakeFactory, FakeTensor
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})
+_BY_GRADIENT = (torch.ops.aten.mkldnn_rnn_layer.default,)
+"""Operators that return other tensors where gradients are recorded."""
 _BY_VALUE = ("upsample", "arange", "linspace", "logspace", "range", "interpolate")
 
 
@@ -85,6 +87,8 @@ def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
         parts.append(
             repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)])
         )
+    if operator in _BY_GRADIENT:
+        parts.append(torch.is_grad_enabled())
     return tuple(parts), tensors
 
 

@@ -20,10 +20,20 @@ def no_value(operator: str, module: str) -> CannotSimulateError:
     Returns:
         The error.
     """
+    library = _library_of(private_torch.source_line((_PACKAGE,)))
+    advice = (
+        "Leave it out of the simulated step (printing or logging a loss, for example), write it without values "
+        "(torch.where in place of a mask that selects)"
+    )
+    if library:
+        advice = (
+            f"It is in the code of {library}: if it belongs to the loss that the model computes by itself, leave the labels "
+            "out of what the model gets and give snugfit the loss (loss=...), or set an option of the model that takes "
+            "another way"
+        )
     return CannotSimulateError(
         f"{operator}{_place(module)} needs the values of a tensor, and a simulated tensor has none. "
-        "Leave it out of the simulated step (printing or logging a loss, for example), write it without values "
-        "(torch.where in place of a mask that selects), or measure the run on the device."
+        f"{advice}, or measure the run on the device."
     )
 
 
@@ -53,6 +63,13 @@ def asked_by_training_step() -> bool:
     """Returns whether the code that reads a value is snugfit's own step, which only asks whether all is well."""
     place = private_torch.source_line((str(Path(__file__).parent),))
     return place.startswith((str(Path(_PACKAGE) / "training"), str(Path(_PACKAGE) / "techniques")))
+
+
+def _library_of(line: str) -> str:
+    """Returns the installed package that a line of code belongs to; empty where it is the user's own."""
+    parts = Path(line).parts
+    folder = next((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), len(parts))
+    return "".join(parts[folder + 1 : folder + 2])
 
 
 def _place(module: str) -> str:

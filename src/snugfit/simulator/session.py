@@ -51,6 +51,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     from snugfit.simulator.accelerator import threads_of
     from snugfit.simulator.library_kernels import stand_ins
     from snugfit.simulator.packed_sequences import told_unpacked
+    from snugfit.simulator.padding_masks import told_padded
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
@@ -67,6 +68,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
             around.enter_context(told_finite(recorder.is_true))
             around.enter_context(stand_ins(personality.kind))
             around.enter_context(told_unpacked(recorder.answered.add))
+            around.enter_context(told_padded(recorder.answered.add))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:

@@ -36,8 +36,8 @@ def fused_loss(setup: Setup) -> LossFunction:
     """
     if setup.device.type == "sim":
         raise CannotSimulateError(
-            "loss_impl='fused' runs Triton kernels, which simulated tensors cannot. Estimate with loss_impl='chunked': its "
-            "pieces of logits are of the same size."
+            "loss_impl='fused' runs Triton kernels, which simulated tensors cannot. Estimate and plan with "
+            "loss_impl='chunked', which holds pieces of the logits too; training with 'fused' needs no prediction."
         )
     if setup.device.type != "cuda":
         raise InputError(

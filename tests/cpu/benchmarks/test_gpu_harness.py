@@ -183,6 +183,17 @@ def test_only_the_tuning_half_is_looked_at_closely(gpu, place):
     assert len(gpu.traces.RUNS) == 10 and all(halves[name] == "tuning" for name in gpu.traces.RUNS)
 
 
+def test_runs_compared_event_by_event_are_ten_architectures_of_every_family_that_is_looked_at(gpu):
+    used = [gpu.configurations.BY_NAME[name].subject for name in gpu.traces.RUNS]
+    assert len(set(used)) == 10
+    families = {
+        gpu.subjects.SUBJECTS[one.subject].family
+        for one in gpu.configurations.CONFIGURATIONS
+        if gpu.part.half_of(one.name) == "tuning"
+    }
+    assert {gpu.subjects.SUBJECTS[name].family for name in used} == families
+
+
 def taken(*kept, step=0, phase="forward", operator="aten.mm.default", inside=0):
     from snugfit.measure.operator_events import Taken
 
@@ -210,6 +221,19 @@ def test_runs_are_compared_block_by_block(gpu):
 def test_equal_runs_have_no_difference(gpu):
     run = [taken(100, inside=5), taken(3, step=1)]
     assert gpu.trace_diff.compare(run, list(run)).operators == ()
+
+
+def test_memory_inside_that_was_predicted_in_another_size_counts_by_the_difference(gpu):
+    real = [taken(inside=1000), taken(inside=300), taken(inside=40, phase="backward")]
+    predicted = [
+        taken(inside=280),
+        taken(inside=1010),
+        taken(inside=900, phase="backward", operator="aten.bmm.default"),
+    ]
+    rows = {row.operator: row for row in gpu.trace_diff.compare(real, predicted).operators}
+    assert (rows["aten.mm.default"].not_predicted_bytes, rows["aten.mm.default"].not_happened_bytes) == (20 + 40, 10)
+    assert "40 bytes not predicted, step 0 backward, layer" in rows["aten.mm.default"].example
+    assert rows["aten.bmm.default"].not_happened_bytes == 900
 
 
 def test_rank_correlation(gpu):
