@@ -272,3 +272,24 @@ def test_what_needs_values_is_said_with_operator_line_and_advice(estimate):
     with pytest.raises(CannotSimulateError, match=r"index\.Tensor at .*test_estimate\.py:\d+.*torch\.where") as caught:
         estimate(Picky(), mlp_batch(8))
     assert caught.value.exit_code == 5
+
+
+class _CountsInItsConstructor(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count = int(torch.ones(3).sum())  # reads a value, so the model cannot be built without memory
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("scale", torch.full((8,), 2.0))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+def test_buffers_of_a_constructor_that_reads_values_follow_the_model(estimate):
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch.to("cuda")).sum().backward()
+        optimizer.step()
+
+    made = estimate(_CountsInItsConstructor, torch.zeros(4, 8), step=step, optimizer="sgd", device="rtx-4090")
+    assert made.peak_allocated_bytes > 0
