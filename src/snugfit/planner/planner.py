@@ -79,6 +79,9 @@ class Planner:
             RecipeError: The pins contradict the workload.
         """
         base = self.constraints.base()
+        if self.constraints.is_free("checkpoint"):
+            # Asked for in any case, so that the second worker is not idle meanwhile.
+            self.laboratory.look([base, *_with_checkpoints(base)])
         probe = self.laboratory.need(base)
         workload = probe.recorded.workload
         assert workload is not None
@@ -137,8 +140,9 @@ class Planner:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
             assert best is not None
-        search.run(int(capacity * _LESS), most_rounds=1, at_once=1)
-        search.run(int(capacity * _MORE), most_rounds=1, at_once=1)
+        for share in (_LESS, _MORE):
+            if not _known_beside(search.usable(), best, capacity, int(capacity * share)):
+                search.run(int(capacity * share), most_rounds=1, at_once=1)
         best = search.best(capacity)
         assert best is not None
         return self._plan(best, budget_bytes, capacity)
@@ -222,6 +226,20 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
+
+
+def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:
+    """Whether something was simulated already that another capacity would allow, or leave."""
+    if other < capacity:
+        return any(other <= probe.need_bytes < best.need_bytes for probe in usable)
+    return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
+
+
+def _with_checkpoints(base: Recipe) -> list[Recipe]:
+    try:
+        return [base.replace(**POINTS["checkpoint"])]
+    except RecipeError:
+        return []
 
 
 def _word(value: Any) -> str:

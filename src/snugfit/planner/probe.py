@@ -191,6 +191,8 @@ class Laboratory:
         self.operators = 0
         self._own = Pool(WORKERS) if pool is None else None
         self._pool = pool or self._own
+        if self._own is not None:
+            self._own.start(WORKERS)
         self._threads = ThreadPoolExecutor(WORKERS)
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ WORTH = 0.002
 """A candidate must promise this part of the time less to be simulated."""
 HOPE = 0.95
 """A guess at a size of microbatch that was not simulated may be so much too slow."""
+_CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
+"""Modes that choose blocks -> whether blocks are offloaded as well."""
 Group = tuple[str, int, str]
 """Variant, size of microbatch, way of updating."""
 
@@ -230,12 +232,23 @@ class Search:
 
     def _bound(self, group: Group) -> float:
         variant, size, update = group
-        known = [factor for (other, _), factor in self._seconds_factor.items() if other == group]
-        return self.compositions[variant].plain_seconds(size, update) * min([self._hope(group), *known])
+        factors = [self._seconds_off(group, mode) for mode in (*POINTS, *_CHOICES)]
+        return self.compositions[variant].plain_seconds(size, update) * min(factors)
 
-    def _hope(self, group: Group) -> float:
-        """What a guess at the time is multiplied with where nothing of its kind was simulated: the benefit of the doubt."""
-        return 1.0 if group[1] in self.compositions[group[0]].sims.plain else HOPE
+    def _seconds_off(self, group: Group, mode: str) -> float:
+        """How far off a guess at the time is: as seen, or as seen of recipes like it, or the benefit of the doubt."""
+        if (group, mode) in self._seconds_factor:
+            return self._seconds_factor[group, mode]
+        if group[1] in self.compositions[group[0]].sims.plain:
+            return 1.0
+        near = _of_relatives(self._seconds_factor, group, mode)
+        return HOPE if near is None else near * (1 - WORTH)
+
+    def _bytes_off(self, group: Group, mode: str) -> float:
+        """How far off a guess at the memory is."""
+        if (group, mode) in self._bytes_factor:
+            return self._bytes_factor[group, mode]
+        return _of_relatives(self._bytes_factor, group, mode) or 1.0
 
     def _candidates(self, group: Group, capacity_bytes: int) -> Iterator[Candidate]:
         """Recipes of a group that should fit and were not simulated."""
@@ -251,9 +264,9 @@ class Search:
             need = composition.point_bytes(seen, size, update)
             yield from self._candidate(group, mode, (seconds, need), (*common, change), capacity_bytes)
         names = composition.sims.large.recorded.block_names
-        for mode, offload in (("some blocks", False), ("some blocks, some offloaded", True)):
-            factor = self._bytes_factor.get((group, mode), 1.0)
-            chosen = composition.chosen(size, update, capacity_bytes / factor, offload=offload)
+        for mode, offload in _CHOICES.items():
+            room = capacity_bytes / self._bytes_off(group, mode)
+            chosen = composition.chosen(size, update, room, offload=offload)
             if chosen is None or not (chosen.checkpointed or chosen.offloaded):
                 continue
             change = {
@@ -268,8 +281,8 @@ class Search:
         self, group: Group, mode: str, composed: tuple[float, float], changes: tuple[Changes, ...], capacity_bytes: int
     ) -> Iterator[Candidate]:
         seconds, need = composed
-        seconds *= self._seconds_factor.get((group, mode), self._hope(group))
-        need *= self._bytes_factor.get((group, mode), 1.0)
+        seconds *= self._seconds_off(group, mode)
+        need *= self._bytes_off(group, mode)
         if need > capacity_bytes * (1 + 1e-9):
             return
         for recipe in self.space.allowed(*changes):
@@ -293,17 +306,16 @@ class _Plain(Mapping[int, Probe]):
     """Simulations in which nothing is checkpointed, by size of microbatch, as many as there are by now."""
 
     def __init__(self, search: Search, variant: Changes) -> None:
-        self._search = search
-        self._variant = variant
+        self._probes = search.laboratory.probes
+        self._recipes = {
+            size: recipe for size in search.sizes for recipe in search.space.allowed(variant, search._size_change(size))
+        }
 
     def __getitem__(self, size: int) -> Probe:
-        found = self._search._found(self._variant, self._search._size_change(size))
-        if found is None:
-            raise KeyError(size)
-        return found
+        return self._probes[self._recipes[size]]
 
     def __iter__(self) -> Iterator[int]:
-        return (size for size in self._search.sizes if size in self)
+        return (size for size, recipe in self._recipes.items() if recipe in self._probes)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -326,6 +338,18 @@ def block_choice(chosen: tuple[int, ...], names: tuple[str, ...]) -> str | tuple
     if chosen == tuple(range(len(chosen))):
         return f"blocks:{len(chosen)}"
     return tuple(names[i] for i in chosen)
+
+
+def _of_relatives(factors: Mapping[tuple[Group, str], float], group: Group, mode: str) -> float | None:
+    """A factor between those of the nearest sizes of microbatch that were seen of a variant and mode, by any update."""
+    variant, size, _ = group
+    seen = {one[1]: factor for (one, other), factor in factors.items() if (one[0], other) == (variant, mode)}
+    if not seen:
+        return None
+    below = max((other for other in seen if other <= size), default=min(seen))
+    above = min((other for other in seen if other >= size), default=max(seen))
+    part = (size - below) / (above - below) if above > below else 0.0
+    return seen[below] + (seen[above] - seen[below]) * min(max(part, 0.0), 1.0)
 
 
 def _dominates(one: Probe, other: Probe) -> bool:

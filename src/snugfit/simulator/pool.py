@@ -123,10 +123,15 @@ class Pool:
         self._started: list[Worker] = []
         atexit.register(self.close)
 
-    def start(self) -> None:
-        """Starts one worker in the background, so that the first request finds it warm."""
-        worker = self._idle.get()
-        self._idle.put(worker if worker is not None and worker.alive else self._new())
+    def start(self, count: int = 1) -> None:
+        """Starts workers in the background, so that the first requests find them warm.
+
+        Args:
+            count: How many; at most as many as the pool has are started.
+        """
+        free = [self._idle.get() for _ in range(min(count, self._idle.qsize()))]
+        for worker in free:
+            self._idle.put(worker if worker is not None and worker.alive else self._new())
 
     def call(self, function: Callable[..., T], *args: Any, timeout_seconds: float = 600.0, **kwargs: Any) -> T:
         """Runs a function in a worker; tensors in its arguments travel without values.
