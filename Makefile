@@ -25,8 +25,8 @@ gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; in
 	exit $$status
 
 bench: $(VENV)/.dev  ## regenerate benchmarks/results on this CPU, in under 15 minutes on two cores
-	$(RUN) -m benchmarks.gpu --device cpu --minutes 12 --rows 90 --again
-	$(RUN) -m benchmarks.techniques
+	$(RUN) -m benchmarks.gpu --device cpu --minutes 10.5 --rows 90 --again
+	$(RUN) -m benchmarks.techniques --pairs 6
 
 docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from results and docstrings
 	$(RUN) -m benchmarks.technique_pages
