@@ -1,7 +1,8 @@
 """In-place activations: an activation function writes over its input instead of beside it.
 
-Saves one copy of each such input, which is much of a CNN's activations (torchvision's own CNNs already do it). Costs
-nothing. Only functions whose backward needs their output or a mask, not their input, gain: ReLU, LeakyReLU, ELU and Dropout.
+Saves the copy of such an input for as long as the model's code holds on to it (torchvision's own CNNs already do it). That
+is a moment, not the whole forward pass: only functions whose backward needs their output or a mask can do it (ReLU,
+LeakyReLU, ELU and Dropout), and of these autograd keeps no input either way. Costs nothing.
 
 Wrong when another operator still needs the old values: a skip connection that branches off before the activation would
 silently read overwritten numbers. So a module is changed only where the model's structure proves that nobody else looks:
