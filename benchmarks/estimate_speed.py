@@ -1,9 +1,10 @@
 """How long an estimate takes, beside torch's own MemTracker under fake tensors on the same model in the same run.
 
 ViT-L/16 at 224 x 224, batch 64, fp32, Adam, warm (a worker that has loaded torch and seen the model once); the cold
-command; and a Llama-shaped model of 8 billion parameters with full AdamW in bf16, with the memory of the process that
-simulates it. Bounds that the package sets itself: 5 times faster than MemTracker, warm 1.5 s, cold 6 s, 8 billion
-parameters 10 s and 1.5 GB. Processor time stands beside wall time, which depends on what else the machine does.
+command; and a Llama-shaped model of 8 billion parameters with full AdamW in bf16, with 8-bit state stepped in backward, with
+LoRA and with QLoRA, each in a worker that has loaded the libraries, with the memory of its process. Bounds that the package
+sets itself: 5 times faster than MemTracker, warm 1.5 s, cold 6 s, 8 billion parameters 10 s and 1.5 GB. Processor time
+stands beside wall time, which depends on what else the machine does.
 
     python benchmarks/estimate_speed.py        (writes benchmarks/results/estimate_speed.json)
 """
@@ -42,6 +43,15 @@ LLAMA_8B = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 """The published shape of Llama 3 8B."""
+
+
+_BF16 = {"precision": "bf16-true", "init": "device"}
+LLAMA_RECIPES = {
+    "full_adamw_bf16": Recipe(precision="bf16-true"),
+    "adamw8bit_step_in_backward": Recipe(**_BF16, optimizer="adamw8bit", step_in_backward=True, checkpoint="all"),
+    "lora": Recipe(**_BF16, adapter="lora"),
+    "qlora": Recipe(**_BF16, adapter="lora", quantize="nf4"),
+}
 
 
 def vit() -> torch.nn.Module:
@@ -124,10 +134,10 @@ def cold_times() -> Times:
     return times
 
 
-def llama(folder: Path, pool: Pool) -> dict[str, Any]:
-    """Full AdamW of 8 billion parameters, in a worker that has loaded transformers on a small config before."""
-    recipe, workload = Recipe(precision="bf16-true"), Workload(batch_size=1)
-    (folder / "small.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 1}))
+def llama(folder: Path, pool: Pool, recipe: Recipe) -> dict[str, Any]:
+    """8 billion parameters by a recipe, in a worker that has loaded the libraries on a small config before."""
+    workload = Workload(batch_size=1)
+    (folder / "small.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 2}))
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
 
     def one(name: str) -> snugfit.Estimate:
@@ -156,9 +166,11 @@ def main() -> dict[str, Any]:
     warm, found = warm_times(pool)
     pool.close()
     tracker, tracker_peak = mem_tracker_times()
+    large = {}
     with tempfile.TemporaryDirectory() as folder:
-        large = llama(Path(folder), pool)
-    pool.close()
+        for name, recipe in LLAMA_RECIPES.items():
+            large[name] = llama(Path(folder), pool, recipe)
+            pool.close()  # each in a worker of its own, whose memory is its own
     results = {
         "load_average": os.getloadavg()[0],
         "vit_l_16": {
@@ -169,7 +181,7 @@ def main() -> dict[str, Any]:
             "peak_allocated_bytes": found.peak_allocated_bytes,
             "mem_tracker_peak_bytes": tracker_peak,
         },
-        "llama_8b_full_adamw_bf16": large,
+        **{f"llama_8b_{name}": found for name, found in large.items()},
     }
     print(json.dumps(results, indent=1))
     write("estimate_speed", results)

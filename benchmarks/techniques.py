@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import warnings
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from benchmarks.results_file import name_for, write
+from benchmarks.results_file import RESULTS, machine, name_for, write
 from benchmarks.step_overhead import BATCH, make_batches, make_model, paired, peak_bytes
 from snugfit import Recipe, SnugfitWarning
 
@@ -93,6 +94,8 @@ def trainer_for(technique: str, model: nn.Module, recipe: Recipe, device: torch.
 
 
 def _peak(technique: str, recipe: Recipe, batch: Any, device: torch.device) -> int:
+    gc.collect()  # garbage of the row before would be freed in the middle, and counted
+
     # The model is built inside: what a recipe frees of its weights counts only where their allocation was seen.
     def make() -> Any:
         return trainer_for(technique, model_for(technique).to(device), recipe, device).step
@@ -127,6 +130,14 @@ def measure(technique: str, pairs: int, device: torch.device) -> dict[str, Any]:
     }
 
 
+def _measured_here(name: str) -> list[dict[str, Any]]:
+    """Rows that are there already, of this machine, these versions and this day."""
+    path = RESULTS / f"{name}.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows: list[dict[str, Any]] = results["rows"] if results.get("machine") == machine() else []
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=8, help="timed steps of each")
@@ -134,8 +145,9 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", SnugfitWarning)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
-    for technique in args.only.split(","):
+    names = args.only.split(",")
+    rows = [row for row in _measured_here(name_for("techniques", device)) if row["technique"] not in names]
+    for technique in names:
         row = measure(technique, args.pairs, device)
         rows.append(row)
         before, after = row["peak_tensor_bytes"]
