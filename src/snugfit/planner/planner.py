@@ -231,7 +231,8 @@ class Planner:
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:
     """Whether something was simulated already that another capacity would allow, or leave."""
     if other < capacity:
-        return any(other <= probe.need_bytes < best.need_bytes for probe in usable)
+        slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
+        return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
 
 

@@ -55,7 +55,9 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique("init", ("init",), (13,), "exact", "the second copy of the model while it loads"),
     Technique("loading", ("workers", "pin_memory", "prefetch"), (17,), "exact", "no memory; time waiting for data"),
-    Technique("inplace", ("inplace",), (18,), "exact", "the input of activation functions while the code holds on to it"),
+    Technique(
+        "inplace", ("inplace",), (18,), "exact", "the input of activation functions while the code holds on to it"
+    ),
     Technique(
         "compile", ("compile", "compile_memory_budget"), (20,), "rounding", "intermediates between fused operators"
     ),
