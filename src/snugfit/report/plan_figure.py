@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from snugfit.planner.plan import Plan
 
 _LINE, _PLAN, _INK, _FAINT = "#0072B2", "#D55E00", "#1f2328", "#6b7280"
+_WIDE = 3.0
+"""From this ratio of times on their axis is logarithmic."""
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -28,6 +30,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
     except ImportError:
         raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
     largest = max([plan.budget_bytes, *(point.total_bytes for point in plan.frontier)])
@@ -54,7 +57,14 @@ def draw_plan(plan: Plan, path: Path) -> None:
             textcoords="offset points", color=_PLAN, fontsize=10,
         )  # fmt: skip
     axes.set_xlim(0, None)
-    axes.set_ylim(0, None)
+    if max(ys) > _WIDE * min(ys):  # one recipe that crosses the link all the time would press the others together
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(min(ys) / 1.2, None)
+    else:
+        axes.set_ylim(0, None)
     axes.set_xlabel(f"memory ({unit})", color=_INK)
     axes.set_ylabel(f"{word} a step", color=_INK)
     axes.grid(color="#e5e7eb", linewidth=0.8)
