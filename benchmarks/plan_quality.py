@@ -118,7 +118,7 @@ def shapes(batch: int) -> Any:
 
 def recipes(batch: int, blocks: tuple[str, ...], on_cpu: bool) -> Iterator[Recipe]:
     """Every recipe of the list."""
-    sizes = [None, *(batch // n for n in (2, 3, 4, 6, 8, 16, 32))]
+    sizes = [None, *(batch // n for n in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32))]
     checkpoints: list[Any] = ["none", "all", "selective", "every:2"]
     checkpoints += [f"blocks:{n}" for n in range(1, len(blocks))]
     offloads: list[Any] = ["none"] if on_cpu else ["none", "all", "checkpoints", blocks[:1], blocks[-2:]]
@@ -126,6 +126,8 @@ def recipes(batch: int, blocks: tuple[str, ...], on_cpu: bool) -> Iterator[Recip
     if not on_cpu:
         updates += [{"offload_optimizer": True}]
     for size, checkpoint, offload, update in itertools.product(sizes, checkpoints, offloads, updates):
+        if size is not None and update.get("step_in_backward"):
+            continue  # a gradient that is used at once cannot add up
         try:
             yield Recipe(microbatch_size=size, checkpoint=checkpoint, offload_activations=offload, **update)
         except RecipeError:
