@@ -79,9 +79,6 @@ class Planner:
             RecipeError: The pins contradict the workload.
         """
         base = self.constraints.base()
-        if self.constraints.is_free("checkpoint"):
-            # Asked for in any case, so that the second worker is not idle meanwhile.
-            self.laboratory.look([base, *_with_checkpoints(base)])
         probe = self.laboratory.need(base)
         workload = probe.recorded.workload
         assert workload is not None
@@ -149,6 +146,10 @@ class Planner:
 
     def _insist(self, budget_bytes: int, capacity: int) -> None:
         """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
+        if self.constraints.is_free("checkpoint"):
+            base = self.constraints.base()
+            # Both are asked for below in any case; together they keep both workers busy.
+            self.laboratory.look([base, *_with_checkpoints(base)])
         space = self.space()
         level = _widest(self.constraints)
         smallest = Smallest(self.laboratory, space)

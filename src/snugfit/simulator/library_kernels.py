@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from snugfit.errors import SnugfitWarning
+from snugfit.simulator.replaced import Change, replaced
 
 _BITSANDBYTES = "snugfit.techniques.low_bit_bitsandbytes"
 _TORCHAO = "snugfit.techniques.low_bit_torchao"
@@ -44,22 +45,16 @@ def stand_ins(kind: str) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    changes: list[tuple[Any, str, Any]] = []
+    changes: list[Change] = []
     if _BITSANDBYTES in sys.modules:
         changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
     if _TORCHAO in sys.modules and kind != "cpu":
         changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-    try:
+    with replaced(changes):
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
-def _bitsandbytes_on_cpu() -> list[tuple[Any, str, Any]]:
+def _bitsandbytes_on_cpu() -> list[Change]:
     from bitsandbytes.backends.cpu import ops
 
     return [
@@ -68,7 +63,7 @@ def _bitsandbytes_on_cpu() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _bitsandbytes_pages() -> list[tuple[Any, str, Any]]:
+def _bitsandbytes_pages() -> list[Change]:
     from bitsandbytes import functional
 
     return [

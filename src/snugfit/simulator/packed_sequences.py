@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from snugfit.simulator.replaced import replaced
+
 ANSWER = "transformers was told that no row of a batch packs several sequences"
 
 
@@ -38,8 +40,5 @@ def told_unpacked(answered: Callable[[str], None]) -> Iterator[None]:
         original(position_ids)  # what it computes on the way belongs to the run
         answered(ANSWER)
 
-    masks.find_packed_sequence_indices = find_packed_sequence_indices
-    try:
+    with replaced([(masks, "find_packed_sequence_indices", find_packed_sequence_indices)]):
         yield
-    finally:
-        masks.find_packed_sequence_indices = original

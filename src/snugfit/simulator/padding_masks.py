@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from snugfit.simulator.replaced import replaced
+
 ANSWER = "transformers was told that every microbatch has padding; those without take less memory, as they need no mask"
 _QUESTIONS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
 
@@ -30,14 +32,9 @@ def told_padded(answered: Callable[[str], None]) -> Iterator[None]:
         Nothing.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")
-    originals = {name: getattr(masks, name) for name in _QUESTIONS if hasattr(masks, name)}
-    for name, original in originals.items():
-        setattr(masks, name, _noticed(original, answered))
-    try:
+    asked = [name for name in _QUESTIONS if hasattr(masks, name)]
+    with replaced((masks, name, _noticed(getattr(masks, name), answered)) for name in asked):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(masks, name, original)
 
 
 def _noticed(original: Callable[..., bool], answered: Callable[[str], None]) -> Callable[..., bool]:

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from snugfit.simulator.accelerator import DEVICE_TYPE, backend
+from snugfit.simulator.replaced import Change, replaced
 
 _SAME_NAME = [
     "is_available",
@@ -102,11 +103,8 @@ def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
         is_true(result)
         return result
 
-    torch.isfinite = isfinite  # type: ignore[assignment]
-    try:
+    with replaced([(torch, "isfinite", isfinite)]):
         yield
-    finally:
-        torch.isfinite = original
 
 
 @contextmanager
@@ -126,11 +124,8 @@ def seen_random_state(saw: Callable[[torch.Tensor], None]) -> Iterator[None]:
         saw(state)
         return state
 
-    torch.get_rng_state = get_rng_state
-    try:
+    with replaced([(torch, "get_rng_state", get_rng_state)]):
         yield
-    finally:
-        torch.get_rng_state = original
 
 
 @contextmanager
@@ -155,11 +150,8 @@ def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterato
         finally:
             self.device = before
 
-    HostPool.empty = empty  # type: ignore[method-assign]
-    try:
+    with replaced([(HostPool, "empty", empty)]):
         yield
-    finally:
-        HostPool.empty = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -173,7 +165,7 @@ def cuda_means_sim() -> Iterator[None]:
 
     from snugfit.training import optimizers
 
-    changes: list[tuple[Any, str, Any]] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
+    changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
     changes += [(torch.cuda, name, getattr(backend, other)) for name, other in _OTHER_NAME.items()]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__
@@ -194,14 +186,9 @@ def cuda_means_sim() -> Iterator[None]:
     changes.append((torch, "Generator", Generator))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes if hasattr(owner, name)]
-    for owner, name, value in changes:
-        setattr(owner, name, value)
     optimizers.FUSED_DEVICES.add(DEVICE_TYPE)
     try:
-        with _CudaMeansSim():
+        with replaced(changes), _CudaMeansSim():
             yield
     finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
         optimizers.FUSED_DEVICES.discard(DEVICE_TYPE)

@@ -135,9 +135,8 @@ class RunDirectory:
         """
         check_new(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
-        was_run = (
-            path / _LOCK
-        ).exists()  # every run has one, a run half removed too; weights of others are not touched
+        # Every run has a lock, a run half removed too; where there is none, weights are somebody else's.
+        was_run = (path / _LOCK).exists()
         run = cls(path, keep=keep)
         # The workload makes the directory a run, so it goes first when a run is removed and is written last.
         for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):

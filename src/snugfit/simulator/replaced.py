@@ -1,0 +1,31 @@
+"""Functions and classes of libraries that a simulation replaces for its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Change = tuple[Any, str, Any]
+"""Owner (a module, a class), name of its attribute, and what takes its place."""
+
+
+@contextmanager
+def replaced(changes: Iterable[Change]) -> Iterator[None]:
+    """Replaces attributes while the context is open, and puts back what was there.
+
+    Args:
+        changes: What is replaced; a name that its owner does not have is added, and stays.
+
+    Yields:
+        Nothing.
+    """
+    wanted = list(changes)
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted if hasattr(owner, name)]
+    for owner, name, value in wanted:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
