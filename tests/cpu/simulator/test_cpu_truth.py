@@ -1,18 +1,6 @@
 """A CPU run is predicted to the byte or nearly so: a few rows of `benchmarks/cpu_truth.py`, one for each cause."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def truth():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        yield importlib.import_module("benchmarks.cpu_truth")
 
 
 @pytest.fixture(scope="module")

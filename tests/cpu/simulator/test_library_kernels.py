@@ -1,9 +1,7 @@
 """Low-bit optimizers and Muon are simulated by running their own code: bytes of state, temporaries and places are theirs."""
 
 import functools
-import importlib
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,15 +14,7 @@ from snugfit.simulator.pool import Pool
 pytest.importorskip("torchao", reason="torchao is not installed (pip install 'snugfit[lowbit]')")
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = ["adamw8bit", "adamw4bit", "adamwfp8", "muon"]
-
-
-@pytest.fixture(scope="module")
-def truth():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        yield importlib.import_module("benchmarks.cpu_truth")
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,11 @@
 """Memory of the loss over a vocabulary: predicted by the code that runs, and the logits are gone in both."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 
 from snugfit import Recipe
 
-ROOT = Path(__file__).resolve().parents[3]
 WORDS, TOKENS = 32000, 4 * 64
-
-
-@pytest.fixture(scope="module")
-def truth():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        yield importlib.import_module("benchmarks.cpu_truth")
 
 
 @pytest.fixture(scope="module")

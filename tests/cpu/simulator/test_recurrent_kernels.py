@@ -1,8 +1,6 @@
 """Recurrent layers on cpu: the workspace that oneDNN's LSTM keeps for backward, and what it takes inside itself."""
 
 import functools
-import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from snugfit import Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.simulator import recurrent_kernels
 
-ROOT = Path(__file__).resolve().parents[3]
 LSTM = 2
 _aten = torch.ops.aten
 
@@ -39,13 +36,6 @@ def tokens():
 
 def cross_entropy(output, batch):
     return nn.functional.cross_entropy(output, batch[1])
-
-
-@pytest.fixture(scope="module")
-def truth():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        yield importlib.import_module("benchmarks.cpu_truth")
 
 
 @pytest.fixture(scope="module")
