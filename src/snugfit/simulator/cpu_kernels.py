@@ -177,10 +177,11 @@ def _convolution(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
     weights = convolution.weights() * convolution.item
     if last:
         return [InnerBytes(_channels_last_copy(source) + _channels_last_copy(weight) + weights, 1)]
+    steps, pads, dilations = (list(args[i]) * (2 // len(args[i])) for i in (3, 4, 5))  # one number means all sides
     side = [
         (size + 2 * pad - dilation * (kernel - 1) - 1) // step + 1
         for size, pad, dilation, kernel, step in zip(
-            source.shape[2:], args[4], args[5], convolution.kernel, args[3], strict=True
+            source.shape[2:], pads, dilations, convolution.kernel, steps, strict=True
         )
     ]
     result = source.shape[0] * convolution.padded(convolution.outputs) * side[0] * side[1] * convolution.item
