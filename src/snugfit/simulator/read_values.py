@@ -186,7 +186,7 @@ class ReadValues:
     def _share(self, name: str, operator: str, module: str) -> float:
         share = getattr(self.assumptions, name)
         if share is None:
-            raise fake_failure.no_value(operator, module, f"{name}=0.5 (the share that is)")
+            raise fake_failure.no_value(operator, module, f"{name}=0.5")
         self._answered.add(f"assumed {name}={share:g}: {_where('sizes that values decide')}")
         return float(share)
 
@@ -200,11 +200,11 @@ class ReadValues:
             return 1.0
         if dtype == torch.bool:
             if given.branch is None:
-                raise fake_failure.no_value(what, module, "branch=true or branch=false")
+                raise fake_failure.no_value(what, module, "branch=true")
             self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
             return given.branch
         if given.integer is None or dtype.is_complex:
-            raise fake_failure.no_value(what, module, "integer=8, say")
+            raise fake_failure.no_value(what, module, "integer=8")
         self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
         return given.integer
 

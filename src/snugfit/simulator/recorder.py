@@ -332,6 +332,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Returns the result of an operator whose size depends on values; None for all others."""
         if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            for index in filter(_is_mask, args[1]):
+                self.values.count(index, str(func), module)
             with self._also_inside():
                 places: list[Any] = []
                 for index in args[1]:
