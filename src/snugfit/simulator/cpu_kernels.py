@@ -286,12 +286,12 @@ def _mixed_types(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
     Source: `ATen/TensorIterator.cpp`, compute_types (promote_inputs_to_common_dtype, cast_common_dtype_to_outputs), on the
     CPU only; CUDA kernels convert as they load.
     """
-    left, right = args[0], args[1]
-    if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+    operands = [one for one in args[:2] if isinstance(one, torch.Tensor)]  # torch.add(0.5, tensor) has one
+    if len(operands) < 2 or operands[0].dtype == operands[1].dtype:
         return ()
-    common = torch.result_type(left, right)
-    operands = sum(one.numel() for one in (left, right) if one.dtype != common)
-    return [InnerBytes(operands * common.itemsize, AFTER_ALL)]
+    common = torch.result_type(*operands)
+    converted = sum(one.numel() for one in operands if one.dtype != common)
+    return [InnerBytes(converted * common.itemsize, AFTER_ALL)]
 
 
 def _mixed_types_in_place(args: Args, kwargs: Mapping[str, Any]) -> Sequence[InnerBytes]:
