@@ -104,6 +104,18 @@ class ReadValues:
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
         return self._assumed(tensor.dtype, _READ, module)
 
+    def condition(self, operator: str, module: str) -> bool:
+        """Returns the answer of an operator that compares values.
+
+        Args:
+            operator: The operator.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says what it is.
+        """
+        return bool(self._assumed(torch.bool, operator, module))
+
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of a tensor's values.
 
@@ -220,7 +232,7 @@ def _whole(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def arrays_given(values: ReadValues) -> Iterator[None]:
-    """Lets `.numpy()` and `.tolist()` of fake tensors give what may be assumed, while the context is open.
+    """Lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed, while the context is open.
 
     Args:
         values: Answers.
@@ -228,7 +240,7 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
+    numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
 
     def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
         if type(tensor) is not FakeTensor:
@@ -242,9 +254,19 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
         return values.array(tensor, ".numpy()")
 
     def to_list(tensor: torch.Tensor) -> Any:
-        return values.array(tensor, ".tolist()").tolist() if type(tensor) is FakeTensor else tolist(tensor)
+        return values.array(tensor, ".tolist()").tolist()
 
-    with replaced([(torch.Tensor, "numpy", to_numpy), (torch.Tensor, "tolist", to_list)]):
+    def to_text(tensor: torch.Tensor, how: str) -> str:
+        number = type(tensor) is FakeTensor and tensor.dim() == 0
+        return format(tensor.item(), how) if number else formatted(tensor, how)  # type: ignore[no-untyped-call]
+
+    with replaced(
+        [
+            (torch.Tensor, "numpy", to_numpy),
+            (torch.Tensor, "__format__", to_text),
+            (FakeTensor, "tolist", to_list),
+        ]
+    ):
         yield
 
 

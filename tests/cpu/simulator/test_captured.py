@@ -81,7 +81,9 @@ def bound_method():
 
 
 def global_of_a_module():
-    code = "import torch.nn.functional as F\ndef loss(output, batch):\n    return F.mse_loss(output, teacher(batch[0]))\n"
+    code = (
+        "import torch.nn.functional as F\ndef loss(output, batch):\n    return F.mse_loss(output, teacher(batch[0]))\n"
+    )
     module = types.ModuleType("snugfit_test_globals")  # as a notebook has it: nothing that a worker could import
     exec(code, module.__dict__)
     module.teacher = large()
@@ -213,7 +215,7 @@ def test_measured_and_predicted_agree(pool, style):
 def test_a_plan_for_a_distillation_is_trained(pool):
     held = closure()
     found = snugfit.plan(small(), BATCH, budget="4MiB", device="cpu", pool=pool, **held)
-    trainer = snugfit.prepare(small(), found, device="cpu", **held)
+    trainer = snugfit.prepare(small(), found.recipe, device="cpu", **held)
     assert torch.isfinite(trainer.step(BATCH))
 
 

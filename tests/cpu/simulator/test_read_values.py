@@ -94,8 +94,10 @@ def made_in_forward(length, device):
         lambda x: torch.zeros_like(x).sum().item() == 0.0,
         lambda x: torch.ones(3, device=x.device).mul_(4).tolist() == [4.0, 4.0, 4.0],
         lambda x: (torch.eye(3, device=x.device) > 0).nonzero().shape == (3, 2),
-        lambda x: torch.tensor([3, 4], device=x.device).sum().item() == 7,
-        lambda x: torch.arange(6, device=x.device).repeat_interleave(torch.tensor([1] * 6, device=x.device)).shape == (6,),
+        lambda x: torch.tensor([3, 4]).to(x.device).sum().item() == 7,
+        lambda x: (
+            torch.arange(6, device=x.device).repeat_interleave(torch.full((6,), 2, device=x.device)).shape == (12,)
+        ),
     ],
 )
 def test_what_follows_from_the_code_is_worked_out(estimate, question):

@@ -37,6 +37,11 @@ class Simulated(nn.Module):
         return self.inner(x)
 
 
+class Holder:
+    def __init__(self, inner):
+        self.inner = inner
+
+
 class OnlyAsked(nn.Module):
     """Fails in another way on real tensors."""
 
@@ -72,7 +77,7 @@ def test_what_works_for_real_is_the_simulators_own_limit(pool, device):
 
 
 def test_another_error_for_real_is_told_with_both(pool):
-    with pytest.raises(InputError, match="fails in another way.*no such disk"):
+    with pytest.raises(InputError, match=r"fails in another way.*no such disk"):
         snugfit.estimate(OnlyAsked(), BATCH, device="cpu", pool=pool, loss=entropy)
 
 
@@ -87,11 +92,14 @@ def test_a_large_model_is_not_tried_and_that_is_said(pool):
     "step, error",
     [
         (lambda model, optimizer, batch: model(batch[0][:, :3]).sum().backward(), InputError),
-        (lambda model, optimizer, batch: Simulated.forward(type("S", (), {"inner": model})(), batch[0]), CannotSimulateError),
+        (
+            lambda model, optimizer, batch: Simulated.forward(type("S", (), {"inner": model})(), batch[0]),
+            CannotSimulateError,
+        ),
     ],
 )
 def test_a_hand_written_step_is_tried_as_well(pool, step, error):
-    with pytest.raises(error, match="A real run on CPU|a real run on CPU"):
+    with pytest.raises(error, match=r"[Aa] real run on CPU"):
         snugfit.estimate(nn.Linear(8, 3), BATCH, device="cpu", pool=pool, step=step, optimizer="sgd", lr=0.1)
 
 

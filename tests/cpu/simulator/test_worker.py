@@ -106,7 +106,9 @@ def test_what_cannot_travel_does_no_harm_where_nobody_uses_it(pool, tmp_path):
             pool.call(lambda: logged.file.write("x"))
 
 
-@pytest.mark.parametrize("found", [torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.classes])
+@pytest.mark.parametrize(
+    "found", [torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.classes]
+)
 def test_what_is_found_under_torch_travels_by_its_name(pool, found):
     kind, text = type(found).__name__, str(found)
     assert pool.call(lambda: (type(found).__name__, str(found))) == (kind, text)
@@ -118,7 +120,9 @@ def test_weak_references_and_loggers_travel(pool):
     assert pool.call(lambda: (held is there(), log.name)) == (True, "a.b")
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal])
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
 def test_parametrized_modules_travel(norm):
     model = torch.nn.Sequential(norm(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 2))
     made = skeleton.loads(skeleton.dumps(model))
