@@ -128,3 +128,13 @@ def test_batches_of_any_nesting_are_trained_and_estimated(batch, forward, target
     assert found.batch_shape == "12 x 8"
     trainer = snugfit.prepare(model, recipe, loss=loss, forward=forward, device="cpu")
     assert trainer.step(batch).item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_lazy_layers_train_plainly_and_say_what_else_they_need():
+    layers = lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3))  # noqa: E731
+    trainer = snugfit.prepare(layers(), loss=F.cross_entropy, device="cpu")
+    assert torch.isfinite(trainer.step((X, Y))) and torch.isfinite(trainer.step((X, Y)))
+    with pytest.raises(InputError, match=r"'0\.weight' is lazy.*one batch"):
+        snugfit.prepare(layers(), Recipe(precision="bf16-true"), loss=F.cross_entropy, device="cpu")
+    with pytest.raises(InputError, match=r"'0\.running_mean' is lazy"):
+        snugfit.prepare(nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(8, 3)), loss=F.cross_entropy, device="cpu")
