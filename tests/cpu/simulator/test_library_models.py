@@ -22,10 +22,9 @@ def pool():
 
 def config(name, **settings):
     transformers = pytest.importorskip("transformers")
-    common = dict(
-        vocab_size=WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    common = {**sizes, **heads, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     found = getattr(transformers, f"{name}Config", None)
     if found is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
@@ -34,7 +33,9 @@ def config(name, **settings):
 
 MIXTURES = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "Qwen2Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "Qwen2Moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    },
     "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "moe_intermediate_size": 16},
     "GptOss": {"num_local_experts": 4, "head_dim": 8},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -180,7 +181,7 @@ def test_lazy_layers_get_their_shapes(pool, layers, batch, device):
         snugfit.estimate(one, batch, device=device, pool=pool, loss=loss).peak_allocated_bytes
         for one in (model, lambda: nn.Sequential(*layers()), other)
     ]
-    assert len(set(peaks)) == 1
+    assert max(peaks) - min(peaks) <= 512  # a counter of a norm is built without memory, or travels with its value
     assert model[-1].has_uninitialized_params()  # the caller's model was left alone
 
 
