@@ -4,7 +4,7 @@
 
     for make in CASES:
         case = make()
-        estimate = snugfit.estimate(case.build(), case.batch(), device="cpu", **case.arguments())
+        estimate = snugfit.estimate(case.build(), case.batch(), device="cpu", assume=case.assume, **case.arguments())
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ CASES: tuple[Callable[[], Case], ...] = (
     tables.multi_task,
     tables.dataclass_batch,
     tables.experts,
+    tables.hash_experts,
 )
 """Functions that make a case."""
 

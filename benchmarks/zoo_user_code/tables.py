@@ -245,3 +245,35 @@ def experts() -> Case:
         loss=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch[1].flatten()),
         sums_over_samples=False,  # who finds room depends on the batch
     )
+
+
+class HashExperts(nn.Module):
+    """Each token's expert follows from its word (hash layers); its tokens are picked out of the batch."""
+
+    def __init__(self, words: int = 400, size: int = 48, experts: int = 4):
+        super().__init__()
+        self.words = nn.Embedding(words, size)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)) for _ in range(experts)
+        )
+        self.out = nn.Linear(size, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids).flatten(0, 1)
+        chosen = ids.flatten() % len(self.experts)
+        out = torch.zeros_like(x)
+        for at, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == at)
+            out = out.index_add(0, rows, expert(x[rows]))
+        return self.out(x + out)
+
+
+def hash_experts() -> Case:
+    return Case(
+        name="experts by selection",
+        style="torch.where picks each expert's tokens, so sizes depend on values",
+        build=HashExperts,
+        batch=lambda: (torch.arange(16 * 20).view(16, 20) % 400, torch.arange(320).view(16, 20) % 3),
+        loss=lambda output, batch: F.cross_entropy(output, batch[1].flatten()),
+        assume={"nonzero": 0.25},
+    )
