@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from snugfit.simulator.convolution_layout import copied_bytes
 from snugfit.simulator.cpu_kernels import CPU_ROWS
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
@@ -142,7 +143,19 @@ def _embedding_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple
     return [4 * indices.numel() * indices.dtype.itemsize]
 
 
+def _convolution(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """Copies of arguments that are not in the layout it is computed in; the algorithm's own workspace is not known."""
+    return [copied_bytes(args[0], args[1])]
+
+
+def _convolution_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """The same, with the gradient of the result."""
+    return [copied_bytes(args[1], args[2], args[0])]
+
+
 _CUDA: dict[str, Row] = {
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,

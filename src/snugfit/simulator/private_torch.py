@@ -225,6 +225,39 @@ def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
     fake_impls.register_op_impl(operator)(made)
 
 
+def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Changes what an operator's fake version returns.
+
+    Args:
+        operator: The overload; torch has a fake version of it.
+        amend: Takes the result and the positional arguments, and gives the result to return.
+    """
+    from torch._subclasses import fake_impls
+
+    original = fake_impls.op_implementations_dict[operator]
+
+    def amended(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(mode, func, *args, **kwargs)
+        with mode:
+            return amend(result, args)
+
+    fake_impls.op_implementations_dict[operator] = amended
+
+
+def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Returns the layout that operators take a tensor to be in, where its strides allow several.
+
+    Args:
+        tensor: The tensor.
+
+    Source: `c10/core/MemoryFormat.h`; torch's own Python version of it.
+    """
+    from torch._prims_common import suggest_memory_format
+
+    found: torch.memory_format = suggest_memory_format(tensor)
+    return found
+
+
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)

@@ -384,6 +384,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cost.product,
                 after,
                 plan.blocking,
+                convolution=cost.convolution,
+                again_bytes=cost.again_bytes,
             )
         )
 
