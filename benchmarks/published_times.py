@@ -1,12 +1,12 @@
 """The clock against published step times of whole models; nothing in the package is fitted to them.
 
-    python -m benchmarks.published_times TRUTH [--minutes 20]      (goes on where it stopped; writes benchmarks/results/published_times.json)
+    python -m benchmarks.published_times TRUTH [--minutes 20]      (goes on where it stopped)
 
-TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it is not part of this repository. The rows are
-timm's own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv): forward in
-float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to 1.12 did it,
-gradients added to those of the step before. Each is recorded as that step, by hand, and told by the clock. Of several
-rows that differ in the versions only, the newest counts.
+TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it is not part of this repository. The rows
+are timm's own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv):
+forward in float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to
+1.12 did it, gradients added to those of the step before. Each is recorded as that step, by hand, and told by the clock. Of
+several rows that differ in the versions only, the newest counts.
 """
 
 from __future__ import annotations
