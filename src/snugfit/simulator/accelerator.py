@@ -275,11 +275,12 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast, recurrent_kernels
+    from snugfit.simulator import attention_kernels, autocast, own_kernels, recurrent_kernels
 
     autocast.register()
     attention_kernels.register()
     recurrent_kernels.register()
+    own_kernels.register()
 
 
 @contextmanager
