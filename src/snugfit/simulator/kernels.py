@@ -152,7 +152,7 @@ def _loss(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) ->
     reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
     if not reduction:
         return []
-    elements = math.prod(torch.broadcast_shapes(prediction.shape, target.shape))
+    elements = math.prod(torch.broadcast_shapes(prediction.shape, target.shape))  # type: ignore[no-untyped-call]
     return [elements * torch.result_type(prediction, target).itemsize]
 
 
