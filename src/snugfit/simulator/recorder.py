@@ -225,6 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return attention_kernels.attention(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
         if how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
+            self._builder.taken_apart[str(func), module] = None
             with self._also_inside():
                 return private_torch.run_explicit_body(func, args, kwargs)
         if func not in _bodies:

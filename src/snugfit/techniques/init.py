@@ -143,7 +143,7 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
         return made
 
     # By way of the hook of all modules: those that keep more than parameters and buffers (recurrent layers) extend it.
-    model._apply(moved)
+    model._apply(moved)  # type: ignore[no-untyped-call]
     return model
 
 
