@@ -77,6 +77,9 @@ class Workload:
     eval_every: int | None = None
     """Updates between evaluations on the validation data; None: once an epoch."""
 
+    evaluate: bool = True
+    """Whether a run evaluates on held-out data, between its steps and at its end."""
+
     save_every: int | None = None
     """Updates between checkpoints; None: once an epoch."""
 

@@ -176,7 +176,10 @@ def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, defa
         if dest.startswith("recipe_"):
             group.add_argument(info.option, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            group.add_argument(info.option, dest=dest, action="store_const", const=True, help=text)
+            # What is on by itself can be switched off, and the other way round.
+            option = info.option.replace("--", "--no-", 1) if default else info.option
+            what = f"Switches off: {text}" if default else text
+            group.add_argument(option, dest=dest, action="store_const", const=not default, help=what)
         return
     # Values are not judged here, so that all mistakes can be told at once.
     metavar = "{" + ",".join(info.choices) + "}" if info.choices else _metavar(info)

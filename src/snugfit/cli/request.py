@@ -18,7 +18,7 @@ from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
-CHANGEABLE = ("epochs", "max_steps", "eval_every", "save_every")
+CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
 """Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
 
 FIXED = ("precision", "optimizer")

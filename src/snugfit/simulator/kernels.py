@@ -8,6 +8,7 @@ heuristics pick on the card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -153,9 +154,25 @@ def _convolution_backward(args: Args, kwargs: Mapping[str, Any], capability: tup
     return [copied_bytes(args[1], args[2], args[0])]
 
 
+def _loss(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """The loss of every element, before it is added up.
+
+    Source: `ATen/native/Loss.cpp`, mse_loss_out, smooth_l1_loss_out and huber_loss, the same code on CPU and CUDA.
+    """
+    prediction, target = args[0], args[1]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if not reduction:
+        return []
+    elements = math.prod(torch.broadcast_shapes(prediction.shape, target.shape))  # type: ignore[no-untyped-call]
+    return [elements * torch.result_type(prediction, target).itemsize]
+
+
 _CUDA: dict[str, Row] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten.mse_loss.default": _loss,
+    "aten.smooth_l1_loss.default": _loss,
+    "aten.huber_loss.default": _loss,
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,

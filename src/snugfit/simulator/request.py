@@ -103,6 +103,7 @@ def record_named(
     _without_logs()
     try:
         from snugfit.workloads.model_batches import batch_for, task_of
+        from snugfit.workloads.tasks import task_named
 
         task = task_of(named.spec, named.task)
         model = without_memory(lambda device: _build_named(named, task, device))
@@ -112,7 +113,7 @@ def record_named(
         model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
     )
     arguments = {**settings, "batch_size": batch_size, "loss": loss, "loss_weight": loss_weight}
-    return record_given(model, batch, recipe, kind, arguments)
+    return record_given(model, batch, recipe, kind, arguments, task=task_named(task))
 
 
 def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
@@ -149,7 +150,9 @@ def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
             return make("cpu")
 
 
-def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any]) -> Recorded:
+def record_given(
+    model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any], *, task: Any = None
+) -> Recorded:
     """Records training of a model that was given; runs in a worker.
 
     Args:
@@ -158,6 +161,7 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         recipe: How the step is held in memory.
         kind: The kind of device.
         arguments: The other arguments of `snugfit.prepare`.
+        task: What is reported in evaluation; None: the loss.
 
     Returns:
         The recording.
@@ -189,7 +193,7 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         # One step more than batches, so that each of them also meets the optimizer's state.
         steps = max(STEPS, len(batches) + 1)
         return simulate_training(
-            model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
+            model, recipe, batches, personality=personality, steps=steps, task=task, pool=_here(), arguments=given
         )
 
     recorded = _recorded(run, model, workload, batches, weights, parameters)

@@ -164,6 +164,8 @@ class Trace:
     """Operators in the order in which the host issued them."""
     repeats: tuple[Repeat, ...] = ()
     """Stretches of runs that happen several times and were recorded once; their memory is the same every time."""
+    taken_apart: tuple[tuple[str, str], ...] = ()
+    """Operators that the device has no kernel for, with the module they ran in; `runs` has their parts."""
 
     def __len__(self) -> int:
         """The number of events."""
@@ -254,6 +256,8 @@ class TraceBuilder:
         self._subjects: list[int] = []
         self._values: list[int] = []
         self._runs: list[OperatorRun] = []
+        self.taken_apart: dict[tuple[str, str], None] = {}
+        """Operator and module of all that was recorded in parts."""
 
     def __len__(self) -> int:
         """The number of events so far."""
@@ -412,4 +416,5 @@ class TraceBuilder:
             subjects=tuple(self._subjects),
             values=tuple(self._values),
             runs=tuple(self._runs),
+            taken_apart=tuple(self.taken_apart),
         )

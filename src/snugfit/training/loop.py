@@ -23,7 +23,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.loading import loading_options
 from snugfit.techniques.microbatch import batch_length
 from snugfit.training import random_state
-from snugfit.training.evaluation import Evaluation, evaluate
+from snugfit.training.evaluation import Evaluation, evaluate, evaluated_at_once
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.phases import phase
 from snugfit.training.progress import Progress
@@ -167,7 +167,7 @@ class Loop:
                     ):
                         self._save()
                 raise
-            if not self.stop:
+            if self.workload.evaluate and not self.stop:
                 self._evaluate_test()
         return self._result()
 
@@ -207,7 +207,7 @@ class Loop:
     def _evaluate_if_due(self) -> None:
         step = self.trainer.steps_done
         due = step >= self.total_steps or self._due(self.workload.eval_every)
-        if due and self.at.evaluated_step < step and not self.stop:
+        if due and self.workload.evaluate and self.at.evaluated_step < step and not self.stop:
             measured = self._evaluate("validation", self.data.validation)
             # Without validation data nothing is due again either.
             if measured is not None or not self.stop:
@@ -277,7 +277,7 @@ class Loop:
     def _evaluate(self, name: str, dataset: Any) -> Evaluation | None:
         with self._between_steps():
             self.trainer.finish()
-            size = min(self.trainer.recipe.microbatch_size or self.batch_size, self.batch_size)
+            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
             held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
             if self.observer is not None:
                 self.observer.before_evaluation()

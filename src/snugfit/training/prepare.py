@@ -21,6 +21,7 @@ from snugfit.techniques.base import ModelTechnique, Setup
 from snugfit.techniques.checkpoint import Checkpointing
 from snugfit.techniques.compile import Compile
 from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.init import settle
 from snugfit.techniques.inplace import InPlace
 from snugfit.techniques.loss_impl import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
@@ -34,7 +35,7 @@ from snugfit.techniques.quantize import quantize_layers
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
-from snugfit.techniques.true_precision import TruePrecision
+from snugfit.techniques.true_precision import DTYPES, TruePrecision
 from snugfit.training.health import Health
 from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, trained_parameters
@@ -136,7 +137,7 @@ def prepare(
             freeze_parameters(model, workload.freeze)
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             quantize_layers(model, recipe, place)
-        model.to(place)
+        settle(model, device=place, dtype=DTYPES[recipe.true_precision] if recipe.true_precision else None)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
             technique.change(model)

@@ -147,6 +147,13 @@ def test_loss_that_is_not_finite_is_exit_4(here, capsys):
     assert err.endswith("Go on with: snugfit train --run-dir run --resume\n") and "Saved: run/checkpoints/step-" in err
 
 
+def test_without_evaluation_held_out_data_is_not_looked_at(here, capsys):
+    assert main(words("--run-dir", "run", "--no-evaluate", "--json")) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics.pop("train_loss") > 0
+    assert metrics and set(metrics.values()) == {None}
+
+
 def test_default_run_directories_are_numbered(here, capsys):
     for name in ("runs/build-random", "runs/build-random-2"):
         assert main(words()) == 0
