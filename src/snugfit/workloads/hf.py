@@ -142,7 +142,7 @@ def _build(name: str, config: Any, task: str) -> torch.nn.Module:
         ) from error
     assert isinstance(model, torch.nn.Module)
     if task == CAUSAL_LM and getattr(model, "loss_type", "") is None:
-        model.loss_type = "ForCausalLM"  # what transformers takes anyway, after saying so at each start
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]  # what transformers takes anyway, after saying so at each start
     return model
 
 
