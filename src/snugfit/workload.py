@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from snugfit.errors import RecipeError, did_you_mean
+from snugfit.errors import RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
+from snugfit.spellings import suggestion
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor", "muon")
 LOW_BIT_OPTIMIZERS = dict.fromkeys(("adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"), "adamw")
@@ -91,7 +92,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
-        problems = [*type_problems(self), *_range_problems(self)]
+        problems = [*type_problems(self).values(), *_range_problems(self)]
         if problems:
             raise RecipeError(problems, subject="training settings")
 
@@ -156,7 +157,7 @@ def _patterns(value: Any) -> Any:
 def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
         known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
-        yield f"optimizer is {workload.optimizer!r}, which is unknown; {did_you_mean(workload.optimizer, known)}"
+        yield f"optimizer is {workload.optimizer!r}, which is unknown; {suggestion('optimizer', workload.optimizer, known)}"
     for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
         value = getattr(workload, name)
         if value is not None and value < 1:

@@ -98,6 +98,7 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
         seed=request.settings.seed,
         download=download,
         samples=request.samples,
+        strict=request.strict,
     )
     _check_shapes(data, request)
     return data

@@ -111,12 +111,7 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
     given = given_recipe(args)
     if args.recipe_file is None:
         return Recipe.from_mapping(given)
-    try:
-        return Recipe.from_yaml(args.recipe_file).replace(**given)
-    except RecipeError as error:
-        raise RecipeError(
-            _once([*error.problems, *_problems(Recipe, given)]), subject=f"recipe {str(args.recipe_file)!r}"
-        ) from None
+    return Recipe.from_yaml(args.recipe_file, **given)
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -201,15 +196,3 @@ def _given(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) ->
         if value is not None:
             found[info.name] = from_text(info, value) if isinstance(value, str) else value
     return found
-
-
-def _problems(cls: Any, given: dict[str, Any]) -> tuple[str, ...]:
-    try:
-        cls.from_mapping(given)
-    except RecipeError as error:
-        return error.problems
-    return ()
-
-
-def _once(problems: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(problems))

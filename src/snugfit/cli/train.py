@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,9 @@ examples:
   snugfit train --run-dir runs/resnet18-cifar10-data --resume
 """
 
+_SHOWN_FILES = 10
+"""Unreadable files that the result names; it counts all."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit train`.
@@ -71,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
     add("--samples", metavar="N", type=int, help="training samples at most; of random data, how many there are")
+    add(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="stop at an image file that cannot be read; otherwise it is skipped and counted",
+    )
     add("--download", action="store_true", help="fetch data and hf: model when they are not there")
     add("--device", choices=("auto", "cpu", "cuda"), help="where to train. Default: auto, cuda where there is one.")
     group = parser.add_argument_group("text")
@@ -239,7 +248,15 @@ def _train(
                     return 128 + result.stopped_by
                 measured = meter.result(trainer.peak_host_bytes)
                 summary = _summary(
-                    trainer, request, task, chosen.predicted, measured, result, path, loop.steps_per_epoch
+                    trainer,
+                    request,
+                    task,
+                    chosen.predicted,
+                    measured,
+                    result,
+                    path,
+                    loop.steps_per_epoch,
+                    getattr(data, "unreadable", ()),
                 )
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
@@ -316,6 +333,7 @@ def _summary(
     result: LoopResult,
     path: Path,
     steps_per_epoch: int,
+    unreadable: Sequence[str],
 ) -> dict[str, Any]:
     import torch
 
@@ -332,6 +350,7 @@ def _summary(
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,
         "steps_per_epoch": steps_per_epoch,
+        "unreadable": {"files": len(unreadable), "first": list(unreadable[:_SHOWN_FILES])},
         "device": str(trainer.device),
         "run_dir": str(path),
         "torch_version": torch.__version__,
@@ -393,4 +412,7 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{metrics[name]:.2%}" if shown == "accuracy" else f"{metrics[name]:.4g}"
     if metrics["train_loss"] is not None:
         yield "train loss", f"{metrics['train_loss']:.4g}"
+    skipped = summary.get("unreadable", {"files": 0})
+    if skipped["files"]:
+        yield "skipped", f"{skipped['files']} unreadable images, such as {skipped['first'][0]}"
     yield "files", summary["run_dir"]

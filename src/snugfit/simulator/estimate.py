@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
 
 DeviceArgument = str | Device | None
+MOST_STEPS = 1000
+"""Calls of a hand-written step that are recorded at most; each takes as long as the first."""
 _REFERENCE = (8, 0)
 """Compute capability that stands for a card where none is named."""
 
@@ -38,6 +40,7 @@ def estimate(
     recipe: Recipe | None = None,
     device: DeviceArgument = None,
     step: Callable[[Any, Any, Any], Any] | None = None,
+    steps: int | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
@@ -58,6 +61,9 @@ def estimate(
         recipe: How the step is held in memory; None: plainly.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.
+        steps: How often `step` is called. The peak is that of all calls; time and operations are the mean of those after
+            the first. Where calls differ, give twice the number after which they repeat themselves, and one: a GAN that
+            trains its generator at every fifth call takes 11. None: 2, or one more than there are batches.
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
@@ -77,7 +83,13 @@ def estimate(
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
     if step is not None:
         _check_step(step, recipe, loss, forward, split)
+        _check_steps(steps)
     else:
+        if steps is not None:
+            raise InputError(
+                "steps= says how often step= is called, and no step= is given: the trainer's own steps repeat themselves "
+                "after two. Leave steps= out, or give a list of batches."
+            )
         if isinstance(optimizer, str):
             optimizer, storage = algorithm_and_storage(optimizer)
             if storage is not None and (recipe is None or recipe.optimizer is None):
@@ -93,7 +105,9 @@ def estimate(
     def record(kind: Kind) -> Recorded:
         if step is not None:
             on_host = lives_on_host(batch)
-            return workers.call(request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host)
+            return workers.call(
+                request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host, steps=steps
+            )
         arguments = {
             **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
             "loss_weight": loss_weight,
@@ -178,6 +192,18 @@ def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
         raise InputError("step= is simulated as it is written, so it takes no recipe. Leave one of the two out.")
     if any(other is not None for other in others):
         raise InputError("step= does everything itself: leave loss=, forward= and split= out.")
+
+
+def _check_steps(steps: object) -> None:
+    if steps is None:
+        return
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise InputError(f"steps is {steps!r} ({type(steps).__name__}); give a whole number of calls of step=.")
+    if not 1 <= steps <= MOST_STEPS:
+        raise InputError(
+            f"steps is {steps}; give 1 to {MOST_STEPS}: twice as many calls of step= as it takes until it repeats itself, "
+            "and one."
+        )
 
 
 def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:

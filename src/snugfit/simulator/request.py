@@ -76,8 +76,17 @@ class Recorded:
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order; none for a hand-written step."""
+    steps: int | None = None
+    """Calls of a hand-written step that were recorded; None for training by a recipe."""
+
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
+
+    @property
+    def steady_steps(self) -> range:
+        """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
+        last = self.batches + 1 if self.steps is None else self.steps
+        return range(min(1, last - 1), last)
 
 
 def record_named(
@@ -210,6 +219,7 @@ def record_step(
     settings: Mapping[str, Any],
     *,
     on_host: bool,
+    steps: int | None = None,
 ) -> Recorded:
     """Records a hand-written step as it is; runs in a worker.
 
@@ -221,6 +231,7 @@ def record_step(
         kind: The kind of device.
         settings: lr, weight_decay, betas, momentum, for an optimizer by name.
         on_host: Whether the step finds its batch on the host.
+        steps: How often it is called; None: twice, or once more than there are batches.
 
     Returns:
         The recording; its workload is None.
@@ -251,6 +262,7 @@ def record_step(
         step(model, optimizer, given)
 
     weights, parameters = _weights(model)
+    calls = steps or max(STEPS, len(batches) + 1)
 
     def run() -> Recording:
         return simulate_step(
@@ -259,12 +271,12 @@ def record_step(
             used,
             batches[0] if len(batches) == 1 else None,
             personality=personality,
-            steps=max(STEPS, len(batches) + 1),
+            steps=calls,
             batch_on="host" if on_host else "device",
             pool=_here(),
         )
 
-    return _recorded(run, model, None, batches, weights, parameters)
+    return dataclasses.replace(_recorded(run, model, None, batches, weights, parameters), steps=calls)
 
 
 def _module(model: Any) -> torch.nn.Module:

@@ -102,7 +102,7 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, 
         InputError: No repeated blocks, fewer than K, or an unknown name.
     """
     if isinstance(choice, tuple):
-        return named_blocks(model, choice)
+        return named_blocks(model, choice, field="checkpoint")
     blocks = find_blocks(model)
     if not blocks:
         raise InputError(

@@ -322,7 +322,8 @@ class Loop:
         clean = {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
         self._write(lambda: self.run_dir.log(clean))
         if self.on_row is not None:
-            self.on_row(clean)
+            on_row = self.on_row
+            self._write(lambda: on_row(clean))
 
     def _write(self, action: Callable[[], object]) -> None:
         try:

@@ -18,11 +18,12 @@ Imports no torch before checkpoints are used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -72,17 +73,23 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
         )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"run directory {str(path)!r} cannot be written: {error.strerror}. Give another --run-dir."
-        ) from error
+        with _must_be_writable(path):
+            path.mkdir(parents=True, exist_ok=True)
     finally:
         for folder in missing:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def _must_be_writable(path: Path, hint: str = "Give another --run-dir.") -> Iterator[None]:
+    """Before training: what cannot be written in the block, or in the directory after it, is a mistake in the input."""
+    try:
+        yield
+        with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
+            pass
+    except OSError as error:
+        raise InputError(f"run directory {str(path)!r} cannot be written: {error.strerror or error}. {hint}") from error
 
 
 class RunDirectory:
@@ -96,15 +103,22 @@ class RunDirectory:
             keep: How many checkpoints stay.
 
         Raises:
-            InputError: Another process is training there.
+            InputError: Another process is training there, or it cannot be written.
         """
         self.path = path
-        self._lock = _locked(path / _LOCK)
         self._metrics: IO[str] | None = None
         self.rows = 0
         self._keep = keep
-        for folder in (path, path / CHECKPOINTS):
-            remove_leftovers(folder)
+        with _must_be_writable(
+            path, "A run writes there as it goes on: copy it to where it can, and give that --run-dir."
+        ):
+            self._lock = _locked(path / _LOCK)
+            try:
+                for folder in (path, path / CHECKPOINTS):
+                    remove_leftovers(folder)
+            except OSError:
+                self._lock.close()
+                raise
 
     @classmethod
     def create(
@@ -134,17 +148,18 @@ class RunDirectory:
             InputError: It holds a run already, or cannot be written.
         """
         check_new(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        # Every run has a lock, a run half removed too; where there is none, weights are somebody else's.
-        was_run = (path / _LOCK).exists()
-        run = cls(path, keep=keep)
-        # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-        for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):
-            (path / name).unlink(missing_ok=True)
-        if was_run:
-            remove_results(path)
-        if plan is not None:
-            run._write_text(PLAN, plan)
+        with _must_be_writable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            # Every run has a lock, a run half removed too; where there is none, weights are somebody else's.
+            was_run = (path / _LOCK).exists()
+            run = cls(path, keep=keep)
+            # The workload makes the directory a run, so it goes first when a run is removed and is written last.
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):
+                (path / name).unlink(missing_ok=True)
+            if was_run:
+                remove_results(path)
+            if plan is not None:
+                run._write_text(PLAN, plan)
         return run.described(recipe, workload)
 
     @classmethod
@@ -174,9 +189,13 @@ class RunDirectory:
 
         Returns:
             This directory.
+
+        Raises:
+            InputError: It cannot be written.
         """
-        self._write_text(RECIPE, recipe.to_yaml())
-        self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
+        with _must_be_writable(self.path):
+            self._write_text(RECIPE, recipe.to_yaml())
+            self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
         return self
 
     @functools.cached_property
@@ -204,6 +223,8 @@ class RunDirectory:
         path = self.path / WORKLOAD
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(given, dict):
@@ -250,7 +271,7 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        self._write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+        self._write_result(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = len(kept)
 
     def beside(self) -> AbstractContextManager[Path]:
@@ -270,14 +291,21 @@ class RunDirectory:
         Args:
             summary: Plain data.
         """
-        self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+        self._write_result(SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Returns the result, or None while the run is unfinished."""
+        """Returns the result, or None while the run is unfinished.
+
+        Raises:
+            InputError: The file was altered and is no longer JSON.
+        """
         path = self.path / SUMMARY
         if not path.exists():
             return None
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read ({error}). Remove it, and the run ends anew.") from error
         return summary
 
     def close(self) -> None:
@@ -296,11 +324,15 @@ class RunDirectory:
         self.close()
 
     def _write_text(self, name: str, text: str) -> None:
+        with replaced_file(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def _write_result(self, name: str, text: str) -> None:
+        """Writes what a run has done; where that fails something of it is lost."""
         try:
-            with replaced_file(self.path / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            self._write_text(name, text)
         except OSError as error:
-            raise TrainingError(f"{self.path / name} cannot be written: {error.strerror}.") from error
+            raise TrainingError(f"{self.path / name} cannot be written: {error.strerror or error}.") from error
 
 
 def _locked(path: Path) -> IO[str]:
