@@ -131,7 +131,8 @@ def prepare(
     """
     plan = recipe
     recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
-    settings = {**_found_by(plan), **settings}
+    found = _found_by(plan)
+    settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
     _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
