@@ -17,7 +17,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor", "muon")
 LOW_BIT_OPTIMIZERS = dict.fromkeys(("adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"), "adamw")
 """Optimizers of a recipe that hold the state of another one in fewer bits: name -> the other one."""
 CUSTOM_OPTIMIZER = "custom"
-"""The workload's optimizer is a function of the caller's, known to Python only."""
+"""The workload's optimizer is a function or an object of the caller's, known to Python only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +83,14 @@ class Workload:
 
     save_every: int | None = None
     """Updates between checkpoints; None: once an epoch."""
+
+    coupled_samples: bool | None = None
+    """Whether the loss of a sample depends on the others of its batch (contrastive losses, statistics of the batch), so that
+    microbatches change the update. None: a check of a few samples finds out. False is taken at its word."""
+
+    keep_gradients: bool = False
+    """Gradients stay in `grad` after a step, as the update took them (unscaled, clipped), until the next one begins: for
+    logging norms. Costs their memory between steps."""
 
     batch_norm: bool = False
     """Trait of the model: it normalises with statistics of the batch, so microbatches change the result."""

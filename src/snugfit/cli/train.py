@@ -149,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"snugfit: the run in {path} is finished; this is its result.", file=sys.stderr)
                 _print_result(summary, as_json=args.json)
                 return 0
+            run_dir.check_checkpoints()
             chosen = budget.chosen_before(recipe, run_dir.read_plan())
             ensure_tuned_process()
             return _train(
@@ -239,7 +240,7 @@ def _train(
     meter = Meter(device)
     with _measuring(meter):
         memory = memory_reader(device)
-        trainer = build_trainer(chosen.recipe, request, data, device, task, total_steps, chosen.fallbacks)
+        trainer = build_trainer(chosen, request, data, device, task, total_steps)
         with open_run(request, chosen) as run_dir:
             try:
                 loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
@@ -295,8 +296,14 @@ def _run_loop(
     # Signals are caught from here on: what is trained is never lost between two statements.
     with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(args.tensorboard, run_dir.path) as on_row:
         loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=meter, on_row=on_row)
-        if args.resume and loop.resume():
-            print(f"snugfit: going on after step {trainer.steps_done} of {total_steps}.", file=sys.stderr)
+        if args.resume:
+            there = loop.resume()
+            word = (
+                f"going on after step {trainer.steps_done} of"
+                if there
+                else "no checkpoint was saved yet; starting over,"
+            )
+            print(f"snugfit: {word} {total_steps} steps.", file=sys.stderr)
         loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
         try:
             return loop, loop.train(stop)

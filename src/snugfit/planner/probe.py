@@ -233,6 +233,16 @@ class Laboratory:
             self.operators += found.operators
         return self.probes[recipe]
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function in a worker.
+
+        Args:
+            function: What to run.
+            *arguments: Its arguments.
+        """
+        assert self._pool is not None
+        return self._pool.call(function, *arguments)
+
     def _try(self, recipe: Recipe) -> Probe | str:
         assert self._pool is not None
         try:

@@ -19,7 +19,7 @@ from snugfit.recipe import Recipe
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
-from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workload import LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
@@ -56,8 +56,8 @@ def estimate(
         batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of
             batches (of varying lengths), which the steps go through.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), or a function from parameters
-            to an optimizer; with `step` also an optimizer of the model, or None.
+        optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), an optimizer of the model's
+            parameters, or a function from parameters to one; with `step` also None.
         recipe: How the step is held in memory; None: plainly.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.
@@ -212,12 +212,14 @@ def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[
 
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    if not callable(optimizer) and not isinstance(optimizer, str):
-        raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    name = optimizer
+    if not isinstance(optimizer, str):
+        from snugfit.training.given_optimizer import name_of
+
+        name = name_of(optimizer)
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
         raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
-    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
     problems = list(contradictions(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name})))
     if problems:
         raise RecipeError(problems, subject="recipe against workload")

@@ -19,7 +19,7 @@ from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.simulator.experts import expert_modules
 from snugfit.simulator.trace import Trace
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     import torch
@@ -108,21 +108,38 @@ def record_named(
         InputError: The model does not exist, or does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    gc.disable()  # the model's library is imported here; see the worker
     _without_logs()
-    try:
-        from snugfit.workloads.model_batches import batch_for, task_of
-        from snugfit.workloads.tasks import task_named
+    task, model = build_named(named)
+    from snugfit.workloads.model_batches import batch_for
+    from snugfit.workloads.tasks import task_named
 
-        task = task_of(named.spec, named.task)
-        model = without_memory(lambda device: _build_named(named, task, device))
-    finally:
-        gc.enable()
     batch, loss, loss_weight = batch_for(
         model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
     )
     arguments = {**settings, "batch_size": batch_size, "loss": loss, "loss_weight": loss_weight}
     return record_given(model, batch, recipe, kind, arguments, task=task_named(task))
+
+
+def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
+    """Builds a model by its name without memory; runs in a worker.
+
+    Args:
+        named: The model.
+
+    Returns:
+        Its task and the model.
+
+    Raises:
+        InputError: The model does not exist.
+    """
+    gc.disable()  # the model's library is imported here; see the worker
+    try:
+        from snugfit.workloads.model_batches import task_of
+
+        task = task_of(named.spec, named.task)
+        return task, without_memory(lambda device: _build_named(named, task, device))
+    finally:
+        gc.enable()
 
 
 def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
@@ -303,10 +320,10 @@ def _module(model: Any) -> torch.nn.Module:
 
 
 def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
-    optimizer = given.get("optimizer", "adamw")
+    from snugfit.training.given_optimizer import name_of
+
     plain = {name: given[name] for name in Workload.__dataclass_fields__ if given.get(name) is not None}
-    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
-    return Workload.from_mapping({**traits, **plain, "optimizer": name})
+    return Workload.from_mapping({**traits, **plain, "optimizer": name_of(given.get("optimizer", "adamw"))})
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:

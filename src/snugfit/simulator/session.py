@@ -263,8 +263,13 @@ def _recorded_training(
             final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
             # Weights that are quantised go to the device layer by layer, from a model built on the host.
             built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-            _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
-        trainer = prepare(model, recipe, device=device, **arguments)
+            fake = Materialiser()
+            _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
+            if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
+                fake.optimizer(arguments["optimizer"], built_on)
+        # Whether samples are coupled takes values to find out, and a fake step has none.
+        coupled = bool(arguments.get("coupled_samples"))
+        trainer = prepare(model, recipe, device=device, **{**arguments, "coupled_samples": coupled})
         recorder.watch(trainer.model)
         for number in range(steps):
             recorder.step = number

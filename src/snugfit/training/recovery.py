@@ -3,7 +3,8 @@
 The step itself undoes what failed and runs the same batch again (`step.py`); here is only what it decides by.
 
 - A fallback that the caller gave comes first, in the order given; after the last one, or without any, the microbatch is
-  halved, from the whole batch on, down to one sample; the smallest way is tried twice, since freed memory may do.
+  halved, from the whole batch on, down to one sample; the smallest way is tried twice, since freed memory may do. A loss
+  that couples samples is not halved (`separation.py`): it would be another loss.
 - In the update nothing of that helps but a fallback that holds gradients or state otherwise: activations are gone by then.
   An update that was interrupted is finished where it stopped (`interrupted_update.py`) and, where its kernels were those
   for lists of tensors, the run goes on with `optimizer_impl=for-loop`, whose temporaries are those of one parameter.
@@ -70,7 +71,8 @@ class Recovery:
                 problems += [f"fallback {number}: {problem}" for problem in contradictions(fallback, workload)]
         if problems:
             raise RecipeError(problems, subject="fallbacks")
-        self._workload = workload
+        self.workload = workload
+        """What is learned; a check of the microbatches may add to it."""
         self._fallbacks = fallbacks
         self._base = recipe
         self._used = 0
@@ -112,11 +114,13 @@ class Recovery:
         return halved
 
     def _halved(self, recipe: Recipe, samples: int | None) -> Recipe | None:
+        if self.workload.coupled_samples:  # smaller pieces would be another loss
+            return None
         sizes = [size for size in (recipe.microbatch_size, samples) if size is not None]
         if not sizes or min(sizes) < 2:
             return None
         halved = recipe.replace(microbatch_size=min(sizes) // 2)
-        return None if next(contradictions(halved, self._workload), None) else halved
+        return None if next(contradictions(halved, self.workload), None) else halved
 
     def went_well(self, size: int, recipe: Recipe, failures: list[Failure]) -> bool:
         """Learns from a step that is done.
@@ -159,7 +163,7 @@ class Recovery:
             lean = recipe.replace(optimizer_impl="for-loop")
         except RecipeError:
             return None
-        return None if lean == recipe or next(contradictions(lean, self._workload), None) else lean
+        return None if lean == recipe or next(contradictions(lean, self.workload), None) else lean
 
     def tell(self, step: int, failures: list[Failure], recipe: Recipe, *, stays: bool, samples: int | None) -> None:
         """Says what was done about the failures of a step.
@@ -188,8 +192,10 @@ class Recovery:
         )
 
     def _lowered(self, before: Recipe, after: Recipe) -> str:
-        old, new = (fidelity(recipe, self._workload).reasons for recipe in (before, after))
+        old, new = (fidelity(recipe, self.workload).reasons for recipe in (before, after))
         reasons = [sentence for name, (_, sentence) in new.items() if name not in old]
+        if fidelity(after, self.workload).unchecked and not fidelity(before, self.workload).unchecked:
+            reasons.append("Whether the update is the same could not be checked.")
         return " ".join(reasons) if reasons else "The update is the same."
 
     def gave_up(
@@ -210,6 +216,8 @@ class Recovery:
             if last.phase == "optimizer"
             else "checkpoint=all, offload_activations or offload_optimizer needs less"
         )
+        if self.workload.coupled_samples:
+            tried += "; smaller microbatches would change this loss, whose samples are coupled"
         return OutOfMemoryError(
             f"step {step} ran out of memory on {device}, and no smaller way is left. Tried: {tried}. {last.cause} "
             f"Nothing of the step was kept; the weights are those of step {step - 1}. Resume with another recipe: {advice}."

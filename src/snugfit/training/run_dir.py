@@ -8,7 +8,7 @@
     model.safetensors   the final weights under the plain model's keys, adapters merged; none where weights are quantised
     config.json, ...    of models of transformers: config and tokenizer, so that the directory loads as a model
     adapter/            what adapters have learned, in peft's format
-    checkpoints/        step-00000123.ckpt, the newest two
+    checkpoints/        step-00000123.ckpt, the newest two; `.saved` is the step of the last one that was written
     tensorboard/        event files, when asked for
 
 A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Files whose
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from snugfit.training.checkpoint import CheckpointStore
 
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
+SAVED = ".saved"
+"""Says after which step a checkpoint was written last, so that a run notices when its checkpoints are gone."""
 DEFAULT_KEEP = 2
 _LOCK = ".lock"
 
@@ -154,7 +156,7 @@ class RunDirectory:
             was_run = (path / _LOCK).exists()
             run = cls(path, keep=keep)
             # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED):
                 (path / name).unlink(missing_ok=True)
             if was_run:
                 remove_results(path)
@@ -204,6 +206,41 @@ class RunDirectory:
         from snugfit.training.checkpoint import CheckpointStore
 
         return CheckpointStore(self.path / CHECKPOINTS, keep=self._keep)
+
+    def note_checkpoint(self, step: int) -> None:
+        """Takes note of a checkpoint that was written.
+
+        Args:
+            step: Updates done.
+        """
+        self._write_text(SAVED, f"{step}\n")
+
+    def check_checkpoints(self) -> None:
+        """Checks that a run which saved checkpoints still has one; a run that never did may start over.
+
+        Raises:
+            InputError: All of them are gone; says what to do.
+        """
+        step = self._last_saved()
+        folder = self.path / CHECKPOINTS
+        if step is None or any(folder.glob("*.ckpt")):
+            return
+        damaged = len(list(folder.glob("*.damaged")))
+        aside = f" ({damaged} damaged ones were set aside as *.damaged)" if damaged else ""
+        raise InputError(
+            f"run directory {str(self.path)!r} had a checkpoint after step {step}, and {str(folder)!r} holds none now"
+            f"{aside}, so the run cannot go on from there. Put step-*.ckpt back, or start the run again from step 0 with "
+            "--overwrite in place of --resume."
+        )
+
+    def _last_saved(self) -> int | None:
+        """The step of the last checkpoint, None where none was written; a summary is written behind one."""
+        summary = self.read_summary()
+        finished = None if summary is None else int(summary["steps"])
+        try:
+            return int((self.path / SAVED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return finished
 
     def read_recipe(self) -> Recipe:
         """Returns the run's recipe."""

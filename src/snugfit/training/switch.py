@@ -22,6 +22,7 @@ from snugfit.training.take_over import unwrap
 
 if TYPE_CHECKING:
     from snugfit.training.health import Health
+    from snugfit.training.optimizer_handle import OptimizerHandle
     from snugfit.training.per_parameter import PerParameterUpdate
     from snugfit.training.update import WholeUpdate
 
@@ -42,16 +43,21 @@ class Rebuild:
     """Puts another recipe in place on a prepared model."""
 
     def __init__(
-        self, model: nn.Module, setup_of: Callable[[Recipe], Setup], update_of: Callable[[Setup], tuple[Update, Health]]
+        self,
+        model: nn.Module,
+        handle: OptimizerHandle,
+        setup_of: Callable[[Recipe], Setup],
+        update_of: Callable[[Setup], tuple[Update, Health]],
     ) -> None:
         """Takes what `prepare` built the first recipe with.
 
         Args:
             model: The prepared model.
+            handle: The owner's optimizer, which stays the same.
             setup_of: Gives the setup of a recipe, with the pool and the streams of the first.
             update_of: Builds an update, without state, and its judge.
         """
-        self._model, self._setup_of, self._update_of = model, setup_of, update_of
+        self._model, self._handle, self._setup_of, self._update_of = model, handle, setup_of, update_of
 
     def __call__(
         self, old: Recipe, new: Recipe, techniques: list[ModelTechnique], update: Update, health: Health
@@ -87,9 +93,11 @@ class Rebuild:
                 raise
 
     def _with_state(self, setup: Setup, old: Update) -> tuple[Update, Health]:
+        self._handle.pass_on()
         update, health = self._update_of(setup)
         try:
-            update.load_state_dict(old.state_dict())
+            with self._handle.apart():
+                update.load_state_dict(old.state_dict())
         except BaseException:
             update.release()
             raise
