@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import budget, options, output, plan_options
 from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
+from snugfit.cli.budget_watch import BudgetWatch, card_line
 from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
 from snugfit.cli.text_assembly import save_for_transformers
 from snugfit.errors import InputError, TrainingError
@@ -231,9 +232,10 @@ def _train(
     with _measuring(meter):
         memory = memory_reader(device)
         trainer = build_trainer(chosen.recipe, request, data, device, task, total_steps, chosen.fallbacks)
+        watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
-                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
+                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, watch, memory)
                 if result.stopped_by is not None:
                     print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
                     return 128 + result.stopped_by
@@ -241,6 +243,7 @@ def _train(
                 summary = _summary(
                     trainer, request, task, chosen.predicted, measured, result, path, loop.steps_per_epoch
                 )
+                summary |= watch.result(measured)
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir)}") from error
@@ -268,7 +271,7 @@ def _run_loop(
     task: Task,
     run_dir: RunDirectory,
     total_steps: int,
-    meter: Meter,
+    watch: BudgetWatch,
     memory: Callable[[], tuple[int, int] | None],
 ) -> tuple[Loop, LoopResult]:
     from snugfit.training.loop import Loop
@@ -277,7 +280,7 @@ def _run_loop(
 
     # Signals are caught from here on: what is trained is never lost between two statements.
     with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(args.tensorboard, run_dir.path) as on_row:
-        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=meter, on_row=on_row)
+        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
         if args.resume and loop.resume():
             print(f"snugfit: going on after step {trainer.steps_done} of {total_steps}.", file=sys.stderr)
         loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
@@ -378,6 +381,9 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "budget",
             f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
         )
+    over = card_line(summary)
+    if over is not None:
+        yield "over budget", over
     for name, size in summary["measured"].items():
         if size is not None:
             beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""

@@ -17,8 +17,8 @@ from snugfit.planner.space import SWITCHES, Changes
 from snugfit.recipe import Recipe
 from snugfit.training.changeable import CHANGEABLE, problems_of_change
 
-LESS = 0.97
-"""A fallback needs at most this part of what the one before it needs."""
+LESS, ANY_LESS = 0.97, 0.995
+"""A fallback needs at most this part of what the one before it needs; where none does, one that saves anything will do."""
 ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
 MOST_LENT = 8
@@ -50,7 +50,7 @@ def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
         search.laboratory.look(_lent(search, best))
     if len(_chain(search, best)) < ENOUGH:
         search.laboratory.look(_turned_up(search, best))
-    return tuple(probe.recipe for probe in _chain(search, best))
+    return tuple(probe.recipe for probe in _chain(search, best) or _chain(search, best, less=ANY_LESS))
 
 
 def _may_follow(search: Search, best: Probe, recipe: Recipe) -> bool:
@@ -73,12 +73,12 @@ def _lent(search: Search, best: Probe) -> list[Recipe]:
     return list(found)[:MOST_LENT]
 
 
-def _chain(search: Search, best: Probe) -> list[Probe]:
+def _chain(search: Search, best: Probe, *, less: float = LESS) -> list[Probe]:
     """The fastest that needs less than the plan, then the fastest that needs less than that, and so on."""
     kept: list[Probe] = []
     for probe in sorted(search.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         least = kept[-1].need_bytes if kept else best.need_bytes
-        if probe.need_bytes < LESS * least and _may_follow(search, best, probe.recipe):
+        if probe.need_bytes <= less * least and _may_follow(search, best, probe.recipe):
             kept.append(probe)
     return kept
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -160,16 +159,10 @@ class Recovery:
             self._next = max(self._next, self._fallbacks.index(recipe) + 1)
         self.stay_with(recipe)
 
-    def smaller_recipes(self, samples: int | None) -> Iterator[Recipe]:
-        """Yields what needs less than the run's recipe, in the order in which it would be tried.
-
-        Args:
-            samples: Samples of a batch; None where nobody knows.
-        """
-        yield from self._fallbacks[self._used :]
-        recipe: Recipe | None = self._fallbacks[-1] if self._fallbacks[self._used :] else self._base
-        while recipe is not None and (recipe := self._halved(recipe, samples)) is not None:
-            yield recipe
+    @property
+    def left(self) -> tuple[Recipe, ...]:
+        """The fallbacks that were not taken yet."""
+        return self._fallbacks[self._used :]
 
     def lean_update(self, recipe: Recipe) -> Recipe | None:
         """Returns the recipe whose update has the smallest temporaries; None where this one has or cannot have them.

@@ -252,11 +252,8 @@ class Trainer:
             self._recovery.change_to(before)
             raise
 
-    def take_less_memory(self, samples: int | None = None) -> bool:
-        """Goes on with the next recipe that needs less memory and gives the same update, between two steps.
-
-        Args:
-            samples: Samples of a batch, whose half is a smaller microbatch; None where nobody knows.
+    def take_next_fallback(self) -> bool:
+        """Goes on with the next fallback that gives the same update, between two steps, as if memory had run out.
 
         Returns:
             Whether there was one; `recipe` is what the run goes on with.
@@ -266,9 +263,9 @@ class Trainer:
         """
         self._judged(wait=True)
         level = LEVELS.index(self.fidelity.level)
-        for recipe in self._recovery.smaller_recipes(samples):
+        for recipe in self._recovery.left:
             alike = LEVELS.index(fidelity(recipe, self.workload).level) <= level
-            if recipe != self.recipe and alike and self._become(recipe):
+            if alike and recipe != self.recipe and self._become(recipe):
                 self._recovery.change_to(recipe)
                 return True
         return False
