@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
@@ -135,11 +135,13 @@ def prepare(
         if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
             freeze_parameters(model, workload.freeze)
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
-            quantize_layers(model, recipe, place)
+            with about("quantize"):
+                quantize_layers(model, recipe, place)
         model.to(place)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
-            technique.change(model)
+            with about(technique.field):
+                technique.change(model)
         named = trained_parameters(model)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
 from snugfit.techniques.attention import Attention, restore_attention
 from snugfit.techniques.base import ModelTechnique, Setup
@@ -142,5 +142,6 @@ def rewrapped(
         again.insert(0, InPlace)
     changed = [technique(setup) for technique in again if technique.wanted(recipe)]
     for technique in changed:
-        technique.change(model)
+        with about(technique.field):
+            technique.change(model)
     return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]
