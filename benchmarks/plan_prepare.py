@@ -77,7 +77,7 @@ def planned(name: str, subject: Subject, place: Place, pool: Pool, shares: tuple
             try:
                 plan = planner.at(budget)
                 row |= {"simulated": plan.simulated, "recipe": plan.recipe.to_mapping(defaults=False)}
-                row |= check_prepared(model, plan, batch, subject.arguments, tolerance=TOLERANCE)
+                row |= check_prepared(subject.build, plan, batch, subject.arguments, tolerance=TOLERANCE)
             except DoesNotFitError as error:
                 row["does_not_fit"] = str(error)
             except (SnugfitError, AssertionError) as error:

@@ -7,9 +7,8 @@ fallback that the run cannot change over to is worth nothing when memory runs ou
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,49 +29,52 @@ def quietly() -> Iterator[None]:
 
 
 def losses_of(
-    model: nn.Module, plan: Plan | None, batch: Any, arguments: Mapping[str, Any], steps: int | None = None
-) -> list[tuple[Recipe, float]]:
-    """Trains a copy of a model: a step by the plan's recipe, then, changing over in the middle of the run, by each fallback.
+    build: Callable[[], nn.Module],
+    recipe: Recipe,
+    fallbacks: Sequence[Recipe],
+    batch: Any,
+    arguments: Mapping[str, Any],
+    *,
+    device: Any = "cpu",
+) -> list[float]:
+    """Trains a model: a step by a recipe, then, changing over in the middle of the run, one by each fallback.
 
     Args:
-        model: The model, which stays as it is.
-        plan: The plan; None: plain training.
+        build: Builds the model.
+        recipe: The first recipe.
+        fallbacks: The next ones.
         batch: The batch of every step.
         arguments: The other arguments of `snugfit.prepare`.
-        steps: Steps of plain training.
+        device: Where to train.
 
     Returns:
-        Recipe of each step, and its loss.
+        The loss of each step.
 
     Raises:
-        SnugfitError: The plan cannot be prepared, or a fallback not be changed over to.
+        SnugfitError: The recipe cannot be prepared, or a fallback not be changed over to.
     """
     from snugfit.training.prepare import prepare
 
     with quietly():
-        given = {**arguments, "device": arguments.get("device", "cpu")}
-        recipe = Recipe() if plan is None else plan.recipe
-        fallbacks = () if plan is None else plan.fallbacks
-        trainer = prepare(copy.deepcopy(model), recipe, fallbacks=fallbacks, **given)
-        found = []
-        for turn in range(1 + (len(fallbacks) if plan is not None else (steps or 1) - 1)):
-            if plan is not None and turn:
-                trainer.change_recipe(fallbacks[turn - 1])
-            torch.manual_seed(SEED + turn)
-            loss = float(trainer.step(batch))
-            found.append((trainer.recipe, loss))
+        torch.manual_seed(SEED)
+        trainer = prepare(build(), recipe, fallbacks=fallbacks, device=device, **arguments)
+        losses = []
+        for turn, one in enumerate((recipe, *fallbacks)):
+            trainer.change_recipe(one)
+            torch.manual_seed(SEED + turn)  # the same masks, whatever was drawn before
+            losses.append(float(trainer.step(batch)))
+            assert trainer.recipe == one, f"the run went on with {trainer.recipe} in place of {one}"
         trainer.finish()
-    wanted = [recipe, *(fallbacks if plan is not None else [recipe] * (len(found) - 1))]
-    assert [one for one, _ in found] == wanted, "the run went on with another recipe"
-    return found
+    return losses
 
 
 def check_prepared(
-    model: nn.Module | Callable[[], nn.Module],
+    build: Callable[[], nn.Module],
     plan: Plan,
     batch: Any,
     arguments: Mapping[str, Any],
     *,
+    device: Any = "cpu",
     tolerance: float = 1e-4,
 ) -> dict[str, Any]:
     """Prepares a plan and takes a step by its recipe and by each fallback.
@@ -80,10 +82,11 @@ def check_prepared(
     Where all of them are exact, the losses must be those of plain training.
 
     Args:
-        model: The model, or what builds it.
+        build: Builds the model.
         plan: The plan.
         batch: A real batch.
         arguments: The other arguments of `snugfit.prepare`.
+        device: Where to train.
         tolerance: Most that a loss may differ, as a part of it.
 
     Returns:
@@ -93,20 +96,16 @@ def check_prepared(
         AssertionError: A loss is another one.
         SnugfitError: The plan cannot be prepared, or a fallback not be changed over to.
     """
-    if not isinstance(model, nn.Module):
-        with quietly():
-            torch.manual_seed(SEED)
-            model = model()
-    steps = losses_of(model, plan, batch, arguments)
+    losses = losses_of(build, plan.recipe, plan.fallbacks, batch, arguments, device=device)
     row: dict[str, Any] = {
         "recipe": plan.recipe.to_mapping(defaults=False),
         "fallbacks": [one.to_mapping(defaults=False) for one in plan.fallbacks],
-        "losses": [loss for _, loss in steps],
+        "losses": losses,
     }
     if plan.fidelity.level != "exact":
         return row
-    plain = [loss for _, loss in losses_of(model, None, batch, arguments, steps=len(steps))]
-    worst = max(abs(one - other) / max(abs(other), 1e-3) for one, other in zip(row["losses"], plain, strict=True))
+    plain = losses_of(build, Recipe(), [Recipe()] * len(plan.fallbacks), batch, arguments, device=device)
+    worst = max(abs(one - other) / max(abs(other), 1e-3) for one, other in zip(losses, plain, strict=True))
     row |= {"plain_losses": plain, "worst_difference": worst}
-    assert worst <= tolerance, f"losses {row['losses']} by {row['recipe']} and {row['fallbacks']}; plain: {plain}"
+    assert worst <= tolerance, f"losses {losses} by {row['recipe']} and {row['fallbacks']}; plain: {plain}"
     return row

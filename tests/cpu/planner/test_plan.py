@@ -5,16 +5,15 @@ import json
 import planned
 import pytest
 import torch
+from benchmarks.prepared import check_prepared
 
 import snugfit
-from benchmarks.prepared import check_prepared
 from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.fields import field_infos
 from snugfit.planner.planner import Planner
 from snugfit.recipe import Recipe
 from snugfit.simulator.replay import replay
 from snugfit.simulator.tensor_bytes import TensorBytes
-
 
 TRAINED = {"loss": planned.cross_entropy, "optimizer": "adamw", "lr": 1e-3}
 
