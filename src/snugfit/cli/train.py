@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import budget, options, output, plan_options
 from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
+from snugfit.cli.budget_watch import BudgetWatch, card_line
 from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
 from snugfit.cli.text_assembly import save_for_transformers
 from snugfit.errors import InputError, TrainingError
@@ -241,9 +242,10 @@ def _train(
     with _measuring(meter):
         memory = memory_reader(device)
         trainer = build_trainer(chosen, request, data, device, task, total_steps)
+        watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
-                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
+                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, watch, memory)
                 if result.stopped_by is not None:
                     print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
                     return 128 + result.stopped_by
@@ -259,6 +261,7 @@ def _train(
                     loop.steps_per_epoch,
                     getattr(data, "unreadable", ()),
                 )
+                summary |= watch.result(measured)
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir)}") from error
@@ -286,7 +289,7 @@ def _run_loop(
     task: Task,
     run_dir: RunDirectory,
     total_steps: int,
-    meter: Meter,
+    watch: BudgetWatch,
     memory: Callable[[], tuple[int, int] | None],
 ) -> tuple[Loop, LoopResult]:
     from snugfit.training.loop import Loop
@@ -295,7 +298,7 @@ def _run_loop(
 
     # Signals are caught from here on: what is trained is never lost between two statements.
     with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(args.tensorboard, run_dir.path) as on_row:
-        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=meter, on_row=on_row)
+        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
         if args.resume:
             there = loop.resume()
             word = (
@@ -404,6 +407,9 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "budget",
             f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
         )
+    over = card_line(summary)
+    if over is not None:
+        yield "over budget", over
     for name, size in summary["measured"].items():
         if size is not None:
             beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""

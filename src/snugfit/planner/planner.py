@@ -11,6 +11,7 @@ from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
 from snugfit.fidelity import LEVELS, contradictions, fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
+from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe, Subject
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
-_ALIKE = (
-    "precision", "optimizer", "stochastic_rounding", "adapter", "adapter_rank", "adapter_alpha", "adapter_dropout",
-    "adapter_targets", "adapter_head", "quantize", "double_quantize", "compile", "init",
-)  # fmt: skip
-"""Fields in which a fallback does not differ: a run can change over in the middle."""
 
 
 class Planner:
@@ -151,13 +147,17 @@ class Planner:
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
-            assert best is not None
+            assert best is not None  # what was found to need the least fits
         for share in (_LESS, _MORE):
             if not _known_beside(search.usable(), best, capacity, int(capacity * share)):
                 search.run(int(capacity * share), most_rounds=1, at_once=1)
-        best = search.best(capacity)
-        assert best is not None
-        return self._plan(best, budget_bytes, capacity)
+        while True:
+            best = search.best(capacity)
+            assert best is not None
+            fallbacks = fallbacks_of(search, best)
+            if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
+                break
+        return self._plan(best, fallbacks, budget_bytes, capacity)
 
     def _try_microbatches(self) -> None:
         """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""
@@ -211,7 +211,7 @@ class Planner:
         self.laboratory.look(recipes)
         return next((self.laboratory.probes[one] for one in recipes if one in self.laboratory.probes), None)
 
-    def _plan(self, best: Probe, budget_bytes: int, capacity: int) -> Plan:
+    def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
         usable = search.usable()
         fastest = min(usable, key=lambda probe: probe.seconds)
@@ -228,7 +228,7 @@ class Planner:
             margin_bytes=self.margin.bytes_of(budget_bytes),
             margin_source=self.margin.source,
             host_budget_bytes=self.constraints.host_budget_bytes,
-            fallbacks=_fallbacks(usable, best),
+            fallbacks=fallbacks,
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
             traits=self._traits(),
@@ -321,14 +321,3 @@ def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:
                 )
             )
     return tuple(points)
-
-
-def _fallbacks(usable: list[Probe], best: Probe) -> tuple[Recipe, ...]:
-    """What a run can change over to when it needs more than was predicted: less memory, as little slower as possible."""
-    kept: list[Probe] = []
-    for probe in sorted(usable, key=lambda one: (one.seconds, one.need_bytes)):
-        alike = all(getattr(probe.recipe, name) == getattr(best.recipe, name) for name in _ALIKE)
-        least = kept[-1].need_bytes if kept else best.need_bytes
-        if alike and probe.need_bytes < 0.97 * least:
-            kept.append(probe)
-    return tuple(probe.recipe for probe in kept)

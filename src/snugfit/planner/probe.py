@@ -123,6 +123,16 @@ class Probe:
         return len(self.recorded.trace.runs)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A recipe that cannot be carried out, or not be simulated."""
+
+    reason: str
+    """One sentence or more."""
+    fields: tuple[str, ...] = ()
+    """Fields of the recipe that it is about; none where nobody knows."""
+
+
 def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     """Simulates a recipe; runs in a worker.
 
@@ -188,7 +198,7 @@ class Laboratory:
         self.subject = subject
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
-        self.refusals: dict[Recipe, str] = {}
+        self.refusals: dict[Recipe, Refusal] = {}
         self.operators = 0
         self._own = Pool(WORKERS) if pool is None else None
         self._pool = pool or self._own
@@ -243,9 +253,9 @@ class Laboratory:
         assert self._pool is not None
         return self._pool.call(function, *arguments)
 
-    def _try(self, recipe: Recipe) -> Probe | str:
+    def _try(self, recipe: Recipe) -> Probe | Refusal:
         assert self._pool is not None
         try:
             return self._pool.call(probe, self.subject, recipe, self.place)
         except (InputError, CannotSimulateError) as error:
-            return " ".join(str(error).split())
+            return Refusal(reason=" ".join(str(error).split()), fields=getattr(error, "fields", ()))

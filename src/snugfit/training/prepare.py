@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity, contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
@@ -156,11 +156,13 @@ def prepare(
         if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
             freeze_parameters(model, workload.freeze)
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
-            quantize_layers(model, recipe, place)
+            with about("quantize"):
+                quantize_layers(model, recipe, place)
         settle(model, device=place, dtype=DTYPES[recipe.true_precision] if recipe.true_precision else None)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
-            technique.change(model)
+            with about(technique.field):
+                technique.change(model)
         named = trained_parameters(model)
         if given is not None:
             given.follow(model, before)

@@ -28,7 +28,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
 from snugfit.fidelity import contradictions, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch import first_tensor
-from snugfit.training.switch import CHANGEABLE, UPDATE_FIELDS
+from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 
 
@@ -58,17 +58,11 @@ class Recovery:
         Raises:
             RecipeError: A fallback changes what cannot be changed in the middle of a run, or contradicts the workload.
         """
-        problems = []
-        for number, fallback in enumerate(fallbacks, start=1):
-            changed = _differing(fallback, recipe)
-            fixed = [name for name in changed if name not in CHANGEABLE]
-            if fixed:
-                problems.append(
-                    f"fallback {number} changes {', '.join(fixed)}, which stays for the whole run; a fallback may change "
-                    f"{', '.join(CHANGEABLE)}."
-                )
-            else:
-                problems += [f"fallback {number}: {problem}" for problem in contradictions(fallback, workload)]
+        problems = [
+            f"fallback {number}: {problem}"
+            for number, fallback in enumerate(fallbacks, start=1)
+            for problem in problems_of_change(recipe, fallback, workload)
+        ]
         if problems:
             raise RecipeError(problems, subject="fallbacks")
         self.workload = workload
@@ -105,7 +99,7 @@ class Recovery:
         while self._next < len(self._fallbacks):
             fallback = self._fallbacks[self._next]
             self._next += 1
-            changed = _differing(fallback, failure.recipe)
+            changed = differing(fallback, failure.recipe)
             if changed and (failure.phase != "optimizer" or set(changed) & set(UPDATE_FIELDS)):
                 return fallback
         halved = None if failure.phase == "optimizer" else self._halved(failure.recipe, samples)
@@ -152,6 +146,27 @@ class Recovery:
             recipe: The recipe.
         """
         self._base, self._used, self._large = recipe, self._next, None
+
+    def change_to(self, recipe: Recipe) -> None:
+        """Makes a recipe of the caller's choice that of the run; fallbacks before it in the list are not tried again.
+
+        Args:
+            recipe: The recipe.
+
+        Raises:
+            RecipeError: It changes what cannot be changed in the middle of a run, or contradicts the workload.
+        """
+        problems = list(problems_of_change(self._base, recipe, self._workload))
+        if problems:
+            raise RecipeError(problems, subject="recipe to go on with")
+        if recipe in self._fallbacks:
+            self._next = max(self._next, self._fallbacks.index(recipe) + 1)
+        self.stay_with(recipe)
+
+    @property
+    def left(self) -> tuple[Recipe, ...]:
+        """The fallbacks that were not taken yet."""
+        return self._fallbacks[self._used :]
 
     def lean_update(self, recipe: Recipe) -> Recipe | None:
         """Returns the recipe whose update has the smallest temporaries; None where this one has or cannot have them.
@@ -232,7 +247,7 @@ def described(recipe: Recipe, reference: Recipe, samples: int | None) -> str:
         reference: The one to compare with.
         samples: Samples of the batch.
     """
-    changed = _differing(recipe, reference)
+    changed = differing(recipe, reference)
     if changed:
         return ", ".join(f"{name}={getattr(recipe, name)}" for name in changed)
     if recipe.microbatch_size is not None:
@@ -260,7 +275,3 @@ def samples_of(batch: Any) -> int | None:
     """
     tensor = first_tensor(batch)
     return None if tensor is None else int(tensor.shape[0])
-
-
-def _differing(recipe: Recipe, reference: Recipe) -> list[str]:
-    return [name for name, value in recipe.to_mapping().items() if value != reference.to_mapping()[name]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, SnugfitWarning, TrainingError
-from snugfit.fidelity import Fidelity, fidelity
+from snugfit.fidelity import LEVELS, Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.host_pool import HostPool
@@ -268,26 +268,67 @@ class Trainer:
             if self._become(recipe):
                 return
 
+    def change_recipe(self, recipe: Recipe) -> None:
+        """Goes on with another recipe, between two steps; weights, optimizer state and schedule stay as they are.
+
+        Args:
+            recipe: It may differ from the run's in the fields of `changeable.CHANGEABLE`.
+
+        Raises:
+            RecipeError: It changes what stays for the whole run, or contradicts the workload.
+            InputError: It cannot be carried out on this model; the recipe before is in place.
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+            RuntimeError: There is no memory for the change; the recipe before is in place.
+        """
+        self._judged(wait=True)
+        before = self._recovery.recipe_for(0)
+        self._recovery.change_to(recipe)
+        try:
+            self._put_in_place(recipe)
+        except BaseException:
+            self._recovery.change_to(before)
+            raise
+
+    def take_next_fallback(self) -> bool:
+        """Goes on with the next fallback that gives the same update, between two steps, as if memory had run out.
+
+        Returns:
+            Whether there was one; `recipe` is what the run goes on with.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        self._judged(wait=True)
+        level = LEVELS.index(self.fidelity.level)
+        for recipe in self._recovery.left:
+            alike = LEVELS.index(fidelity(recipe, self.workload).level) <= level
+            if alike and recipe != self.recipe and self._become(recipe):
+                self._recovery.change_to(recipe)
+                return True
+        return False
+
     def _become(self, recipe: Recipe) -> bool:
         """Puts another recipe in place; where that fails the old one stays, and False is returned."""
-        old = self.recipe
-        if recipe == old:
-            return True
         try:
-            techniques, update, health = self._rebuild(old, recipe, self._techniques, self._update, self._health)
+            self._put_in_place(recipe)
         except Exception as error:
             if not is_out_of_memory(error) and not isinstance(error, SnugfitError):
                 raise
             let_go(error)
             free_memory(self.device)
             return False
+        return True
+
+    def _put_in_place(self, recipe: Recipe) -> None:
+        if recipe == self.recipe:
+            return
+        techniques, update, health = self._rebuild(self.recipe, recipe, self._techniques, self._update, self._health)
         self._techniques, self.recipe = techniques, recipe
         if update is not self._update:
             self._update.release()
             self._update, self._health = update, health
             self._handle.serve(update)
             self._hooks[0] = update.release
-        return True
 
     def _after_interruption(self, step: int) -> None:
         """The update was finished; the next ones shall need less."""
