@@ -156,7 +156,7 @@ class Recovery:
         Raises:
             RecipeError: It changes what cannot be changed in the middle of a run, or contradicts the workload.
         """
-        problems = list(problems_of_change(self._base, recipe, self._workload))
+        problems = list(problems_of_change(self._base, recipe, self.workload))
         if problems:
             raise RecipeError(problems, subject="recipe to go on with")
         if recipe in self._fallbacks:
