@@ -101,6 +101,7 @@ class Planner:
             on_cpu=self.place.on_cpu,
             capability=self.place.kind[1],
             base=base,
+            built=self.subject.built,
         )
 
     def capacity_bytes(self, budget_bytes: int) -> int:

@@ -40,6 +40,8 @@ class Subject:
     """Given to `record` first."""
     title: str
     """The model's name."""
+    built: bool = False
+    """Whether the model stands already, so that no plan can say where it is built."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,8 @@ class Probe:
     """The most that it reserves where memory is not short (on cpu: that its tensors take), and CUDA's context."""
     host_bytes: int
     """The most bytes in host memory."""
+    build_decides: bool
+    """Whether the most memory is taken while the model is built."""
     seconds: float
     """Predicted seconds of a steady step."""
     timing: Timing
@@ -168,6 +172,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         need_bytes=need,
         total_bytes=held + (place.card.context_bytes or 0),
         host_bytes=played.host_peak_bytes,
+        build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,
         timing=timing,
         profile=profile(recorded.trace, recorded.block_names, place.seconds_of),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from snugfit.techniques.base import ModelTechnique, Setup
 from snugfit.techniques.checkpoint import Checkpointing
 from snugfit.techniques.compile import Compile
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.init import settle
+from snugfit.techniques.init import build, settle
 from snugfit.techniques.inplace import InPlace
 from snugfit.techniques.loss_impl import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
@@ -85,7 +85,7 @@ class Plan(Protocol):
 
 
 def prepare(
-    model: nn.Module,
+    model: nn.Module | Callable[[], nn.Module],
     recipe: Recipe | Plan | None = None,
     *,
     fallbacks: Iterable[Recipe] | None = None,
@@ -106,7 +106,8 @@ def prepare(
     first, and the earlier trainer refuses to go on.
 
     Args:
-        model: Any module, with its weights.
+        model: Any module, with its weights; or a function without arguments, which is called where and in the dtype that
+            the recipe's `init` says.
         recipe: How the step is held in memory, or a plan, which has a `recipe` and may have `fallbacks`; None: plainly.
         fallbacks: Recipes to go on with, in this order, where memory runs out in training; None: those of the plan. After
             the last one, the microbatch is halved.
@@ -134,6 +135,8 @@ def prepare(
     recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
     found = _found_by(plan)
     settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
+    if not isinstance(model, nn.Module):
+        model = _built(model, recipe, device)
     _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
@@ -158,7 +161,7 @@ def prepare(
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             with about("quantize"):
                 quantize_layers(model, recipe, place)
-        settle(model, device=place, dtype=DTYPES[recipe.true_precision] if recipe.true_precision else None)
+        settle(model, device=place, dtype=_held_in(recipe))
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
@@ -217,6 +220,27 @@ def prepare(
     )
     remember_trainer(model, trainer)
     return trainer
+
+
+def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device | str | None) -> nn.Module:
+    """Builds a model as the recipe's `init` says; weights that are packed go to the device layer by layer."""
+    if not callable(make):
+        raise InputError(f"model is a {type(make).__name__}; give a torch.nn.Module or a function that builds one.")
+    if recipe.init == "meta":
+        raise InputError(
+            "init='meta' gives a model no values, and prepare() knows of no file to read them from. Use init='device'."
+        )
+    place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
+    with phase("build"):
+        model = build(make, init=recipe.init, device=place, dtype=_held_in(recipe))
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
+    return model
+
+
+def _held_in(recipe: Recipe) -> torch.dtype | None:
+    """The 16-bit dtype of the weights, None where they stay as they are."""
+    return DTYPES[recipe.true_precision] if recipe.true_precision else None
 
 
 def _recipe_and_fallbacks(

@@ -201,6 +201,34 @@ def test_what_a_build_takes_on_cpu_is_predicted(fields):
     assert events.peak_bytes < 4 * (PARAMETERS + TABLE) + 4 * WORDS * WIDTH + 100_000
 
 
+def test_a_function_is_built_as_the_recipe_says():
+    warm_up()
+    peaks = {}
+    for init in ("host", "device"):
+        events = AllocatorEvents()
+        events.start()
+        trainer = snugfit.prepare(Language, Recipe(precision="bf16-true", init=init), loss=loss, device="cpu")
+        events.stop()
+        peaks[init] = events.peak_bytes
+        assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+        del trainer
+    assert peaks["host"] > 4 * (PARAMETERS + TABLE)
+    assert peaks["device"] < 2 * (PARAMETERS + TABLE) + 4 * WORDS * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "message"),
+    [
+        (3, Recipe(), "model is a int"),
+        (dict, Recipe(), "returned a dict"),
+        (Language, Recipe(init="meta"), "no file to read"),
+    ],
+)
+def test_what_is_no_model_is_said_so(model, recipe, message):
+    with pytest.raises(snugfit.InputError, match=message):
+        snugfit.prepare(model, recipe, loss=loss, device="cpu")
+
+
 def test_the_whole_run_is_predicted_with_tied_weights():
     recipe = Recipe(precision="bf16-true")
     warm_up()

@@ -92,7 +92,9 @@ def test_several_mistakes_come_at_once():
 
 def test_models_that_cannot_be_trained():
     with pytest.raises(InputError, match=r"give a torch\.nn\.Module"):
-        snugfit.prepare(lambda: make_model("mlp"))
+        snugfit.prepare(3)
+    with pytest.raises(InputError, match="returned a int"):
+        snugfit.prepare(lambda: 3, device="cpu")
     with pytest.raises(InputError, match="nothing to train"):
         snugfit.prepare(make_model("mlp").requires_grad_(False), device="cpu")
     with pytest.raises(InputError, match="meta device"):
