@@ -77,8 +77,8 @@ class _Kept:
         table = self._module._buffers
         for name in [name for name in table if name not in self._buffers]:
             del table[name]
-        for name, (buffer, values, version) in self._buffers.items():
+        for name, (buffer, values) in self._buffers.items():
             table[name] = buffer
-            if buffer is not None and values is not None and buffer._version != version:
+            if buffer is not None and values is not None:  # batch norm changes them without counting the version up
                 with torch.no_grad():
                     buffer.copy_(values)
