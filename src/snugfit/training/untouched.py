@@ -59,12 +59,8 @@ class _Kept:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._attributes = {name: value for name, value in vars(module).items() if name not in _TABLES}
-        self._buffers: dict[str, tuple[Tensor | None, Tensor | None, int]] = {
-            name: (
-                buffer,
-                None if buffer is None else buffer.detach().clone(),
-                0 if buffer is None else buffer._version,
-            )
+        self._buffers: dict[str, tuple[Tensor | None, Tensor | None]] = {
+            name: (buffer, None if buffer is None else buffer.detach().clone())
             for name, buffer in module._buffers.items()
         }
 
