@@ -25,7 +25,7 @@ MOST_PARAMETERS = 2**28
 MOST_FLOPS = {"cpu": 3e11}
 """Arithmetic that the check may take, by kind of device: a few seconds; elsewhere `FLOPS_ON_A_CARD`."""
 FLOPS_ON_A_CARD = 1e13
-_PASSES = 2.5
+_PASSES = 4.5
 """Times that the few samples go through forward and backward pass."""
 
 Call = Callable[..., Any]

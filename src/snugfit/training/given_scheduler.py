@@ -25,7 +25,8 @@ def scheduler_of(given: SchedulerArgument | None, optimizer: Optimizer) -> Any |
     """
     if given is None:
         return None
-    scheduler = given if hasattr(given, "step") else given(optimizer) if callable(given) else given
+    makes = callable(given) and (isinstance(given, type) or not hasattr(given, "step"))
+    scheduler = given(optimizer) if makes else given
     if not callable(getattr(scheduler, "step", None)):
         raise InputError(
             f"scheduler is a {type(scheduler).__name__}; give a scheduler of torch.optim.lr_scheduler, or a function from "

@@ -4,7 +4,8 @@ Microbatches give the update of the whole batch only where it is. It is not for 
 for statistics of the batch taken by hand, for a loss that divides by a quantity of the batch, for a sum that is weighted as
 a mean; and random numbers drawn in the forward pass are others for a piece than for the whole. None of this shows in the
 model's structure, so the model's own code runs: a few samples at once, the same samples in two pieces, and the first piece
-once more. Losses are compared, and gradients at some thousand places of all parameters.
+once more; and so with a few samples of the batch's end. Losses are compared, and gradients at some thousand places of all
+parameters.
 
 Where a second run of the same piece differs, random numbers were drawn. Layers known to draw masks or to take statistics
 are then put into evaluation mode, and after them the whole model, so that what couples samples is still seen beside them.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +60,19 @@ class Separation:
         if self.fitting:
             return f"With loss_weight={' or '.join(self.fitting)} they agree."
         return "Leave microbatch_size out, or say coupled_samples=True where that is meant."
+
+    def joined(self, other: Separation) -> Separation:
+        """Returns what two groups of samples show together.
+
+        Args:
+            other: The verdict of the other group.
+        """
+        if self.separates is other.separates is False:
+            both = tuple(weight for weight in self.fitting if weight in other.fitting)
+            return dataclasses.replace(self, fitting=both)
+        if other.separates is False:
+            return other
+        return other if self.separates is None else self
 
     def traits(self) -> dict[str, bool]:
         """Returns the fields of `Workload` that are known now."""
@@ -111,8 +125,8 @@ def separation(
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]
     random = False
     try:
-        few, pieces = _cut(batch, split, size)
-        if len(pieces) < 2:
+        groups = _cut(batch, split, size)
+        if not groups:
             return Separation(separates=None, sentence="the batch has too few samples to be cut.")
         for stage in stages:
             with untouched(parts):
@@ -121,13 +135,17 @@ def separation(
                 def look(samples: Any) -> _Look:
                     return _look(loss_of, samples, parameters, scale, rough)
 
-                first, again = look(pieces[0]), look(pieces[0])
-                if not _agree(first, again):
+                few, pieces = groups[0]
+                first = look(pieces[0])
+                if not _agree(first, look(pieces[0])):
                     random = True
                     continue
-                whole = look(few)
-                looks = [first, *(look(piece) for piece in pieces[1:])]
-            return dataclasses.replace(_judged(few, pieces, whole, looks, loss_weight), random=random)
+                found = _judged(few, pieces, look(few), [first, *map(look, pieces[1:])], loss_weight)
+                for few, pieces in groups[1:]:
+                    found = found.joined(
+                        _judged(few, pieces, look(few), [look(piece) for piece in pieces], loss_weight)
+                    )
+            return dataclasses.replace(found, random=random)
         return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
     except Exception as error:
         if is_out_of_memory(error):
@@ -150,15 +168,17 @@ def _all_quiet(model: nn.Module) -> None:
     model.eval()
 
 
-def _cut(batch: Any, split: Split, size: int) -> tuple[Any, list[Any]]:
-    """A few samples, and the same in two pieces of an odd or even size as the microbatch has."""
+def _cut(batch: Any, split: Split, size: int) -> list[tuple[Any, list[Any]]]:
+    """A few samples from the batch's begin and its end, each with the same in two pieces of the microbatch's parity."""
     pair = 2 if size % 2 == 0 and size >= 4 else 1
     half = max(min(size // 2, MOST // 2) // pair * pair, 1)
     try:
-        few = split(batch, 2 * half)[0] if batch_length(batch) > 2 * half else batch
+        few = split(batch, 2 * half) if batch_length(batch) > 2 * half else [batch]
     except InputError:  # a batch that only the caller's own split knows
-        few = split(batch, 2 * half)[0]
-    return few, list(split(few, half))
+        few = split(batch, 2 * half)
+    ends = [few[0], few[-1]] if len(few) > 1 else [few[0]]
+    groups = [(end, list(split(end, half))) for end in ends]
+    return [(end, pieces) for end, pieces in groups if len(pieces) > 1]
 
 
 def _look(
@@ -207,7 +227,8 @@ def _judged(few: Any, pieces: list[Any], whole: _Look, looks: list[_Look], loss_
         off = float((combined.gradient - whole.gradient).norm() / whole.gradient.norm())
         sentence += f", but their gradients differ by {100 * off:.2g} %"
     weights: dict[str, LossWeight] = {repr(name): name for name in ("samples", "sum", "tokens") if name != loss_weight}
-    weights["shifted_labels (from snugfit.workloads.tasks)"] = shifted_labels
+    if isinstance(pieces[0], Mapping) and "labels" in pieces[0]:
+        weights["shifted_labels (from snugfit.workloads.tasks)"] = shifted_labels
     others = {name: _combined(pieces, looks, weight) for name, weight in weights.items()}
     fitting = tuple(name for name, other in others.items() if other is not None and _agree(other, whole))
     return Separation(separates=False, sentence=f"{sentence}.", fitting=fitting)
@@ -223,7 +244,7 @@ def _has_length(batch: Any) -> bool:
 def _combined(pieces: list[Any], looks: list[_Look], loss_weight: LossWeight) -> _Look | None:
     try:
         weights = [float(weight) for weight in loss_weights(pieces, loss_weight)]
-    except (InputError, LookupError, TypeError, AttributeError):  # a batch without labels
+    except (InputError, LookupError, TypeError):  # labels of another form
         return None
     parts = [(weight, look) for weight, look in zip(weights, looks, strict=True) if weight != 0]
     gradient = sum((weight * look.gradient for weight, look in parts), torch.zeros_like(looks[0].gradient))

@@ -59,12 +59,8 @@ class _Kept:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._attributes = {name: value for name, value in vars(module).items() if name not in _TABLES}
-        self._buffers: dict[str, tuple[Tensor | None, Tensor | None, int]] = {
-            name: (
-                buffer,
-                None if buffer is None else buffer.detach().clone(),
-                0 if buffer is None else buffer._version,
-            )
+        self._buffers: dict[str, tuple[Tensor | None, Tensor | None]] = {
+            name: (buffer, None if buffer is None else buffer.detach().clone())
             for name, buffer in module._buffers.items()
         }
 
@@ -77,8 +73,8 @@ class _Kept:
         table = self._module._buffers
         for name in [name for name in table if name not in self._buffers]:
             del table[name]
-        for name, (buffer, values, version) in self._buffers.items():
+        for name, (buffer, values) in self._buffers.items():
             table[name] = buffer
-            if buffer is not None and values is not None and buffer._version != version:
+            if buffer is not None and values is not None:  # batch norm changes them without counting the version up
                 with torch.no_grad():
                     buffer.copy_(values)

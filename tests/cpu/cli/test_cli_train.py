@@ -103,6 +103,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     assert "Ctrl-C again stops at once" in err
     assert err.endswith("Go on with: snugfit train --run-dir 'my run' --resume\n")
     last = int(max(checkpoints.glob("*.ckpt")).stem[5:]) + 3
+    aside = folder / "aside"
+    (folder / "my run" / "checkpoints").rename(aside)
+    lost = run_command("train", "--run-dir", "my run", "--resume", cwd=folder)
+    assert lost.returncode == 2 and lost.stdout == ""
+    assert (
+        "had a checkpoint after step" in lost.stderr and "--overwrite" in lost.stderr and "Traceback" not in lost.stderr
+    )
+    aside.rename(folder / "my run" / "checkpoints")
     ended = run_command("train", "--run-dir", "my run", "--resume", "--max-steps", last, "--json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     assert "going on after step" in ended.stderr
