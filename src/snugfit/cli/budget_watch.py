@@ -111,7 +111,8 @@ class BudgetWatch:
     def _tell(self, what: str, during: str, *, change: bool) -> None:
         peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
         assert peak is not None and self._predicted is not None
-        self._measured.append((peak, before))
+        if change:
+            self._measured.append((peak, before))
         self._seen_since_change = False
         with self._meter.changing():
             self._at_end = change and not self._trainer.take_next_fallback()
@@ -159,8 +160,8 @@ class BudgetWatch:
 
         Returns:
             `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the limit),
-            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since; None
-            where no step came after).
+            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since;
+            None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
         if self._predicted is None or peak is None:
