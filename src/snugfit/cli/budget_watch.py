@@ -69,6 +69,7 @@ class BudgetWatch:
         self._predicted = predicted
         self._at_end = False
         self._measured: list[tuple[int, Recipe]] = []
+        self._seen_since_change = True
         self.exceeded: list[OverBudget] = []
         """What was over the budget, in order."""
         if self._over():
@@ -81,6 +82,7 @@ class BudgetWatch:
             steps_done: Updates done by this process.
         """
         self._meter.after_step(steps_done)
+        self._seen_since_change = True
         if self._over():
             step = self._trainer.steps_done
             self._tell(f"step {step}", f"step {step}", change=True)
@@ -109,7 +111,9 @@ class BudgetWatch:
     def _tell(self, what: str, during: str, *, change: bool) -> None:
         peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
         assert peak is not None and self._predicted is not None
-        self._measured.append((peak, before))
+        if change:
+            self._measured.append((peak, before))
+        self._seen_since_change = False
         with self._meter.changing():
             self._at_end = change and not self._trainer.take_next_fallback()
             if self._at_end:
@@ -156,7 +160,8 @@ class BudgetWatch:
 
         Returns:
             `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the limit),
-            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since).
+            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since;
+            None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
         if self._predicted is None or peak is None:
@@ -165,7 +170,9 @@ class BudgetWatch:
             "over_budget_bytes": max(0, peak - self._budget_bytes),
             "over_budget": [one.to_mapping() for one in self.exceeded],
         }
-        return {**found, "peak_tensor_bytes_at_end": self._meter.recent_peak_bytes()} if self.exceeded else found
+        if self.exceeded:
+            found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None
+        return found
 
 
 def card_line(summary: Mapping[str, Any]) -> str | None:
@@ -178,13 +185,12 @@ def card_line(summary: Mapping[str, Any]) -> str | None:
     if not over:
         return None
     exceeded = summary["over_budget"]
-    during = ", ".join(dict.fromkeys(one["during"] for one in exceeded)) or "a change of the recipe"
-    changes = sum(one["next_recipe"] is not None for one in exceeded)
-    then = (
-        f"; {format_bytes(summary['peak_tensor_bytes_at_end'])} with the recipe above, taken after that"
-        if changes
-        else ""
-    )
+    if not exceeded:
+        return f"by {format_bytes(over)} (measured)"
+    during = ", ".join(dict.fromkeys(one["during"] for one in exceeded))
+    at_end = summary["peak_tensor_bytes_at_end"]
+    changed = at_end is not None and any(one["next_recipe"] is not None for one in exceeded)
+    then = f"; {format_bytes(at_end)} with the recipe above, taken after that" if changed else ""
     return f"by {format_bytes(over)} (measured), in {during}{then}"
 
 
