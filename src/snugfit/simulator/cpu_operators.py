@@ -29,7 +29,7 @@ from snugfit.simulator.operator_cache import OperatorCache
 from snugfit.simulator.operator_call import describe
 from snugfit.simulator.operator_costs import Cost
 from snugfit.simulator.operator_shrink import Size
-from snugfit.simulator.operator_truth import CannotRun, Result, Truth, result_of, tensors_in
+from snugfit.simulator.operator_truth import CannotRun, Result, Truth, results_of, tensors_in
 from snugfit.simulator.processor import Processor, this_processor
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
@@ -117,7 +117,7 @@ class CpuOperators:
                     stacklevel=2,
                 )
                 return NOTHING
-            answer = _to_plain(truth, [result_of(fake) for fake in fakes], proved)
+            answer = _to_plain(truth, results_of(fakes), proved)
             self._cache.put(digest, answer)
         if not answer["proved"]:
             shapes = ", ".join("x".join(map(str, layout.shape)) for layout in call.layouts()[:3])
@@ -127,7 +127,7 @@ class CpuOperators:
                 SnugfitWarning,
                 stacklevel=2,
             )
-        return _from_plain(answer, [fake.untyped_storage().nbytes() for fake in fakes])
+        return _from_plain(answer, [result.nbytes for result in results_of(fakes)])
 
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
         """Returns the results of a call whose fake version refuses arguments that the real one takes.
@@ -208,7 +208,7 @@ def _to_plain(truth: Truth, fakes: Sequence[Result], proved: bool) -> dict[str, 
     """An answer as it is kept: results only where they are not as the fake version has them."""
     alike = len(truth.results) == len(fakes)
     differ = [
-        [number, list(result.shape), list(result.stride), str(result.dtype), result.nbytes]
+        [number, list(result.shape), list(result.stride), str(result.dtype), result.nbytes, result.shares]
         for number, result in enumerate(truth.results)
         if not fakes or (alike and not result.same_as(fakes[number]))
     ]
@@ -218,8 +218,8 @@ def _to_plain(truth: Truth, fakes: Sequence[Result], proved: bool) -> dict[str, 
 
 def _from_plain(answer: dict[str, Any], sizes: Sequence[int]) -> Inner:
     corrected = tuple(
-        (number, Result(tuple(shape), tuple(stride), getattr(torch, dtype.removeprefix("torch.")), nbytes))
-        for number, shape, stride, dtype, nbytes in answer["results"]
+        (number, Result(tuple(shape), tuple(stride), getattr(torch, dtype.removeprefix("torch.")), nbytes, shares))
+        for number, shape, stride, dtype, nbytes, shares in answer["results"]
     )
     real = dict(enumerate(sizes)) | {number: result.nbytes for number, result in corrected}
     order = tuple(answer["order"])

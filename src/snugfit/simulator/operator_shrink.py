@@ -165,7 +165,7 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
         What it takes; None where the runs differ in kind, or a number is beside the line.
     """
     first = truths[0]
-    forms = {(len(t.peaks), t.order, tuple((len(r.shape), r.dtype) for r in t.results)) for t in truths}
+    forms = {(len(t.peaks), t.order, tuple((len(r.shape), r.dtype, r.shares) for r in t.results)) for t in truths}
     if len(forms) != 1:
         return None
     step = points[0] - points[-1]
@@ -187,7 +187,9 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
         nbytes = line([r.nbytes for r in rows], exact=True)
         if nbytes is None or None in shape or None in stride:
             return None
-        results.append(Result(tuple(map(_whole, shape)), tuple(map(_whole, stride)), rows[0].dtype, nbytes))
+        results.append(
+            Result(tuple(map(_whole, shape)), tuple(map(_whole, stride)), rows[0].dtype, nbytes, rows[0].shares)
+        )
     if None in peaks:
         return None
     return Truth(tuple(max(0, _whole(peak)) for peak in peaks), first.order, tuple(results))
@@ -332,7 +334,8 @@ def together(truths: Sequence[Truth]) -> Truth:
         peaks[-1] = max(peaks[-1], truth.peaks[0])
         peaks.extend(truth.peaks[1:])
         order.extend(len(results) + number for number in truth.order)
-        results.extend(truth.results)
+        behind = len(results)
+        results.extend(one._replace(shares=one.shares + behind if one.shares >= 0 else -1) for one in truth.results)
     return Truth(tuple(peaks), tuple(order), tuple(results))
 
 

@@ -32,11 +32,13 @@ class Result(NamedTuple):
     dtype: torch.dtype
     """Its type."""
     nbytes: int
-    """Bytes of its storage."""
+    """Bytes of its storage; 0 where it shares that of an earlier result."""
+    shares: int = -1
+    """The number of the earlier result whose storage it shares; -1 where it has its own."""
 
     def same_as(self, other: Result) -> bool:
         """Whether two layouts take the same memory in the same order; strides of sizes of 1 mean nothing."""
-        if (self.shape, self.dtype, self.nbytes) != (other.shape, other.dtype, other.nbytes):
+        if self._replace(stride=()) != other._replace(stride=()):
             return False
         return 0 in self.shape or all(
             size == 1 or one == two for size, one, two in zip(self.shape, self.stride, other.stride, strict=True)
@@ -58,13 +60,20 @@ class CannotRun(Exception):
     """The operator refused to be run by itself."""
 
 
-def result_of(tensor: torch.Tensor) -> Result:
-    """Returns a result's layout.
+def results_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
+    """Returns the layouts of results.
 
     Args:
-        tensor: A tensor, real or fake.
+        tensors: The new results of a call, real or fake.
     """
-    return Result(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes())
+    first: dict[int, int] = {}
+    found = []
+    for number, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()
+        owner = first.setdefault(storage._cdata, number)
+        nbytes, shares = (storage.nbytes(), -1) if owner == number else (0, owner)
+        found.append(Result(tuple(tensor.shape), tensor.stride(), tensor.dtype, nbytes, shares))
+    return tuple(found)
 
 
 def run(call: Call) -> Truth:
@@ -110,7 +119,12 @@ def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 
 def _truth(results: Sequence[torch.Tensor], blocks: Sequence[Block]) -> Truth:
-    owners = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(results)}
+    layouts = results_of(results)
+    owners = {
+        tensor.untyped_storage().data_ptr(): number
+        for number, (tensor, layout) in enumerate(zip(results, layouts, strict=True))
+        if layout.shares < 0
+    }
     made = _left_at_end(blocks)
     order = [
         number for i, block in enumerate(blocks) if i in made and (number := owners.get(block.address)) is not None
@@ -129,7 +143,7 @@ def _truth(results: Sequence[torch.Tensor], blocks: Sequence[Block]) -> Truth:
             inner += nbytes
             own.discard(address)
         peaks[exist] = max(peaks[exist], inner)
-    return Truth(tuple(peaks), (*without_memory, *order), tuple(map(result_of, results)))
+    return Truth(tuple(peaks), (*without_memory, *order), layouts)
 
 
 def _left_at_end(blocks: Sequence[Block]) -> set[int]:
@@ -159,15 +173,11 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def new_tensors(result: Any, known: set[int]) -> list[torch.Tensor]:
-    """Returns the results that have a storage of their own, each storage once.
+    """Returns the results that lie in no argument's storage.
 
     Args:
         result: What an operator returned.
         known: `_cdata` of the arguments' storages.
     """
-    found: dict[int, torch.Tensor] = {}
-    for tensor in tensors_in(result if isinstance(result, list | tuple) else (result,)):
-        key = tensor.untyped_storage()._cdata
-        if key not in known:
-            found.setdefault(key, tensor)
-    return list(found.values())
+    tensors = tensors_in(result if isinstance(result, list | tuple) else (result,))
+    return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in known]

@@ -285,9 +285,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
         plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh)
         if corrected:
-            made = {id(fresh[number]): self._tensor(real) for number, real in corrected}
-            result = _replaced(result, made)
-            fresh = [made.get(id(tensor), tensor) for tensor in fresh]
+            made = dict(enumerate(fresh))
+            for number, real in corrected:
+                made[number] = self._tensor(real, made)
+            fresh = list(made.values())
+            result = _replaced(result, known, iter(fresh))
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
@@ -344,11 +346,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = self._operators.results_of(func, args, kwargs)
         if results is None:
             return None
-        made = tuple(map(self._tensor, results))
-        return made[0] if len(made) == 1 else made
+        made: dict[int, torch.Tensor] = {}
+        for number, layout in enumerate(results):
+            made[number] = self._tensor(layout, made)
+        return made[0] if len(made) == 1 else tuple(made.values())
 
-    def _tensor(self, layout: Result) -> torch.Tensor:
+    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
         """Returns a fake tensor as the machine makes it."""
+        if layout.shares >= 0:
+            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
         made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
         if made.untyped_storage().nbytes() != layout.nbytes:
             made.untyped_storage().resize_(layout.nbytes)
@@ -504,11 +510,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
 
-def _replaced(value: Any, made: dict[int, torch.Tensor]) -> Any:
-    """Returns results with other tensors in the place of some."""
+def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
+    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
     if isinstance(value, torch.Tensor):
-        return made.get(id(value), value)
-    return type(value)(_replaced(part, made) for part in value) if isinstance(value, list | tuple) else value
+        return value if value.untyped_storage()._cdata in known else next(made)
+    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
 
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
