@@ -36,7 +36,9 @@ def test_layouts_make_another_call(one, other):
 @pytest.mark.parametrize("powers", [(2.0, 1.0), (2.0, float("inf")), (2.0, 3)])
 def test_powers_of_norms_make_another_call(powers):
     x = torch.zeros(7)
-    assert digest(aten.linalg_vector_norm.default, x, powers[0]) != digest(aten.linalg_vector_norm.default, x, powers[1])
+    assert digest(aten.linalg_vector_norm.default, x, powers[0]) != digest(
+        aten.linalg_vector_norm.default, x, powers[1]
+    )
 
 
 def test_one_tensor_twice_is_not_two_tensors():

@@ -153,9 +153,7 @@ def convolution(size=3, dilation=1, groups=1, samples=24):
 )
 def test_what_smaller_sizes_say_is_what_the_operator_takes(make, dtype, monkeypatch):
     operator, args = make()
-    args = tuple(
-        one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args
-    )
+    args = tuple(one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args)
     call = describe(operator, args, {}, None)
     truth = operator_truth.run(call)
     monkeypatch.setattr(operator_shrink, "AS_IT_IS", Size(0.6, 0.6))
