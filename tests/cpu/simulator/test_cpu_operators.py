@@ -195,12 +195,13 @@ def lstm(steps, samples, inputs, hidden, dtype):
 def test_lstm_layers_have_the_workspace_that_they_really_keep(machine, shape):
     args = lstm(*shape)
     forward, backward = aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default
+    try:
+        results = forward(*args)
+    except RuntimeError as error:
+        pytest.skip(f"oneDNN has no such layer with the instructions that it may use here: {error}")
     inner, predicted = ask(machine, forward, args, {})
-    results = forward(*args)
     assert predicted == measured(lambda: forward(*args))
-    corrected = dict(inner.corrected)
-    for number, (real, fake) in enumerate(zip(results_of(results), results_of(results), strict=True)):
-        assert corrected.get(number, fake).nbytes == real.nbytes
+    assert dict(inner.corrected)[3].nbytes == results[3].untyped_storage().nbytes() > results[0].nbytes
     with torch.no_grad():
         quiet, predicted = ask(machine, forward, args, {})
         assert predicted == measured(lambda: forward(*args))
