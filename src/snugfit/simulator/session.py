@@ -38,6 +38,9 @@ class Recording:
     torch_version: str = ""
     """The torch whose operators were recorded."""
 
+    processor: str | None = None
+    """The processor on which a CPU run was asked what operators take; None for a card."""
+
 
 def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
@@ -81,7 +84,12 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     finally:
         if collecting:
             gc.enable()
-    return Recording(trace=trace, answered=tuple(sorted(recorder.answered)), torch_version=torch.__version__)
+    return Recording(
+        trace=trace,
+        answered=tuple(sorted(recorder.answered)),
+        torch_version=torch.__version__,
+        processor=recorder.processor,
+    )
 
 
 def simulate_step(
