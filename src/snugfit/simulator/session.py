@@ -275,6 +275,7 @@ def _recorded_training(
             _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
             if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
                 fake.optimizer(arguments["optimizer"], built_on)
+            del fake  # it holds every tensor it made, and the weights before they are cast would live as long
         # Whether samples are coupled takes values to find out, and a fake step has none.
         coupled = bool(arguments.get("coupled_samples"))
         trainer = prepare(model, recipe, device=device, **{**arguments, "coupled_samples": coupled})
