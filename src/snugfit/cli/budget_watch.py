@@ -111,12 +111,12 @@ class BudgetWatch:
     def _tell(self, what: str, during: str, *, change: bool) -> None:
         peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
         assert peak is not None and self._predicted is not None
-        if change:
+        if during.startswith("step"):  # an evaluation alone does not tell what a recipe's steps take
             self._measured.append((peak, before))
         self._seen_since_change = False
         with self._meter.changing():
             self._at_end = change and not self._trainer.take_next_fallback()
-            if self._at_end:
+            if self._at_end and self._measured:
                 # What needs nearly as little as the leanest, and came first, is faster.
                 least = min(size for size, _ in self._measured)
                 self._trainer.change_recipe(next(one for size, one in self._measured if size <= ALIKE * least))
@@ -149,7 +149,7 @@ class BudgetWatch:
             )
         found = over.next_recipe.to_mapping(defaults=False)
         words = ", ".join(f"{name}={_word(value)}" for name, value in found.items()) or "the plain recipe"
-        why = ", which takes the least of all that were measured" if self._at_end else ", which needs less"
+        why = ", whose steps took the least of all that were measured" if self._at_end else ", which needs less"
         return f"The run goes on with {words}{why}; the update is the same."
 
     def result(self, measured: Mapping[str, int | None]) -> dict[str, Any]:
