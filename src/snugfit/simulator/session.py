@@ -228,6 +228,7 @@ def _training_job(
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
     from snugfit.techniques.quantize import load_libraries
+    from snugfit.training.recovery import elements
 
     load_libraries(recipe)
     if recipe.optimizer in LIBRARIES:
@@ -235,7 +236,8 @@ def _training_job(
     model = _built(model)
     evaluation = None
     if evaluate and arguments.get("evaluate", True):
-        evaluation = _Evaluation(task, arguments, recipe, batch[0] if isinstance(batch, list) else batch)
+        widest = max(batch, key=elements) if isinstance(batch, list) else batch
+        evaluation = _Evaluation(task, arguments, recipe, widest)
     run = (model, recipe, batch, personality, steps, evaluation)
     if recipe.microbatch_size is None:
         return _recorded_training(*run, arguments)
