@@ -37,7 +37,8 @@ _SMALLEST = 8
 """Sizes under this are left as they are."""
 _FAR = 64
 """Sizes of rows that are far from the choices kernels make for few of them."""
-_SHARE_OF_MEMORY = 0.25
+_SHARE_OF_MEMORY = 0.5
+"""Part of the free memory that a call may take, its inner memory taken to be as much as its arguments and results."""
 
 
 class Size(NamedTuple):
@@ -96,7 +97,7 @@ def find(call: Call, size: Size, run: Run = operator_truth.run, *, free_bytes: i
         CannotRun: It cannot be run by itself.
     """
     free = free_memory_bytes() if free_bytes is None else free_bytes
-    has_room = 3 * size.nbytes <= _SHARE_OF_MEMORY * free
+    has_room = 2 * size.nbytes <= _SHARE_OF_MEMORY * free
     proved = _proved(call, size, run, first_only=True)
     if proved is None and not (has_room and size.flops <= WITHIN_SECONDS):
         proved = _proved(call, size, run, first_only=False)
@@ -115,8 +116,8 @@ def _proved(call: Call, size: Size, run: Run, *, first_only: bool, depth: int = 
     parts = _one_by_one(call)
     if parts:
         return _of_parts(call, parts, size, run, depth)
-    for number in _candidates(call, first_only=first_only and not depth):
-        truth = _along(call, number, size, run, depth)
+    for number in _candidates(call, first_only=first_only):
+        truth = _along(call, number, size, run, depth, one_only=first_only)
         if truth is not None:
             return truth
     return None
@@ -125,10 +126,10 @@ def _proved(call: Call, size: Size, run: Run, *, first_only: bool, depth: int = 
 # -- one size after the other
 
 
-def _along(call: Call, number: int, size: Size, run: Run, depth: int) -> Truth | None:
-    """Returns what a call takes if that is a straight line in one of its sizes."""
+def _along(call: Call, number: int, size: Size, run: Run, depth: int, *, one_only: bool) -> Truth | None:
+    """Returns what a call takes if that is a straight line in one of its sizes; others are made smaller too unless not."""
     points = sizes_to_run(number, size.share_within(SMALL))
-    if points is None:
+    if points is None or (one_only and not size.times(points[0] / number).within(AS_IT_IS)):
         return None
     truths = []
     for point in points:
@@ -157,7 +158,8 @@ def sizes_to_run(number: int, share: float) -> tuple[int, ...] | None:
     """
     far = number >= 8 * _FAR
     least = max(torch.get_num_threads() + 1, _FAR if far else 1)
-    highest = int(min(number / 2, max(number * share, 4 * least if far else 2 * least + 2)))
+    most = number / 2 if number >= 2 * _SMALLEST else number * 3 / 4
+    highest = int(min(most, max(number * share, 4 * least if far else 2 * least + 2)))
     for block in _BLOCKS:
         points: list[int] = []
         for part in (1.0, 0.75, 0.5, 0.25):
