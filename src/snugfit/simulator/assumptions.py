@@ -47,7 +47,7 @@ class Assumptions:
         Raises:
             RecipeError: Listing every mistake.
         """
-        problems = type_problems(self)
+        problems = list(type_problems(self).values())
         for name in ("nonzero", "unique"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:

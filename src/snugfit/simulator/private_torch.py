@@ -6,10 +6,11 @@ process calls it: from then on torch takes our Python backend for *the* accelera
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -133,13 +134,66 @@ class FakeFactory:
         return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
 
 
-def is_composite(operator: Any) -> bool:
-    """Returns whether an operator is made of other operators (they reach a dispatch mode whole under inference mode)."""
-    name = operator.name()
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
-    )
+IMPLICIT, EXPLICIT = (
+    "CompositeImplicitAutograd",
+    ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+"""Keys of bodies over other operators, with autograd inside them and under it."""
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Returns whether a kernel was registered for just this key.
+
+    Args:
+        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
+        key: A dispatch key, such as `CPU`.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def operator_names() -> list[str]:
+    """Returns the names of all registered operators of torch itself."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+@functools.cache
+def knows_cuda_kernels() -> bool:
+    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
+    return has_kernel("aten::mm", "CUDA")
+
+
+def explicit_body(name: str) -> str | None:
+    """Returns the key of an operator's body over others under autograd; None where it has none.
+
+    Args:
+        name: An operator as the dispatcher names it.
+    """
+    return next((key for key in EXPLICIT if has_kernel(name, key)), None)
+
+
+def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs the body of an operator in place of a kernel.
+
+    Args:
+        operator: The overload; it has such a body.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
+    python = operator.py_kernels.get(key)
+    return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
+
+
+def claim_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """Says that the simulated card has a kernel of its own for an operator.
+
+    Args:
+        name: The operator as the dispatcher names it.
+        kernel: The kernel.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
 
 
 def python_body(operator: Any) -> Callable[..., Any] | None:
@@ -215,12 +269,45 @@ def register_backend(name: str, module: Any) -> None:
 _libraries: list[torch.library.Library] = []
 
 
+def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Changes what an operator's fake version returns.
+
+    Args:
+        operator: The overload; torch has a fake version of it.
+        amend: Takes the result and the positional arguments, and gives the result to return.
+    """
+    from torch._subclasses import fake_impls
+
+    original = fake_impls.op_implementations_dict[operator]
+
+    def amended(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(mode, func, *args, **kwargs)
+        with mode:
+            return amend(result, args)
+
+    fake_impls.op_implementations_dict[operator] = amended
+
+
+def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Returns the layout that operators take a tensor to be in, where its strides allow several.
+
+    Args:
+        tensor: The tensor.
+
+    Source: `c10/core/MemoryFormat.h`; torch's own Python version of it.
+    """
+    from torch._prims_common import suggest_memory_format
+
+    found: torch.memory_format = suggest_memory_format(tensor)
+    return found
+
+
 def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
     """Puts a function in the place of an operator's fake version.
 
     Args:
         operator: The overload.
-        make: Takes the operator's positional arguments, as fake tensors, and makes its results.
+        make: Takes the operator's arguments, as fake tensors, and makes its results.
     """
     from torch._subclasses import fake_impls
 
@@ -442,43 +529,48 @@ def source_line(skip: tuple[str, ...]) -> str:
     return ""
 
 
-def vector_bytes() -> int:
-    """Returns the width of this machine's vector registers, which decides the blocks of oneDNN's layouts."""
-    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
-
-
-def adds_bf16_in_float32() -> bool:
-    """Returns whether oneDNN computes bf16 on this machine without bf16 instructions, in float32 buffers."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
-
-
-def convolution_layout(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    bias_sizes: Sequence[int] | None = None,
-) -> bool | None:
-    """Returns whether oneDNN runs a convolution with channels last; None where another library runs it.
+@contextmanager
+def nothing_above(gradients: bool | None) -> Iterator[None]:
+    """Lets operators reach their kernels at once: no mode, no autograd, no autocast; random numbers are drawn in vain.
 
     Args:
-        source: The input.
-        weight: The weights.
-        stride: As of `aten.convolution`.
-        padding: As of `aten.convolution`.
-        dilation: As of `aten.convolution`.
-        transposed: As of `aten.convolution`.
-        output_padding: As of `aten.convolution`.
-        groups: As of `aten.convolution`.
-        bias_sizes: Shape of the bias, None without one.
+        gradients: Whether gradients count as recorded, for kernels that ask; None as False.
+
+    Yields:
+        Nothing.
     """
-    backend = torch._C._select_conv_backend(
-        source, weight, None, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with ExitStack() as around:
+        around.enter_context(_disable_current_modes())
+        around.enter_context(torch._C.DisableTorchFunction())
+        around.enter_context(torch._C._DisableAutocast())
+        around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        around.enter_context(torch.set_grad_enabled(bool(gradients)))
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+
+def processor_settings() -> tuple[str, ...]:
+    """Returns the switches of torch, besides threads, by which CPU kernels are chosen."""
+    onednn = torch.backends.mkldnn
+    precisions = [getattr(getattr(onednn, part, None), "fp32_precision", "") for part in ("matmul", "conv", "rnn")]
+    return (
+        f"onednn={torch._C._get_mkldnn_enabled()}",
+        f"fp32={','.join(map(str, precisions))}",
+        f"deterministic={torch.are_deterministic_algorithms_enabled()}",
     )
-    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
-        return None
-    return torch._C._conv_determine_backend_memory_format(source, weight, backend) == torch.channels_last
+
+
+def processor_capability() -> str:
+    """Returns the widest instructions that torch and oneDNN compute with here, limits by environment variables apart."""
+    for name, supported in (
+        ("AMX", "_is_amx_tile_supported"),
+        ("AVX512_BF16", "_is_avx512_bf16_supported"),
+    ):
+        if getattr(torch.cpu, supported, bool)():
+            return name
+    return str(torch.backends.cpu.get_cpu_capability())

@@ -47,7 +47,9 @@ def test_every_piece_trains_as_a_plain_loop_does(cases):
         assert [trainer.step(batch).item() for _ in range(2)] == pytest.approx(wanted, rel=1e-4), case.name
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:on CUDA, cuDNN runs recurrent layers")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:on CUDA, cuDNN runs recurrent layers", "ignore:evaluation is left out"
+)
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 def test_every_piece_is_estimated(cases, pool, device):
     assert len({make().name for make in cases}) == len(cases) >= 20
