@@ -288,6 +288,7 @@ def register() -> None:
         convolution_layout,
         grouped_products,
         own_kernels,
+        recurrent_cells,
         recurrent_kernels,
     )
 
@@ -296,6 +297,7 @@ def register() -> None:
     convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
     grouped_products.register()
+    recurrent_cells.register()
     own_kernels.register()
 
 

@@ -49,6 +49,7 @@ _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _equal = _aten.equal.default
+_PUTS = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _lift = _aten.lift_fresh.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
@@ -363,7 +364,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
         fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
-        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh)
+        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh, ask=sized is None)
         if corrected:
             made = dict(enumerate(fresh))
             for number, real in corrected:
@@ -382,14 +383,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Returns the result of an operator whose size depends on values; None for all others."""
-        if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+        selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
+        if selects and any(_is_mask(index) for index in args[1]):
             for index in filter(_is_mask, args[1]):
                 self.values.count(index, str(func), module)
             with self._also_inside():
                 places: list[Any] = []
                 for index in args[1]:
                     places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
-                return _Whole(func(args[0], places))
+                return _Whole(func(args[0], places, *args[2:], **kwargs))
         make = size_from_values(self.values, func, args, kwargs, module)
         if make is None:
             return None
@@ -417,6 +419,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result: Any,
         tensors: Sequence[torch.Tensor],
         fresh: Sequence[torch.Tensor],
+        *,
+        ask: bool,
     ) -> tuple[Plan, Sequence[tuple[int, Result]]]:
         """Returns what a run of an operator costs, without the results, and the new results that are not as they seem."""
         written = [*fresh, *_mutated(func, args, kwargs)]
@@ -426,7 +430,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
         cost = cost_of(func, args, kwargs, result, written)
         inner = cpu_operators.NOTHING
-        if self._operators is not None and cost.kernels:
+        if self._operators is not None and cost.kernels and ask:  # the machine's own values would give another size
             inner = self._operators.ask(func, args, kwargs, fresh, cost)
         elif self._cuda and not on_host:
             spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)

@@ -209,3 +209,27 @@ def test_padding_in_words(pool, padding_word):
         number, torch.zeros(4, 3, 8, 8), device="cpu", pool=pool, loss=lambda output, given: output.square().mean()
     )
     assert found.peak_allocated_bytes == other.peak_allocated_bytes
+
+
+# Backward keeps the gates of the input and of the state before, the kernel's workspace, and the states.
+@pytest.mark.parametrize("cell, kept", [(nn.LSTMCell, 4 + 4 + 4 + 2), (nn.GRUCell, 3 + 3 + 5 + 1)])
+def test_recurrent_cells_called_step_by_step(pool, cell, kept):
+    samples, size = 256, 128
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cell(8, size)
+
+        def forward(self, x):
+            state = None
+            for at in range(x.shape[1]):
+                state = self.cell(x[:, at], state)
+            return state[0] if isinstance(state, tuple) else state
+
+    def peak(length):
+        batch = torch.zeros(samples, length, 8)
+        loss = lambda output, given: output.square().mean()  # noqa: E731
+        return snugfit.estimate(Loop(), batch, device="rtx-4090", pool=pool, loss=loss).peak_allocated_bytes
+
+    assert peak(12) - peak(10) == pytest.approx(2 * samples * size * 4 * kept, rel=0.01)
