@@ -150,9 +150,10 @@ def _refusal(search: Search, best: Probe, name: str, change: Changes) -> str | N
             level, reason = found
             return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
         return made
-    for recipe, reason in search.laboratory.refusals.items():
-        if all(getattr(recipe, key) == value for key, value in change.items()):
-            return reason
+    for recipe, refusal in search.laboratory.refusals.items():
+        about_it = not refusal.fields or bool(set(change) & set(refusal.fields))
+        if about_it and all(getattr(recipe, key) == value for key, value in change.items()):
+            return refusal.reason
     return None
 
 

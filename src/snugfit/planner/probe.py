@@ -16,9 +16,10 @@ from snugfit.errors import CannotSimulateError, InputError
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
 from snugfit.simulator import replay as replays
-from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock, run_seconds
+from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
 from snugfit.simulator.cpu_clock import cpu_clock, cpu_run_seconds
 from snugfit.simulator.host_speeds import HostSpeeds
+from snugfit.simulator.kernel_times import run_seconds
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import Kind, Recorded
 from snugfit.simulator.tensor_bytes import TensorBytes
@@ -126,6 +127,16 @@ class Probe:
         return len(self.recorded.trace.runs)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A recipe that cannot be carried out, or not be simulated."""
+
+    reason: str
+    """One sentence or more."""
+    fields: tuple[str, ...] = ()
+    """Fields of the recipe that it is about; none where nobody knows."""
+
+
 def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     """Simulates a recipe; runs in a worker.
 
@@ -192,7 +203,7 @@ class Laboratory:
         self.subject = subject
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
-        self.refusals: dict[Recipe, str] = {}
+        self.refusals: dict[Recipe, Refusal] = {}
         self.operators = 0
         self._own = Pool(WORKERS) if pool is None else None
         self._pool = pool or self._own
@@ -237,9 +248,19 @@ class Laboratory:
             self.operators += found.operators
         return self.probes[recipe]
 
-    def _try(self, recipe: Recipe) -> Probe | str:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function in a worker.
+
+        Args:
+            function: What to run.
+            *arguments: Its arguments.
+        """
+        assert self._pool is not None
+        return self._pool.call(function, *arguments)
+
+    def _try(self, recipe: Recipe) -> Probe | Refusal:
         assert self._pool is not None
         try:
             return self._pool.call(probe, self.subject, recipe, self.place)
         except (InputError, CannotSimulateError) as error:
-            return " ".join(str(error).split())
+            return Refusal(reason=" ".join(str(error).split()), fields=getattr(error, "fields", ()))

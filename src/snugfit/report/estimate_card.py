@@ -42,7 +42,8 @@ def _heading(estimate: Estimate) -> list[str]:
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "model", f"{_count(estimate.parameters)} parameters, batch of {estimate.batch_shape}"
-    yield "recipe", recipe_in_words(estimate.recipe)
+    times = f", called {estimate.steps} times" if estimate.steps is not None else ""
+    yield "recipe", recipe_in_words(estimate.recipe) + times
     if estimate.fidelity is not None:
         yield "fidelity", str(estimate.fidelity)
     yield "total", f"{format_bytes(estimate.total_bytes)}{_total_in_words(estimate)}"
@@ -58,6 +59,10 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
     yield "attention", kernels
     yield "time", _time_in_words(estimate)
+    yield (
+        "holds for",
+        f"{estimate.processor}: what operators take inside was measured there" if estimate.processor else "",
+    )
     yield "answered", "; ".join(estimate.answered)
 
 

@@ -19,9 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from snugfit.simulator import (
     accelerator,
     attention_kernels,
+    cpu_operators,
     dispatch_plan,
     fake_failure,
     kernels,
+    operator_truth,
     own_kernels,
     private_torch,
 )
@@ -29,6 +31,7 @@ from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
 from snugfit.simulator.dispatch_plan import Plan
 from snugfit.simulator.module_path import ModulePath
 from snugfit.simulator.operator_costs import cost_of
+from snugfit.simulator.operator_truth import Result, tensors_in
 from snugfit.simulator.private_torch import FakeTensor
 from snugfit.simulator.storage_ledger import StorageLedger
 from snugfit.simulator.trace import OperatorRun, Trace, TraceBuilder
@@ -51,7 +54,7 @@ _CARRIES: dict[Any, Callable[[float], float]] = {
     _aten.any.default: lambda value: value,
 }
 """Operators that carry a known truth value on."""
-_plans: dict[Personality, dict[Any, Plan]] = {}
+_plans: dict[Any, dict[Any, Plan]] = {}
 _holds_more: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
@@ -72,7 +75,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.modules = ModulePath()
-        self._plans = _plans.setdefault(personality, {})
+        self._plans: dict[Any, Plan] = {}
+        self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
@@ -103,6 +107,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
         backend.capability = self.personality.capability
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if self._cuda:
+            self._plans = _plans.setdefault(self.personality, {})
+        else:
+            self._operators = cpu_operators.of_this_processor()
+            self._plans = _plans.setdefault(self._operators, {})
+            self._entered.enter_context(self._operators.in_use())
         self._entered.enter_context(self.modules)
         self._entered.enter_context(self._watch_optimizers())
         self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
@@ -187,6 +197,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The phase of the run: as marked, or else as autograd and the optimizer show it."""
         return self._marks[-1] if self._marks else self._state
 
+    @property
+    def processor(self) -> str | None:
+        """The processor that was asked what operators take, in words; None for a card."""
+        return None if self._operators is None else self._operators.processor.in_words()
+
     def build(self) -> Trace:
         """Returns the trace so far, with the category of everything that is still alive decided."""
         for model in self._models:
@@ -224,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if attention_kernels.runs_whole(func) and self._cuda:
                     return attention_kernels.attention(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
-        if how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
+        if self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
             self._builder.taken_apart[str(func), module] = None
             with self._also_inside():
                 return private_torch.run_explicit_body(func, args, kwargs)
@@ -240,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: tuple[Any, list[torch.Tensor]] | None
     ) -> bool:
         """Whether the device takes an operator apart, and its body makes more than its results."""
-        if not any(type(tensor) is FakeTensor for tensor in _tensors_in((*args, *kwargs.values()))):
+        if not any(type(tensor) is FakeTensor for tensor in tensors_in((*args, *kwargs.values()))):
             return False
         if found is None:
             return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
@@ -259,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: tuple[Any, list[torch.Tensor]] | None,
     ) -> Any:
         """Runs an operator that has no plan, and makes one where that is possible."""
-        tensors = _tensors_in((*args, *kwargs.values()))
+        tensors = tensors_in((*args, *kwargs.values()))
         written = _mutated(func, args, kwargs)
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
@@ -274,9 +289,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = func(*args, **kwargs)
             except Exception as error:
                 problem = fake_failure.explain(error, str(func), module)
-                if problem is None:
+                if problem is not None:
+                    raise problem from error
+                result = self._as_the_machine_does(func, args, kwargs)
+                if result is None:
                     raise
-                raise problem from error
             private_torch.forget_conversions(self._mode)
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
         if unscaling:
@@ -286,11 +303,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if resizing:  # by name, or an empty `out=` that was given its size
             for tensor in written:
                 self._ledger.resized(tensor.untyped_storage())
-        results = _tensors_in(result if isinstance(result, list | tuple) else (result,))
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
-        fresh = [t for t in results if made_of_values or t.untyped_storage()._cdata not in known]
-        plan = self._plan(func, args, kwargs, result, tensors, fresh)
+        fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
+        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh)
+        if corrected:
+            made = dict(enumerate(fresh))
+            for number, real in corrected:
+                made[number] = self._tensor(real, made)
+            fresh = list(made.values())
+            result = _replaced(result, known, iter(fresh))
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
@@ -314,23 +336,52 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result: Any,
         tensors: Sequence[torch.Tensor],
         fresh: Sequence[torch.Tensor],
-    ) -> Plan:
-        """Returns what a run of an operator costs, without the results."""
+    ) -> tuple[Plan, Sequence[tuple[int, Result]]]:
+        """Returns what a run of an operator costs, without the results, and the new results that are not as they seem."""
         written = [*fresh, *_mutated(func, args, kwargs)]
         devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
         link = self._cuda and devices == {"cpu", DEVICE_TYPE}
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
-        kind, capability = self.personality.kind, self.personality.capability
-        return Plan(
+        cost = cost_of(func, args, kwargs, result, written)
+        inner = cpu_operators.NOTHING
+        if self._operators is not None and cost.kernels:
+            inner = self._operators.ask(func, args, kwargs, fresh, cost)
+        elif self._cuda and not on_host:
+            spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)
+            inner = inner._replace(spaces=spaces)
+        plan = Plan(
             name=str(func),
             outputs=(),
             shape=None,
-            cost=cost_of(func, args, kwargs, result, written),
-            workspaces=() if on_host else kernels.workspaces(str(func), args, kwargs, kind, capability),
+            cost=cost,
+            workspaces=inner.spaces,
+            order=inner.order,
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
         )
+        return plan, inner.corrected
+
+    def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
+        if self._operators is None:
+            return None
+        results = self._operators.results_of(func, args, kwargs)
+        if results is None:
+            return None
+        made: dict[int, torch.Tensor] = {}
+        for number, layout in enumerate(results):
+            made[number] = self._tensor(layout, made)
+        return made[0] if len(made) == 1 else tuple(made.values())
+
+    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Returns a fake tensor as the machine makes it."""
+        if layout.shares >= 0:
+            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
+        made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
+        if made.untyped_storage().nbytes() != layout.nbytes:
+            made.untyped_storage().resize_(layout.nbytes)
+        return made
 
     def _item(self, tensor: torch.Tensor, module: str) -> Any:
         value = self._ledger.value(tensor)
@@ -379,6 +430,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
+        if plan.order and len(plan.order) == len(fresh):
+            fresh = [fresh[number] for number in plan.order]
         seen = 0
         for size, results in plan.workspaces:
             for tensor in fresh[seen:results]:
@@ -409,6 +462,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cost.product,
                 after,
                 plan.blocking,
+                convolution=cost.convolution,
+                again_bytes=cost.again_bytes,
             )
         )
 
@@ -480,14 +535,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
 
-def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(_tensors_in(value))
-    return found
+def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
+    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage()._cdata in known else next(made)
+    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
 
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -496,7 +548,7 @@ def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tor
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[i] if i < len(args) else kwargs.get(argument.name))
-    return _tensors_in(found)
+    return tensors_in(found)
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:

@@ -38,6 +38,9 @@ class Recording:
     torch_version: str = ""
     """The torch whose operators were recorded."""
 
+    processor: str | None = None
+    """The processor on which a CPU run was asked what operators take; None for a card."""
+
 
 def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
@@ -81,7 +84,12 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     finally:
         if collecting:
             gc.enable()
-    return Recording(trace=trace, answered=tuple(sorted(recorder.answered)), torch_version=torch.__version__)
+    return Recording(
+        trace=trace,
+        answered=tuple(sorted(recorder.answered)),
+        torch_version=torch.__version__,
+        processor=recorder.processor,
+    )
 
 
 def simulate_step(
@@ -265,8 +273,14 @@ def _recorded_training(
             final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
             # Weights that are quantised go to the device layer by layer, from a model built on the host.
             built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-            _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
-        trainer = prepare(model, recipe, device=device, **arguments)
+            fake = Materialiser()
+            _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
+            if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
+                fake.optimizer(arguments["optimizer"], built_on)
+            del fake  # it holds every tensor it made, and the weights before they are cast would live as long
+        # Whether samples are coupled takes values to find out, and a fake step has none.
+        coupled = bool(arguments.get("coupled_samples"))
+        trainer = prepare(model, recipe, device=device, **{**arguments, "coupled_samples": coupled})
         recorder.watch(trainer.model)
         for number in range(steps):
             recorder.step = number

@@ -121,14 +121,15 @@ class Loop:
         self._lap_started = self._resumed_at
 
     def resume(self) -> bool:
-        """Takes up the newest checkpoint that is whole; without one the run starts over.
+        """Takes up the newest checkpoint that is whole; a run that never saved one starts over.
 
         Returns:
             Whether there was one.
 
         Raises:
-            InputError: All checkpoints are damaged.
+            InputError: All checkpoints are damaged, or gone.
         """
+        self.run_dir.check_checkpoints()
         state = self.run_dir.checkpoints.load_newest()
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
@@ -309,6 +310,7 @@ class Loop:
             }
             self._write(self.run_dir.flush_metrics)
             self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state))
+            self.run_dir.note_checkpoint(self.trainer.steps_done)
             self._saved_step = self.trainer.steps_done
 
     @contextlib.contextmanager
@@ -322,7 +324,8 @@ class Loop:
         clean = {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
         self._write(lambda: self.run_dir.log(clean))
         if self.on_row is not None:
-            self.on_row(clean)
+            on_row = self.on_row
+            self._write(lambda: on_row(clean))
 
     def _write(self, action: Callable[[], object]) -> None:
         try:

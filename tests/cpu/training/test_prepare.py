@@ -126,7 +126,7 @@ def test_fidelity_of_a_trainer():
     def level(model="mlp", optimizer="adamw", **fields):
         return str(snugfit.prepare(make_model(model), Recipe(**fields), device="cpu", optimizer=optimizer).fidelity)
 
-    assert level(microbatch_size=2, checkpoint="all") == "exact"
+    assert level(microbatch_size=2, checkpoint="all") == "exact (microbatch_size not checked yet)"
     assert level(model="vit", microbatch_size=2) == "different (microbatch_size)"
     assert level(precision="bf16-mixed") == "rounding (precision)"
     assert level(optimizer="adamw", **{}) == "exact"
