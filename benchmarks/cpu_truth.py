@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import snugfit
+from benchmarks.held_out import evaluate_on
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.simulator.accelerator import Personality
@@ -168,10 +169,7 @@ def measured(case: Case, recipe: Recipe) -> tuple[int, int]:
         batch = case.batch()
         trainer.step(batch)
         if number == 0:
-            trainer.model.eval()
-            with torch.no_grad():
-                trainer.evaluate_batch(batch)
-            trainer.model.train()
+            evaluate_on(trainer, batch, {"loss": case.loss})
         del batch
     events.stop()
     return events.peak_bytes, trainer.peak_host_bytes

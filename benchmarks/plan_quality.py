@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import results_file
+from benchmarks.prepared import check_prepared
 from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
@@ -116,6 +117,10 @@ def shapes(batch: int) -> Any:
     return ((batch, 64, 48), torch.float32), ((batch,), torch.int64)
 
 
+def real_batch(batch: int) -> Any:
+    return torch.randn(batch, 64, 48), torch.randint(0, 10, (batch,))
+
+
 def recipes(batch: int, blocks: tuple[str, ...], on_cpu: bool) -> Iterator[Recipe]:
     """Every recipe of the list."""
     sizes = [None, *(batch // n for n in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32))]
@@ -176,6 +181,7 @@ def compare(name: str, pool: Pool, limit: int) -> tuple[list[dict[str, Any]], di
             if plan is not None:
                 best = min(fitting, key=lambda probe: probe.seconds, default=None)
                 plans.append(planner.laboratory.probes[plan.recipe].need_bytes)
+                check_prepared(MODELS[name][0], plan, real_batch(batch), {"loss": loss, "optimizer": "adamw"})
                 row |= {
                     "plan": plan.recipe.to_mapping(defaults=False),
                     "plan_seconds": plan.step_seconds,
@@ -202,7 +208,7 @@ def timed(name: str, known: dict[Recipe, Probe], plan_need_bytes: int) -> dict[s
         (probe for probe in known.values() if probe.recipe.optimizer_impl is None),
         key=lambda probe: abs(probe.need_bytes - plan_need_bytes),
     )[:NEAREST]
-    data = (torch.randn(batch, 64, 48), torch.randint(0, 10, (batch,)))
+    data = real_batch(batch)
     trainers = [prepare(model(), probe.recipe, loss=loss, optimizer="adamw", device="cpu") for probe in near]
     measured: list[list[float]] = [[] for _ in near]
     for turn in range(WARM_UP + ROUNDS):

@@ -17,7 +17,12 @@ import sys
 import time
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 from benchmarks import results_file
+from benchmarks.prepared import check_prepared
 from snugfit.errors import DoesNotFitError
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
@@ -45,6 +50,23 @@ def planner_for(card: str, **pins: Any) -> Planner:
     return Planner(named_subject(MODEL, WORKLOAD), place_for(card), constraints)
 
 
+def namesake() -> nn.Module:
+    """A model of the same 24 blocks by the same names, small enough for a step on any machine."""
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(image_size=32, patch_size=16, num_layers=24, num_heads=4, hidden_dim=32, mlp_dim=64)
+
+
+def check_on_namesake(plan: Plan) -> None:
+    """Prepares the plan and takes a step by each of its fallbacks."""
+    batch = torch.randn(64, 3, 32, 32), torch.randint(0, 1000, (64,))
+
+    def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(output, batch[1])
+
+    check_prepared(namesake, plan, batch, {"loss": loss, "optimizer": WORKLOAD.optimizer, "batch_size": 64})
+
+
 def described(plan: Plan, capacity_bytes: int) -> dict[str, Any]:
     through = replay(plan.estimate.trace, capacity_bytes=capacity_bytes).shortage is None
     return {
@@ -67,6 +89,7 @@ def budgets_of(card: str, budgets: tuple[int, ...]) -> list[dict[str, Any]]:
             try:
                 plan = planner.at(budget * GIB)
                 row.update(described(plan, planner.capacity_bytes(budget * GIB)))
+                check_on_namesake(plan)
             except DoesNotFitError as error:
                 row["error"] = str(error)
             row["seconds"] = round(time.perf_counter() - begin, 1)

@@ -145,6 +145,7 @@ def figure(rows: Sequence[Row], folder: str, path: Path) -> bool:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     key = "allocated_bytes" if folder.startswith("cpu-") else "reserved_bytes"
     points = [
@@ -168,8 +169,14 @@ def figure(rows: Sequence[Row], folder: str, path: Path) -> bool:
     axes.axhline(0, color="#888888", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1.0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks = percent_ticks(y for _, y, _ in points)
+    axes.set_ylim(1.3 * ticks[0], 1.3 * ticks[-1])
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0 %"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("measured MiB, " + ("tensors" if key == "allocated_bytes" else "reserved"))
-    axes.set_ylabel("predicted less measured, %")
+    axes.set_ylabel("predicted less measured")
     axes.set_title(folder, fontsize=10)
     axes.legend(fontsize=8)
     chart.tight_layout()
@@ -177,6 +184,15 @@ def figure(rows: Sequence[Row], folder: str, path: Path) -> bool:
     chart.savefig(path, metadata={"Software": None})
     pyplot.close(chart)
     return True
+
+
+def percent_ticks(errors: Iterable[float]) -> list[float]:
+    """Returns where the axis of errors has labels: plain percentages on both sides, as far as the errors reach."""
+    reach = max((abs(one) for one in errors), default=0.0)
+    steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]
+    shown = steps[: next((at for at, step in enumerate(steps) if step >= reach), len(steps) - 1) + 1]
+    shown = shown if len(shown) >= 3 else steps[:3]
+    return [-step for step in reversed(shown)] + [0.0, *shown]
 
 
 def traces(rows: Sequence[Row], folder: str) -> str:

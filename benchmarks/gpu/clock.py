@@ -209,7 +209,7 @@ def _products(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.clock import PRODUCT_SHARE
+    from snugfit.simulator.kernel_times import PRODUCT_SHARE
 
     side = _SIDE[place.kind]
     card = card_of(place)
@@ -230,7 +230,7 @@ def _copy(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.clock import MEMORY_SHARE
+    from snugfit.simulator.kernel_times import MEMORY_SHARE
 
     count = _COPY_BYTES[place.kind] // 4
     source, target = torch.randn(count, device=device), torch.empty(count, device=device)
@@ -248,7 +248,8 @@ def _operator(device: torch.device) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import wait
-    from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, KERNEL_SECONDS
+    from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS
+    from snugfit.simulator.kernel_times import KERNEL_SECONDS
 
     small = torch.ones(1024, device=device)
     count = 1000
@@ -282,7 +283,7 @@ def _link(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.clock import LINK_SHARE
+    from snugfit.simulator.kernel_times import LINK_SHARE
 
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)

@@ -88,7 +88,8 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import predict
+    from benchmarks.gpu.training_run import built, predict
+    from benchmarks.prepared import check_prepared
     from snugfit.simulator.pool import Pool
     from snugfit.techniques.blocks import find_blocks
 
@@ -119,6 +120,14 @@ def measure(name: str, place: Place) -> dict[str, Any]:
         candidates = _that_fit(configuration, recipes, place, pool, budget, plan.recipe)
     finally:
         pool.close()
+    check_prepared(
+        lambda: built(run, torch.device(place.kind)),
+        plan,
+        run.batch(),
+        run.arguments,
+        device=place.kind,
+        tolerance=1e-2,
+    )
     rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
     _limit(place, budget)
     times = _times(configuration, [row["recipe"] for row in rows], place)

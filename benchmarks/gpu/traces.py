@@ -85,7 +85,8 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, evaluate
+    from benchmarks.gpu.training_run import built
+    from benchmarks.held_out import evaluate_on
     from snugfit.measure.allocator_events import warm_up
     from snugfit.measure.operator_events import OperatorEvents
     from snugfit.simulator.session import STEPS
@@ -107,8 +108,7 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
                 batch = run.batch()
             trainer.step(batch)
             if run.evaluate and number == 0:
-                with phase("evaluation"):
-                    evaluate(trainer, batch)
+                evaluate_on(trainer, batch, run.arguments)
             del batch
         trainer.finish()
     return events.taken()

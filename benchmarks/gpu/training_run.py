@@ -12,6 +12,7 @@ import torch
 
 import snugfit
 from benchmarks.gpu.part import Place
+from benchmarks.held_out import evaluate_on
 from snugfit.devices import Device, device_named
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
@@ -72,7 +73,7 @@ def measure(run: TrainingRun, place: Place) -> dict[str, Any]:
         meter.after_step(number + 1)
         if run.evaluate and number == 0:
             meter.before_evaluation()
-            evaluate(trainer, batch)
+            evaluate_on(trainer, batch, run.arguments)
             meter.after_evaluation()
         del batch
     trainer.finish()
@@ -97,18 +98,6 @@ def built(run: TrainingRun, device: torch.device) -> torch.nn.Module:
     """
     dtype = {"16": torch.float16, "bf16": torch.bfloat16}.get(run.recipe.true_precision or "")
     return build(run.build, init=run.recipe.init, device=device, dtype=dtype)
-
-
-def evaluate(trainer: Any, batch: Any) -> None:
-    """One batch of evaluation, as the loop does it.
-
-    Args:
-        trainer: From `snugfit.prepare`.
-        batch: A batch.
-    """
-    trainer.model.eval()
-    trainer.evaluate_batch(batch)
-    trainer.model.train()
 
 
 def in_one_form(result: dict[str, int | None]) -> dict[str, int | None]:

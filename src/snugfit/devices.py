@@ -45,6 +45,11 @@ class Device:
     """Bytes a second between host and card, in one direction."""
     context_bytes: int | None = None
     """What CUDA takes for itself before the first tensor; None where no source gives it."""
+    corrects_in_memory: bool = False
+    """Whether its error correction takes a share of the ordinary memory's bandwidth."""
+    sustained_share: float | None = None
+    """Share of the peak FLOP/s that a large matrix product reaches, where the card's power limit keeps it below what others
+    reach; None: as others."""
     bytes_only: bool = False
     """Whether only memory is predicted, no time: the software differs from CUDA's."""
     source: str = ""
@@ -67,6 +72,9 @@ def _card(
     link: float,
     source: str,
     context_bytes: int | None = None,
+    *,
+    corrects_in_memory: bool = False,
+    sustained_share: float | None = None,
 ) -> Device:
     return Device(
         name=name,
@@ -79,6 +87,8 @@ def _card(
         memory_bandwidth=gigabytes_per_second * _GIGA,
         host_link_bandwidth=link,
         context_bytes=context_bytes,
+        corrects_in_memory=corrects_in_memory,
+        sustained_share=sustained_share,
         source=source,
     )
 
@@ -95,6 +105,10 @@ def _rates(
         rates["float8"] = fp8
     return rates
 
+
+_AT_75_WATTS = 0.4
+"""Cards of at most 75 W cannot hold their clock in matrix products: in the largest T4 reaches 0.40 of its float32 peak, P4
+0.34 (`products_in_float32` in benchmarks/results/clock_fit.json). L4 is of that class, and was not measured."""
 
 _NOMINAL = "nominal"
 _FABRIC = "FLOP/s: table of Lightning Fabric's throughput.py, after NVIDIA's datasheets"
@@ -113,18 +127,20 @@ _RATIO = "; tf32 and 8-bit rates: ratios to fp32 and 16 bits that hold for all G
 
 DEVICES: tuple[Device, ...] = (
     _card("t4-16gb", "Tesla T4", 14930 * MIB, _READ, (7, 5), 40, _rates(8.1, 65, bf16=False), 320, PCIE3_X16,
-          _FABRIC + "; SMs: torch" + _CARD_LIST),
+          _FABRIC + "; SMs: torch" + _CARD_LIST, corrects_in_memory=True, sustained_share=_AT_75_WATTS),
     _card("v100-16gb", "Tesla V100-SXM2-16GB", 16130 * MIB, _READ, (7, 0), 80, _rates(15.7, 125, bf16=False), 900,
           PCIE3_X16, _VOLTA, _V100_CONTEXT),
     _card("v100-32gb", "Tesla V100-SXM2-32GB", 32494 * MIB, _READ, (7, 0), 80, _rates(15.7, 125, bf16=False), 900,
           PCIE3_X16, _VOLTA),
     _card("a10g-24gb", "NVIDIA A10G", 22587 * MIB, _READ, (8, 6), 80, _rates(35, 70, 35), 600, PCIE4_X16,
           "FLOP/s: two public tables after NVIDIA's A10G datasheet (Fabric's row is the A10's); bandwidth: Baseten, A10 vs "
-          "A10G; SMs: torch; link: that of the A10"),
+          "A10G; SMs: torch; link: that of the A10", corrects_in_memory=True),
     _card("l4-24gb", "NVIDIA L4", 22563 * MIB, _READ, (8, 9), 58, _rates(30.3, 121, 60, 242.5), 300, PCIE4_X16,
-          _FABRIC + "; float8: 485 with sparsity, halved; SMs: vLLM and others on the card" + _CARD_LIST),
+          _FABRIC + "; float8: 485 with sparsity, halved; SMs: vLLM and others on the card" + _CARD_LIST,
+          corrects_in_memory=True, sustained_share=_AT_75_WATTS),
     _card("l40s-48gb", "NVIDIA L40S", 45372 * MIB, _READ, (8, 9), 142, _rates(91.6, 362.05, 183, 733), 864, PCIE4_X16,
-          "FLOP/s: public table after NVIDIA's L40S datasheet, and torchtitan's utils.py; SMs: torch" + _CARD_LIST),
+          "FLOP/s: public table after NVIDIA's L40S datasheet, and torchtitan's utils.py; SMs: torch" + _CARD_LIST,
+          corrects_in_memory=True),
     _card("a100-40gb", "NVIDIA A100-SXM4-40GB", 40441 * MIB, _READ, (8, 0), 108, _rates(19.5, 312, 156), 1555,
           PCIE4_X16, _A100 + "NVIDIA's table of P100, V100 and A100 (Ampere in depth)"),
     _card("a100-80gb", "NVIDIA A100-SXM4-80GB", 81038 * MIB, _READ, (8, 0), 108, _rates(19.5, 312, 156), 2039,

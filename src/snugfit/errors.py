@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class SnugfitError(ValueError):
@@ -16,7 +17,30 @@ class SnugfitError(ValueError):
 
 
 class InputError(SnugfitError):
-    """Something that was given cannot be used."""
+    """Something that was given cannot be used; `fields` are the recipe's fields that it is about, where it is about such."""
+
+    fields: tuple[str, ...] = ()
+
+
+class SequenceTooLongError(InputError):
+    """A sequence has more tokens than the model takes."""
+
+
+@contextlib.contextmanager
+def about(*fields: str) -> Iterator[None]:
+    """Says of errors inside which fields of the recipe they are about.
+
+    Args:
+        *fields: Their names.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except InputError as error:
+        error.fields = error.fields or fields
+        raise
 
 
 class RecipeError(InputError):

@@ -28,10 +28,13 @@ class Fidelity:
     reasons: dict[str, tuple[Level, str]]
     """Field -> its level and a sentence; only fields that are not exact."""
 
+    unchecked: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Field -> what is taken for granted about it until somebody has checked it."""
+
     def __str__(self) -> str:
-        if not self.reasons:
-            return "exact"
-        return f"{self.level} ({', '.join(name for name, (level, _) in self.reasons.items() if level == self.level)})"
+        named = [name for name, (level, _) in self.reasons.items() if level == self.level]
+        named += [f"{name} not checked yet" for name in self.unchecked]
+        return f"{self.level} ({', '.join(named)})" if named else self.level
 
 
 def fidelity(recipe: Recipe, workload: Workload, reference: Workload | None = None) -> Fidelity:
@@ -57,7 +60,7 @@ def fidelity(recipe: Recipe, workload: Workload, reference: Workload | None = No
         if name not in reasons or LEVELS.index(level) > LEVELS.index(reasons[name][0]):
             reasons[name] = (level, reason)
     worst = max((LEVELS.index(level) for level, _ in reasons.values()), default=0)
-    return Fidelity(level=LEVELS[worst], reasons=reasons)
+    return Fidelity(level=LEVELS[worst], reasons=reasons, unchecked=_unchecked(recipe, workload))
 
 
 def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
@@ -85,13 +88,21 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
                 "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
                 "Leave one of them out."
             )
+        if workload.keep_gradients:
+            yield (
+                "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
+                "to look at. Leave one of them out."
+            )
     optimizer = recipe.optimizer or workload.optimizer
     if optimizer == CUSTOM_OPTIMIZER:
         for name in ("step_in_backward", "offload_optimizer", "stochastic_rounding"):
             if getattr(recipe, name):
-                yield f"{name} builds an optimizer for each parameter and needs one by name, not the function given."
+                yield (
+                    f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "
+                    "AdamW, SGD or Adafactor, not the one given."
+                )
         if recipe.optimizer_impl is not None:
-            yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function given."
+            yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function or instance given."
     if recipe.optimizer is None:
         if recipe.offload_optimizer and optimizer == "adafactor":
             yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
@@ -117,10 +128,27 @@ def splits(recipe: Recipe, workload: Workload) -> bool:
     return size is not None and (workload.batch_size is None or size < workload.batch_size)
 
 
+def _unchecked(recipe: Recipe, workload: Workload) -> dict[str, str]:
+    known = workload.coupled_samples is not None or workload.batch_norm or workload.dropout
+    if known or not splits(recipe, workload):
+        return {}
+    return {
+        "microbatch_size": "whether the loss of a batch is the weighted sum of the losses of its microbatches has not been "
+        "checked; the first step checks it, and says so where it is not."
+    }
+
+
 def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterator[tuple[str, Level, str]]:
     if recipe.precision != "fp32":
         yield "precision", "rounding", f"{recipe.precision} computes with fewer bits than fp32."
     if splits(recipe, workload):
+        if workload.coupled_samples:
+            yield (
+                "microbatch_size",
+                "different",
+                "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
+                "other, or loss_weight is not that of this loss.",
+            )
         if workload.batch_norm:
             yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
         if workload.dropout:

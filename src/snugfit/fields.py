@@ -12,10 +12,11 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from snugfit.errors import RecipeError, did_you_mean
+from snugfit.spellings import meant, suggestion
 
 T = TypeVar("T")
 
@@ -104,13 +105,16 @@ def value_problem(info: FieldInfo, value: Any) -> str | None:
         pass
     elif isinstance(value, info.kinds) or (float in info.kinds and isinstance(value, int)):
         if info.choices and isinstance(value, str) and str in info.kinds and value not in info.choices:
-            return f"{info.name} is {value!r}, which is unknown; {did_you_mean(value, info.choices)}"
+            return f"{info.name} is {value!r}, which is unknown; {suggestion(info.name, value, info.choices)}"
         return None
+    if info.choices and isinstance(value, bool | int | float):  # YAML reads 16 and true as no words
+        return f"{info.name} is {value!r}, which is unknown; {suggestion(info.name, value, info.choices)}"
     allowed = " or ".join(kind.__name__ for kind in info.kinds)
-    return f"{info.name} is {value!r} ({type(value).__name__}); it takes {allowed}."
+    hint = " " + suggestion(info.name, value, ()).capitalize() if meant(info.name, value, ()) else ""
+    return f"{info.name} is {value!r} ({type(value).__name__}); it takes {allowed}.{hint}"
 
 
-def type_problems(settings: Any) -> list[str]:
+def type_problems(settings: Any) -> dict[str, str]:
     """Returns the problems of all fields' types and words, and puts the default in place of each bad value.
 
     With the defaults in place the class can go on to check ranges and contradictions, so that all mistakes come at once;
@@ -120,15 +124,42 @@ def type_problems(settings: Any) -> list[str]:
         settings: A settings object in its `__post_init__`.
 
     Returns:
-        One sentence for each field that is wrong.
+        Field that is wrong -> one sentence.
     """
-    problems = []
+    problems = {}
     for name, info in field_infos(type(settings)).items():  # type: ignore[arg-type]
         problem = value_problem(info, getattr(settings, name))
         if problem:
-            problems.append(problem)
+            problems[name] = problem
             object.__setattr__(settings, name, info.default)
     return problems
+
+
+def whatever_was_meant(settings: T, wrong: Iterable[str], check: Callable[[T], Iterable[str]]) -> list[str]:
+    """Returns the problems that stay, whatever was meant by the fields that are wrong.
+
+    A default stands in their place, and it may contradict another field where the value that was meant would not: then one
+    mistake would be told as two.
+
+    Args:
+        settings: A settings object with defaults in place of bad values.
+        wrong: The fields that had bad values.
+        check: Yields the problems of an object.
+
+    Returns:
+        Problems that no allowed word in place of a bad one would solve.
+    """
+    stay = list(check(settings))
+    for name in wrong:
+        info = field_infos(type(settings))[name]  # type: ignore[arg-type]
+        for value in info.choices:
+            if not stay:
+                return stay
+            object.__setattr__(settings, name, value)
+            others = set(check(settings))
+            stay = [problem for problem in stay if problem in others]
+        object.__setattr__(settings, name, info.default)
+    return stay
 
 
 def from_mapping(cls: type[T], given: Mapping[str, Any], *, subject: str) -> T:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snugfit.errors import InputError, RecipeError
-from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
+from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems, whatever_was_meant
 from snugfit.recipe_rules import contradictions, range_problems
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
@@ -123,7 +123,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("checkpoint", "offload_activations", "adapter_targets"):
             object.__setattr__(self, name, _names(getattr(self, name), name))
-        problems = [*type_problems(self), *range_problems(self), *contradictions(self)]
+        wrong = type_problems(self)
+        problems = [*wrong.values(), *range_problems(self), *whatever_was_meant(self, wrong, contradictions)]
         if problems:
             raise RecipeError(problems)
 
@@ -143,11 +144,12 @@ class Recipe:
         return from_mapping(cls, given, subject="recipe")
 
     @classmethod
-    def from_yaml(cls, path: str | Path) -> Recipe:
+    def from_yaml(cls, path: str | Path, **changes: Any) -> Recipe:
         """Reads a recipe from a YAML file.
 
         Args:
             path: The file.
+            **changes: Field name -> value that goes before the file's.
 
         Returns:
             The recipe.
@@ -172,7 +174,8 @@ class Recipe:
             raise InputError(
                 f"recipe file {str(path)!r} must hold `field: value` lines, for example `checkpoint: all`."
             )
-        return from_mapping(cls, given, subject=f"recipe {str(path)!r}")
+        fields = {str(name).replace("-", "_"): value for name, value in given.items()}
+        return from_mapping(cls, {**fields, **changes}, subject=f"recipe {str(path)!r}")
 
     def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
         """Returns the recipe as plain data.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from snugfit.spellings import SWITCH_WORDS, meant, suggestion
 from snugfit.workload import LOW_BIT_OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -44,10 +45,15 @@ def range_problems(recipe: Recipe) -> Iterator[str]:
         value = getattr(recipe, name)
         if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):
             yield f"{name} is {value!r}; give a word such as none or all, or names of modules separated by commas."
+        elif isinstance(value, tuple) and len(value) == 1 and value[0].lower() in SWITCH_WORDS:
+            yield f"{name} is {value[0]!r}, which is no name of a module; {suggestion(name, value[0], ())}"
     if isinstance(recipe.checkpoint, str) and ":" in recipe.checkpoint:
         kind, _, number = recipe.checkpoint.partition(":")
         if kind not in COUNTED_CHECKPOINTS or not number.isdecimal() or int(number) < 1:
             yield f"checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1."
+    backend = meant("compile", recipe.compile, ())
+    if backend and recipe.compile not in backend:
+        yield f"compile is {recipe.compile!r}, which is no backend; {suggestion('compile', recipe.compile, ())}"
     if recipe.compile in ("torchscript", "jit", "ts"):
         yield (
             "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "

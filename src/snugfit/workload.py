@@ -9,14 +9,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from snugfit.errors import RecipeError, did_you_mean
+from snugfit.errors import RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
+from snugfit.spellings import suggestion
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor", "muon")
 LOW_BIT_OPTIMIZERS = dict.fromkeys(("adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"), "adamw")
 """Optimizers of a recipe that hold the state of another one in fewer bits: name -> the other one."""
 CUSTOM_OPTIMIZER = "custom"
-"""The workload's optimizer is a function of the caller's, known to Python only."""
+"""The workload's optimizer is a function or an object of the caller's, known to Python only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +78,19 @@ class Workload:
     eval_every: int | None = None
     """Updates between evaluations on the validation data; None: once an epoch."""
 
+    evaluate: bool = True
+    """Whether a run evaluates on held-out data, between its steps and at its end."""
+
     save_every: int | None = None
     """Updates between checkpoints; None: once an epoch."""
+
+    coupled_samples: bool | None = None
+    """Whether the loss of a sample depends on the others of its batch (contrastive losses, statistics of the batch), so that
+    microbatches change the update. None: a check of a few samples finds out. False is taken at its word."""
+
+    keep_gradients: bool = False
+    """Gradients stay in `grad` after a step, as the update took them (unscaled, clipped), until the next one begins: for
+    logging norms. Costs their memory between steps."""
 
     batch_norm: bool = False
     """Trait of the model: it normalises with statistics of the batch, so microbatches change the result."""
@@ -88,7 +100,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
-        problems = [*type_problems(self), *_range_problems(self)]
+        problems = [*type_problems(self).values(), *_range_problems(self)]
         if problems:
             raise RecipeError(problems, subject="training settings")
 
@@ -153,7 +165,7 @@ def _patterns(value: Any) -> Any:
 def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
         known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
-        yield f"optimizer is {workload.optimizer!r}, which is unknown; {did_you_mean(workload.optimizer, known)}"
+        yield f"optimizer is {workload.optimizer!r}, which is unknown; {suggestion('optimizer', workload.optimizer, known)}"
     for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
         value = getattr(workload, name)
         if value is not None and value < 1:

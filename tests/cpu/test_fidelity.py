@@ -9,13 +9,24 @@ WORKLOAD = Workload(batch_size=16)
 
 TABLE = [
     ({}, {}, "exact"),
-    ({"microbatch_size": 4}, {}, "exact"),
+    ({"microbatch_size": 4}, {}, "exact (microbatch_size not checked yet)"),
+    ({"microbatch_size": 4}, {"coupled_samples": False}, "exact"),
+    ({"microbatch_size": 4}, {"coupled_samples": True}, "different (microbatch_size)"),
+    ({"microbatch_size": 16}, {"coupled_samples": True}, "exact"),
     ({"microbatch_size": 16}, {"dropout": True}, "exact"),
     ({"microbatch_size": 4}, {"dropout": True}, "different (microbatch_size)"),
     ({"microbatch_size": 4}, {"batch_norm": True}, "different (microbatch_size)"),
     ({"microbatch_size": 4}, {"batch_size": None, "dropout": True}, "different (microbatch_size)"),
-    ({"microbatch_size": 4, "precision": "bf16-true"}, {}, "rounding (precision, microbatch_size)"),
-    ({"microbatch_size": 4, "precision": "bf16-true", "accumulate_dtype": "fp32"}, {}, "rounding (precision)"),
+    (
+        {"microbatch_size": 4, "precision": "bf16-true"},
+        {"coupled_samples": False},
+        "rounding (precision, microbatch_size)",
+    ),
+    (
+        {"microbatch_size": 4, "precision": "bf16-true", "accumulate_dtype": "fp32"},
+        {"coupled_samples": False},
+        "rounding (precision)",
+    ),
     (
         {"checkpoint": "all", "offload_activations": "all", "offload_optimizer": True, "inplace": True},
         {"dropout": True},

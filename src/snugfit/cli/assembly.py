@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from snugfit.cli import options, text_assembly
 from snugfit.cli.request import Request
 from snugfit.errors import InputError
-from snugfit.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
 
+    from snugfit.cli.budget import Chosen
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
@@ -98,6 +98,7 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
         seed=request.settings.seed,
         download=download,
         samples=request.samples,
+        strict=request.strict,
     )
     _check_shapes(data, request)
     return data
@@ -162,24 +163,22 @@ def _check_shapes(data: Splits, request: Request) -> None:
 
 
 def build_trainer(
-    recipe: Recipe,
+    chosen: Chosen,
     request: Request,
     data: Splits | TextSplits,
     device: torch.device,
     task: Task,
     total_steps: int,
-    fallbacks: tuple[Recipe, ...] = (),
 ) -> Trainer:
     """Builds the model and prepares it, seeded.
 
     Args:
-        recipe: How the step is held in memory.
+        chosen: How the step is held in memory, and what a plan has promised about it.
         request: What is to be trained.
         data: Its number of classes decides the model's head, its tokenizer the ids that the model knows as special.
         device: Where to train.
         task: The loss.
         total_steps: Updates of the whole run; the schedule ends with them.
-        fallbacks: Recipes to go on with where memory runs out.
 
     Returns:
         The trainer.
@@ -195,7 +194,7 @@ def build_trainer(
     from snugfit.workloads.models import build_model, parse_model_args
     from snugfit.workloads.text import TextSplits
 
-    settings = request.settings
+    settings, recipe = request.settings, chosen.recipe
     model_args = parse_model_args(request.model_args)
     if isinstance(data, TextSplits):
         model_args = text_assembly.text_model_args(request, data, model_args)
@@ -220,8 +219,7 @@ def build_trainer(
         del given[name]
     return prepare(
         model,
-        recipe,
-        fallbacks=fallbacks,
+        chosen,
         loss=task.loss,
         loss_weight=cast(Any, task.loss_weight),
         optimizer=settings.optimizer,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.cli import options, text_assembly
 from snugfit.cli.request import Request
 from snugfit.errors import InputError
+from snugfit.fidelity import Fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
@@ -39,6 +40,10 @@ class Chosen:
     """What the plan promises, under the names of what is measured."""
     plan: str | None = None
     """Text of `plan.json`."""
+    fidelity: Fidelity | None = None
+    """What the plan promises about the update."""
+    traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """What the plan has found out about model and loss."""
 
     def limit_memory(self, device: torch.device) -> None:
         """Makes the budget real on CUDA: the process may reserve no more. A CPU has no such limit.
@@ -94,6 +99,7 @@ def plan_training(
     """
     from snugfit.planner.places import budget_for, place_for
     from snugfit.planner.planner import Planner
+    from snugfit.planner.separable import given_check
     from snugfit.planner.subjects import given_subject
     from snugfit.simulator.batch_shapes import skeleton_of
     from snugfit.workloads.models import parse_model_args
@@ -109,9 +115,11 @@ def plan_training(
     given = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
     arguments = {**given, "loss": task.loss, "loss_weight": task.loss_weight, "optimizer": settings.optimizer}
     place, size = budget_for(place_for("local" if device.type == "cuda" else "cpu"), budget)
-    batch = skeleton_of(widest_batch(data.train, settings.batch_size))
-    subject = dataclasses.replace(given_subject(model, batch, arguments), title=request.model)
-    with Planner(subject, place, constraints) as planner:
+    batch = widest_batch(data.train, settings.batch_size)
+    shapes = skeleton_of(batch)
+    subject = dataclasses.replace(given_subject(model, shapes, arguments), title=request.model)
+    check = given_check(model, batch, shapes, arguments)
+    with Planner(subject, place, constraints, check=check) as planner:
         return planner.at(size)
 
 
@@ -164,7 +172,14 @@ def chosen_by(plan: Plan) -> Chosen:
         file=sys.stderr,
     )
     text = json.dumps({**plan.to_mapping(), "predicted": promised}, indent=2, allow_nan=False)
-    return Chosen(recipe=plan.recipe, fallbacks=plan.fallbacks, predicted=promised, plan=text)
+    return Chosen(
+        recipe=plan.recipe,
+        fallbacks=plan.fallbacks,
+        predicted=promised,
+        plan=text,
+        fidelity=plan.fidelity,
+        traits=plan.traits,
+    )
 
 
 def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
@@ -182,7 +197,14 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
     try:
         stored = json.loads(plan)
         fallbacks = tuple(Recipe.from_mapping(one) for one in stored["fallbacks"])
-        return Chosen(recipe=recipe, fallbacks=fallbacks, predicted=dict(stored["predicted"]), plan=plan)
+        return Chosen(
+            recipe=recipe,
+            fallbacks=fallbacks,
+            predicted=dict(stored["predicted"]),
+            plan=plan,
+            fidelity=Fidelity(**stored["fidelity"]),
+            traits=dict(stored.get("traits", {})),  # plans of an earlier version have none
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"plan.json of the run was altered and cannot be read ({error}); remove it to go on."

@@ -20,6 +20,9 @@ from snugfit.workload import Workload, algorithm_and_storage
 TRAITS = ("batch_norm", "dropout")
 """Fields of the workload that are read off the model."""
 
+PYTHON_ONLY = ("keep_gradients",)
+"""Fields of the workload that make no difference to a run from the command line."""
+
 DEFAULT_BATCH_SIZE = 64
 
 
@@ -60,7 +63,7 @@ def recipe_fields() -> list[FieldInfo]:
 
 def workload_fields() -> list[FieldInfo]:
     """Returns the fields of a workload that have an option."""
-    return [info for info in field_infos(Workload).values() if info.name not in TRAITS]
+    return [info for info in field_infos(Workload).values() if info.name not in (*TRAITS, *PYTHON_ONLY)]
 
 
 def given_workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,12 +114,7 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
     given = given_recipe(args)
     if args.recipe_file is None:
         return Recipe.from_mapping(given)
-    try:
-        return Recipe.from_yaml(args.recipe_file).replace(**given)
-    except RecipeError as error:
-        raise RecipeError(
-            _once([*error.problems, *_problems(Recipe, given)]), subject=f"recipe {str(args.recipe_file)!r}"
-        ) from None
+    return Recipe.from_yaml(args.recipe_file, **given)
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -172,11 +170,14 @@ def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, defa
         text += f" Default: {default}."
     text = text.replace("%", "%%")
     if info.kinds == (bool,):
-        # Only a recipe file can have switched something on that an option must be able to switch off.
-        if dest.startswith("recipe_"):
+        # A recipe file can have switched something on that an option must be able to switch off; "not said" is a third.
+        if dest.startswith("recipe_") or info.optional:
             group.add_argument(info.option, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            group.add_argument(info.option, dest=dest, action="store_const", const=True, help=text)
+            # What is on by itself can be switched off, and the other way round.
+            option = info.option.replace("--", "--no-", 1) if default else info.option
+            what = f"Switches off: {text}" if default else text
+            group.add_argument(option, dest=dest, action="store_const", const=not default, help=what)
         return
     # Values are not judged here, so that all mistakes can be told at once.
     metavar = "{" + ",".join(info.choices) + "}" if info.choices else _metavar(info)
@@ -198,15 +199,3 @@ def _given(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) ->
         if value is not None:
             found[info.name] = from_text(info, value) if isinstance(value, str) else value
     return found
-
-
-def _problems(cls: Any, given: dict[str, Any]) -> tuple[str, ...]:
-    try:
-        cls.from_mapping(given)
-    except RecipeError as error:
-        return error.problems
-    return ()
-
-
-def _once(problems: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(problems))

@@ -18,7 +18,7 @@ from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
-CHANGEABLE = ("epochs", "max_steps", "eval_every", "save_every")
+CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
 """Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
 
 FIXED = ("precision", "optimizer")
@@ -55,6 +55,8 @@ class Request:
     """auto, cpu or cuda."""
     settings: Workload
     """Training settings, without the traits of the model."""
+    strict: bool = False
+    """Whether an image file that cannot be read stops the run."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
@@ -74,7 +76,8 @@ class Request:
         Raises:
             InputError: The file was altered and does not say it all.
         """
-        if set(given) != set(_NAMES) or not isinstance(given["settings"], dict):
+        needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
+        if not needed <= set(given) <= set(_NAMES) or not isinstance(given["settings"], dict):
             raise InputError(f"workload.yaml of a run must have exactly these fields: {', '.join(_NAMES)}.")
         settings = Workload.from_mapping(given["settings"])
         return cls(**{**given, "model_args": tuple(given["model_args"]), "settings": settings})
@@ -117,6 +120,7 @@ def new_request(args: argparse.Namespace) -> tuple[Recipe, Request]:
         samples=args.samples,
         device=args.device or "auto",
         settings=settings,
+        strict=bool(args.strict),
     )
 
 

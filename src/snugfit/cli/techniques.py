@@ -6,18 +6,20 @@ import argparse
 import ast
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, nearest
 from snugfit.report.console import Column, Table
-from snugfit.techniques import TECHNIQUES, Technique
+from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES, Technique
 
 EPILOG = """\
 examples:
   snugfit techniques
   snugfit techniques checkpoint
+  snugfit techniques qlora
 """
 
 
@@ -28,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: The subcommand's parser.
     """
     parser.epilog = EPILOG
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a technique or a recipe field: its essay")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="a technique, a recipe field, or what people call it (lora, amp): its essay",
+    )
     output.add_json_option(parser)
 
 
@@ -51,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
             return 0
         for at, technique in enumerate(found):
             fields = ", ".join(technique.fields)
-            print(("\n" if at else "") + f"{technique.name}  (fields: {fields}; fidelity: {technique.level})\n")
+            print(("\n" if at else "") + f"{technique.name}  (fields: {fields}; fidelity: {technique.level})")
+            if technique.aliases:
+                print(f"also found as: {', '.join(technique.aliases)}")
+            print()
             print(essay(technique))
         return 0
     if args.json:
@@ -88,15 +98,31 @@ def essay(technique: Technique) -> str:
 
 
 def _named(name: str) -> list[Technique]:
-    """Returns the technique of that name, or all that a recipe field of that name asks for."""
-    wanted = name.lower().replace("-", "_")
-    exact = [row for row in TECHNIQUES if row.name == wanted]
-    found = exact or [row for row in TECHNIQUES if wanted in row.fields]
-    if not found:
-        raise InputError(f"technique {name!r} is unknown; {did_you_mean(wanted, [row.name for row in TECHNIQUES])}")
-    return found
+    """Returns the technique of that name; or all that a recipe field of that name asks for; or all that go by it."""
+    typed = re.sub(r"[\s_]+", "-", name.strip().lower())
+    wanted = typed.replace("-", "_")
+    for found in (
+        [row for row in TECHNIQUES if row.name == wanted],
+        [row for row in TECHNIQUES if wanted in row.fields],
+        [row for row in TECHNIQUES if typed in row.aliases or typed.replace("-", "") in _squeezed(row)],
+    ):
+        if found:
+            return found
+    missing = SAME_AS.get(typed, typed)
+    if missing in NOT_HERE:
+        why, instead = NOT_HERE[missing]
+        raise InputError(f"technique {name!r}: {why}. The nearest that is here: `snugfit techniques {instead}`.")
+    names = [row.name for row in TECHNIQUES]
+    known = [*names, *(alias for row in TECHNIQUES for alias in row.aliases), *NOT_HERE, *SAME_AS]
+    near = nearest(typed, known)
+    raise InputError(f"technique {name!r} is unknown; {near}{'Allowed' if near else 'allowed'}: {', '.join(names)}.")
+
+
+def _squeezed(technique: Technique) -> set[str]:
+    return {alias.replace("-", "") for alias in technique.aliases}
 
 
 def _document(technique: Technique) -> dict[str, Any]:
     row = dataclasses.asdict(technique)
+    row["known_as"] = list(technique.aliases)
     return {**row, "fidelity": row.pop("level"), "essay": essay(technique)}

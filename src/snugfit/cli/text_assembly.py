@@ -66,6 +66,10 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     assert request.task is not None
     if request.image_size is not None:
         raise InputError(f"--image-size has no meaning for {request.task}; give --seq-len.")
+    if request.strict:
+        raise InputError(
+            f"--strict has no meaning for {request.task}: only image files are ever skipped. Leave it out."
+        )
     name = hub_name(request)
     vocabulary = vocabulary_size(model)
     pretrained = starting_weights(request) == "DEFAULT"

@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import budget, options, output, plan_options
 from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
+from snugfit.cli.budget_watch import BudgetWatch, card_line
 from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
 from snugfit.cli.text_assembly import save_for_transformers
 from snugfit.errors import InputError, TrainingError
@@ -40,6 +41,9 @@ examples:
   snugfit train torchvision:resnet18 --data imagefolder:photos --batch-size 64 --budget 6GiB --allow rounding
   snugfit train --run-dir runs/resnet18-cifar10-data --resume
 """
+
+_SHOWN_FILES = 10
+"""Unreadable files that the result names; it counts all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
     add("--samples", metavar="N", type=int, help="training samples at most; of random data, how many there are")
+    add(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="stop at an image file that cannot be read; otherwise it is skipped and counted",
+    )
     add("--download", action="store_true", help="fetch data and hf: model when they are not there")
     add("--device", choices=("auto", "cpu", "cuda"), help="where to train. Default: auto, cuda where there is one.")
     group = parser.add_argument_group("text")
@@ -140,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"snugfit: the run in {path} is finished; this is its result.", file=sys.stderr)
                 _print_result(summary, as_json=args.json)
                 return 0
+            run_dir.check_checkpoints()
             chosen = budget.chosen_before(recipe, run_dir.read_plan())
             ensure_tuned_process()
             return _train(
@@ -230,17 +241,27 @@ def _train(
     meter = Meter(device)
     with _measuring(meter):
         memory = memory_reader(device)
-        trainer = build_trainer(chosen.recipe, request, data, device, task, total_steps, chosen.fallbacks)
+        trainer = build_trainer(chosen, request, data, device, task, total_steps)
+        watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
-                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, meter, memory)
+                loop, result = _run_loop(args, trainer, data, task, run_dir, total_steps, watch, memory)
                 if result.stopped_by is not None:
                     print(f"snugfit: stopped after step {result.steps}. {_saved(run_dir)}", file=sys.stderr)
                     return 128 + result.stopped_by
                 measured = meter.result(trainer.peak_host_bytes)
                 summary = _summary(
-                    trainer, request, task, chosen.predicted, measured, result, path, loop.steps_per_epoch
+                    trainer,
+                    request,
+                    task,
+                    chosen.predicted,
+                    measured,
+                    result,
+                    path,
+                    loop.steps_per_epoch,
+                    getattr(data, "unreadable", ()),
                 )
+                summary |= watch.result(measured)
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir)}") from error
@@ -268,7 +289,7 @@ def _run_loop(
     task: Task,
     run_dir: RunDirectory,
     total_steps: int,
-    meter: Meter,
+    watch: BudgetWatch,
     memory: Callable[[], tuple[int, int] | None],
 ) -> tuple[Loop, LoopResult]:
     from snugfit.training.loop import Loop
@@ -277,9 +298,15 @@ def _run_loop(
 
     # Signals are caught from here on: what is trained is never lost between two statements.
     with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(args.tensorboard, run_dir.path) as on_row:
-        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=meter, on_row=on_row)
-        if args.resume and loop.resume():
-            print(f"snugfit: going on after step {trainer.steps_done} of {total_steps}.", file=sys.stderr)
+        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
+        if args.resume:
+            there = loop.resume()
+            word = (
+                f"going on after step {trainer.steps_done} of"
+                if there
+                else "no checkpoint was saved yet; starting over,"
+            )
+            print(f"snugfit: {word} {total_steps} steps.", file=sys.stderr)
         loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
         try:
             return loop, loop.train(stop)
@@ -316,6 +343,7 @@ def _summary(
     result: LoopResult,
     path: Path,
     steps_per_epoch: int,
+    unreadable: Sequence[str],
 ) -> dict[str, Any]:
     import torch
 
@@ -332,6 +360,7 @@ def _summary(
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,
         "steps_per_epoch": steps_per_epoch,
+        "unreadable": {"files": len(unreadable), "first": list(unreadable[:_SHOWN_FILES])},
         "device": str(trainer.device),
         "run_dir": str(path),
         "torch_version": torch.__version__,
@@ -378,6 +407,9 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "budget",
             f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
         )
+    over = card_line(summary)
+    if over is not None:
+        yield "over budget", over
     for name, size in summary["measured"].items():
         if size is not None:
             beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""
@@ -393,4 +425,7 @@ def _card_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{metrics[name]:.2%}" if shown == "accuracy" else f"{metrics[name]:.4g}"
     if metrics["train_loss"] is not None:
         yield "train loss", f"{metrics['train_loss']:.4g}"
+    skipped = summary.get("unreadable", {"files": 0})
+    if skipped["files"]:
+        yield "skipped", f"{skipped['files']} unreadable images, such as {skipped['first'][0]}"
     yield "files", summary["run_dir"]

@@ -61,6 +61,8 @@ class AllocatorEvents:
         """Bytes alive at the last cut, as far as they were allocated in a window."""
         self.peak_bytes = 0
         """Most bytes alive in any window so far."""
+        self.recent_peak_bytes = 0
+        """Most bytes alive since `forget`, in any window."""
         self.recording = False
         """Whether a window is open."""
 
@@ -94,11 +96,16 @@ class AllocatorEvents:
         ]
         self.balance_bytes, peak_bytes = _run_through(events, self.balance_bytes)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.recent_peak_bytes = max(self.recent_peak_bytes, peak_bytes)
 
     def cut(self) -> None:
         """Adds up what is there and goes on, so that the profiler's buffer stays small."""
         self.stop()
         self.start()
+
+    def forget(self) -> None:
+        """Lets the recent peak begin again at what is alive now; call it when a window was just cut or closed."""
+        self.recent_peak_bytes = self.balance_bytes
 
 
 def warm_up() -> None:

@@ -12,9 +12,10 @@ torch does not report the release of memory that was allocated between the windo
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.measure.process_memory import ProcessMemory, keep_freed_memory, read_process_memory, reset_peak
@@ -31,7 +32,7 @@ class CpuMeter:
         Args:
             window_steps: First steps whose allocator events are recorded, at least 1.
         """
-        self._window_steps = window_steps
+        self._window_steps = self._close_steps = window_steps
         self._events = AllocatorEvents()
         self._baseline: ProcessMemory | None = None
         self._peak_bytes = 0
@@ -53,7 +54,7 @@ class CpuMeter:
         """Notes that a step ended."""
         self._steps_done = steps_done
         self._close_or_cut()
-        if steps_done <= self._window_steps or time.monotonic() >= self._next_read:
+        if steps_done <= self._close_steps or time.monotonic() >= self._next_read:
             self._read()
         if steps_done >= 2 * self._window_steps and not self._process_read:
             self._read()
@@ -73,6 +74,30 @@ class CpuMeter:
             self._evaluation = "done"
             self._close_or_cut()
         self._read()
+
+    def recent_peak_bytes(self) -> int:
+        """Returns the most tensor bytes so far, or since the last `changing`, as far as windows have seen them."""
+        if self._events.recording:
+            self._off_the_record(self._events.cut)
+        return self._events.recent_peak_bytes
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Surrounds a change of how the run trains: behind it steps are recorded again, and the recent peak begins anew.
+
+        What is released in the change was allocated in a window, so it must happen inside one.
+
+        Yields:
+            Nothing.
+        """
+        if not self._events.recording:
+            self._off_the_record(self._events.start)
+        try:
+            yield
+        finally:
+            self._close_steps = self._steps_done + self._window_steps
+            self._off_the_record(self._events.cut)
+            self._events.forget()
 
     def current_bytes(self) -> int:
         """Returns the resident memory above the baseline, now."""
@@ -102,7 +127,7 @@ class CpuMeter:
     def _close_or_cut(self) -> None:
         if not self._events.recording:
             return
-        over = self._steps_done >= self._window_steps and self._evaluation != "recorded"
+        over = self._steps_done >= self._close_steps and self._evaluation != "recorded"
         self._off_the_record(self._events.stop if over else self._events.cut)
 
     def _off_the_record(self, act: Callable[[], None]) -> None:

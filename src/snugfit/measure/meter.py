@@ -6,6 +6,8 @@ built, and beside it the process's peak above its baseline; on CUDA the allocato
 
 from __future__ import annotations
 
+import contextlib
+
 from snugfit.errors import InputError
 from snugfit.measure.allocator_events import peak_of
 
@@ -60,6 +62,14 @@ class Meter:
     def after_evaluation(self) -> None:
         """Notes that an evaluation ended."""
         self._meter.after_evaluation()
+
+    def recent_peak_bytes(self) -> int | None:
+        """Returns the most tensor bytes so far, or since the last `changing`; None on CUDA, whose limit is real."""
+        return self._meter.recent_peak_bytes() if isinstance(self._meter, CpuMeter) else None
+
+    def changing(self) -> contextlib.AbstractContextManager[None]:
+        """Surrounds a change of how the run trains: behind it, what it uses is looked at closely again."""
+        return self._meter.changing() if isinstance(self._meter, CpuMeter) else contextlib.nullcontext()
 
     def current_bytes(self) -> int:
         """Returns what is in use now: tensors on CUDA, resident memory above the baseline on the CPU."""

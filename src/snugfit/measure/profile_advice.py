@@ -40,7 +40,9 @@ class Suggestion:
     """One technique and what it would do."""
 
     settings: dict[str, Any]
-    """The recipe's fields."""
+    """The recipe's fields; empty where the advice is an argument of an optimizer that recipes have no name for."""
+    optimizer_arguments: dict[str, Any]
+    """What the script's own optimizer would be given; empty where the advice is no argument of it."""
     text: str
     """What would be done, such as `checkpointing these 24 blocks`."""
     saved_bytes: int
@@ -130,37 +132,81 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
     config = TensorBytes() if device_index is None else AllocatorConfig()
     peak = replay(plain, config).peak_allocated_bytes
     suggestions = []
-    for settings, text in _candidates(seen):
+    for candidate in _candidates(seen, personality):
         try:
-            changed = _simulate(seen, settings, personality)
+            changed = _simulate(seen, candidate.settings, personality, candidate.optimizer_arguments)
         except SnugfitError:
             continue  # this technique does not go with this model or optimizer
         saved = peak - replay(changed, config).peak_allocated_bytes
         if saved >= WORTH_SHARE * peak:
             more, in_flops = _more_time(plain, changed, device)
             suggestions.append(
-                Suggestion(settings=settings, text=text, saved_bytes=saved, more_time=more, time_is_flops=in_flops)
+                dataclasses.replace(candidate, saved_bytes=saved, more_time=more, time_is_flops=in_flops)
             )
     suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
     return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
 
 
-def _candidates(seen: SeenModel) -> list[tuple[dict[str, Any], str]]:
-    found: list[tuple[dict[str, Any], str]] = []
+def _candidates(seen: SeenModel, personality: Personality) -> list[Suggestion]:
+    found: list[Suggestion] = []
+
+    def add(text: str, settings: dict[str, Any], arguments: dict[str, Any] | None = None) -> None:
+        found.append(
+            Suggestion(
+                settings=settings, optimizer_arguments=arguments or {}, text=text,
+                saved_bytes=0, more_time=0.0, time_is_flops=True,
+            )
+        )  # fmt: skip
+
     if seen.blocks:
-        found.append(({"checkpoint": "all"}, f"checkpointing these {seen.blocks} blocks"))
-    found.append(
-        ({"step_in_backward": True}, "updating each parameter during backward, so that gradients never pile up")
-    )
+        add(f"checkpointing these {seen.blocks} blocks", {"checkpoint": "all"})
+    add("updating each parameter during backward, so that gradients never pile up", {"step_in_backward": True})
+    _, _, kind, settings = skeleton.loads(seen.data)
+    if implementation_of(kind, settings, personality) == "foreach":
+        held = "the update's temporaries for all parameters at once"
+        named = _name_of(kind, settings) is not None
+        by_name = named and OPTIMIZER_TABLE[str(_name_of(kind, settings))].fused
+        if by_name or (personality.kind == "cpu" and "fused" in inspect.signature(kind).parameters):
+            impl: dict[str, Any] = {"optimizer_impl": "fused"} if named else {}
+            add(f"{kind.__name__}(..., fused=True), which holds none of {held},", impl, {"fused": True})
+        impl = {"optimizer_impl": "for-loop"} if named else {}
+        text = f"{kind.__name__}(..., foreach=False), one parameter after the other in place of {held},"
+        add(text, impl, {"foreach": False})
     return found
 
 
-def _simulate(seen: SeenModel, settings: dict[str, Any], personality: Personality) -> Trace:
+def implementation_of(kind: type, settings: Mapping[str, Any], personality: Personality) -> str | None:
+    """Returns how a script's optimizer updates: fused, foreach or for-loop; None for a class that does not say.
+
+    Args:
+        kind: The optimizer's class.
+        settings: Its arguments.
+        personality: The kind of device: without a word torch takes foreach on CUDA and for-loop on the CPU.
+    """
+    if "foreach" not in inspect.signature(kind).parameters:
+        return None
+    if settings.get("fused"):
+        return "fused"
+    if settings.get("foreach") is not None:
+        return "foreach" if settings["foreach"] else "for-loop"
+    return "foreach" if personality.kind == "cuda" else "for-loop"
+
+
+def _simulate(
+    seen: SeenModel,
+    settings: dict[str, Any],
+    personality: Personality,
+    optimizer_arguments: Mapping[str, Any] | None = None,
+) -> Trace:
     model, batch, kind, defaults = skeleton.loads(seen.data)
-    arguments: dict[str, Any] = {"forward": _call_as_seen, **_optimizer_as_seen(kind, defaults)}
+    if optimizer_arguments:
+        defaults = {**defaults, "fused": None, "foreach": None, **optimizer_arguments}
+        defaults = {name: value for name, value in defaults.items() if name in inspect.signature(kind).parameters}
+    optimizer, fields = _optimizer_as_seen(kind, defaults, personality)
+    arguments: dict[str, Any] = {"forward": _call_as_seen, **optimizer}
     if not seen.returns_loss:
         arguments["loss"] = _stand_in_loss
-    recipe = Recipe(precision=seen.precision, **settings)  # type: ignore[arg-type]
+    recipe = Recipe(precision=seen.precision, **{**fields, **settings})  # type: ignore[arg-type]
     return simulate_training(model, recipe, batch, personality=personality, evaluate=False, arguments=arguments).trace
 
 
@@ -175,13 +221,30 @@ class _OptimizerLike:
         return self.kind(parameters, **self.settings)
 
 
-def _optimizer_as_seen(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the optimizer for `prepare`: by name where the name says all, since some techniques need one by name."""
-    name = next((name for name, row in OPTIMIZER_TABLE.items() if row.cls is kind), None)
-    if name is None or settings.get("amsgrad") or settings.get("fused") or settings.get("foreach") is not None:
-        return {"optimizer": _OptimizerLike(kind, settings)}
-    momentum = settings.get("momentum")
-    return {"optimizer": name, **({"momentum": momentum} if momentum else {})}
+def _optimizer_as_seen(
+    kind: type, settings: dict[str, Any], personality: Personality
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the optimizer for `prepare`, and the recipe's fields that make it run as the script's does.
+
+    It goes by name where that says all, since some techniques need one by name.
+    """
+    name = _name_of(kind, settings)
+    if name is None:
+        return {"optimizer": _OptimizerLike(kind, settings)}, {}
+    given = {field: settings[field] for field in ("momentum", "weight_decay") if settings.get(field)}
+    said = settings.get("foreach") is not None or settings.get("fused")
+    # Adafactor by itself takes the for-loop everywhere; the three with a fused kernel take foreach on CUDA.
+    known = "foreach" in inspect.signature(kind).parameters and (said or OPTIMIZER_TABLE[name].fused)
+    return {"optimizer": name, **given}, (
+        {"optimizer_impl": implementation_of(kind, settings, personality)} if known else {}
+    )
+
+
+def _name_of(kind: type, settings: Mapping[str, Any]) -> str | None:
+    """Returns an optimizer's name, None where the name does not say all that takes memory."""
+    if any(settings.get(word) for word in ("amsgrad", "maximize", "nesterov", "differentiable")):
+        return None
+    return next((name for name, row in OPTIMIZER_TABLE.items() if row.cls is kind), None)
 
 
 def _call_as_seen(model: Any, batch: Any) -> Any:

@@ -34,11 +34,12 @@ _TRIALS: dict[str, tuple[Changes, ...]] = {
     "adapter": ({"adapter": "lora"},),
     "quantize": ({"adapter": "lora", "quantize": "nf4"},),
     "loss_impl": ({"loss_impl": "chunked"},),
+    "init": ({"init": "device"},),
     **{name: (change,) for name, change in SWITCHES.items()},
 }
 """What a field that is off would be, to ask why it is off."""
 _FIXED = {
-    "init": "the step does not depend on it",
+    "init": "building takes no more than training, which does not depend on it",
     "accumulate_dtype": "it only matters where gradients of microbatches add up in 16-bit weights",
     "stochastic_rounding": "it only matters for weights that are held in bf16",
     "optimizer_impl": "torch's fused kernels are taken where there are any, which are the fastest",
@@ -149,9 +150,10 @@ def _refusal(search: Search, best: Probe, name: str, change: Changes) -> str | N
             level, reason = found
             return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
         return made
-    for recipe, reason in search.laboratory.refusals.items():
-        if all(getattr(recipe, key) == value for key, value in change.items()):
-            return reason
+    for recipe, refusal in search.laboratory.refusals.items():
+        about_it = not refusal.fields or bool(set(change) & set(refusal.fields))
+        if about_it and all(getattr(recipe, key) == value for key, value in change.items()):
+            return refusal.reason
     return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from snugfit.errors import DoesNotFitError, InputError, SnugfitError, did_you_mean
+from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, did_you_mean
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan import Plan
 from snugfit.planner.planner import Planner
@@ -83,43 +83,50 @@ def plan_for_largest(
     workers = pool or own
     assert workers is not None
     try:
-        size = _largest(lambda size: _fits(Planner(at(size), place, constraints, pool=workers), budget_bytes))
-        if size is None:
-            with Planner(at(1), place, constraints, pool=workers) as planner:
-                plan = planner.at(budget_bytes)  # raises, and names the smallest budget
-            size = 1
-        else:
+
+        def fits(size: int, smaller: int) -> bool:
             with Planner(at(size), place, constraints, pool=workers) as planner:
-                plan = planner.at(budget_bytes)
+                return _fits(planner, budget_bytes, smaller)
+
+        size = _largest(fits) or 1  # where 1 does not fit, planning for it raises, and names the smallest budget
+        with Planner(at(size), place, constraints, pool=workers) as planner:
+            plan = planner.at(budget_bytes)
     finally:
         if own is not None:
             own.close()
     return dataclasses.replace(plan, maximized={name.replace("-", "_"): size})
 
 
-def _largest(fits: Callable[[int], bool]) -> int | None:
-    """The largest size that fits: doubled until one does not, then halved in between; None when 1 does not fit."""
+def _largest(fits: Callable[[int, int], bool]) -> int | None:
+    """The largest size that fits: doubled until one does not, then halved in between; None when 1 does not fit.
+
+    Args:
+        fits: Whether a size fits, told the largest one that does by now, or 0.
+
+    Returns:
+        The size.
+    """
     low, high = 0, 1
-    while high <= _MOST and fits(high):
+    while high <= _MOST and fits(high, low):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if fits(middle):
+        if fits(middle, low):
             low = middle
         else:
             high = middle
     return low or None
 
 
-def _fits(planner: Planner, budget_bytes: int) -> bool:
-    """Whether any of the frugal recipes fits."""
+def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
+    """Whether any of the frugal recipes fits; a smaller size is told that does, or 0."""
     try:
         space = planner.space()
-    except DoesNotFitError:
+    except (DoesNotFitError, SequenceTooLongError):
         return False
-    except SnugfitError as error:
-        if "index" in str(error) or "position" in str(error):
-            return False  # a sequence that the model's positions do not reach
+    except InputError:
+        if smaller:  # the very same training runs at a smaller size, so the size is what the model does not take
+            return False
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     host = planner.constraints.host_budget_bytes

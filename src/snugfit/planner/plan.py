@@ -21,7 +21,7 @@ from snugfit.planner.places import budget_for, place_for
 from snugfit.recipe import Recipe
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.request import NamedModel
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
@@ -73,6 +73,8 @@ class Plan:
     """What a little more or less budget would change."""
     simulated: int
     """How many recipes were simulated."""
+    traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """What a check of model and loss has found, fields of the workload; `snugfit.prepare` goes by it."""
     maximized: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """batch_size or seq_len -> the largest value that fits, where that was asked for."""
 
@@ -107,6 +109,7 @@ class Plan:
             "fallbacks": [recipe.to_mapping() for recipe in self.fallbacks],
             "neighbours": list(self.neighbours),
             "simulated": self.simulated,
+            "traits": dict(self.traits),
             "maximized": dict(self.maximized),
         }
 
@@ -145,14 +148,16 @@ def plan(
 ) -> Plan:
     """Finds the fastest recipe that fits a memory budget.
 
-    The model is not changed and not copied; only shapes, dtypes and code go to the simulation's processes.
+    The model is not changed and not copied; only shapes, dtypes and code go to the simulation's processes. Whether
+    microbatches add up to the batch is tried on a few samples where that is cheap, with the model's own code.
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
         batch: The whole effective batch: tensors on any device, or (shape, dtype) pairs in their place; or a list of
             batches (of varying lengths).
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: A name (one with low-bit state is a pin), or a function from parameters to an optimizer.
+        optimizer: A name (one with low-bit state is a pin), an optimizer of the model's parameters, or a function from
+            parameters to one.
         budget: Device memory, such as "8GiB", or bytes; None: all of the card, of this machine's GPU what is free.
         device: A card's name (`snugfit devices`), `local`, `cpu`; None: this machine's GPU, or else its processor.
         allow: Fidelity that may be given up: "exact", or "rounding", "different", or both with a comma.
@@ -175,6 +180,8 @@ def plan(
         CannotSimulateError: Something needs values, which simulated tensors do not have.
     """
     from snugfit.planner.planner import Planner
+    from snugfit.planner.separable import given_check
+    from snugfit.training.given_optimizer import name_of
 
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
@@ -183,7 +190,7 @@ def plan(
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None:
             pins.setdefault("optimizer", storage)
-    Workload.from_mapping({**settings, "optimizer": optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER})
+    Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget)
     place, budget_bytes = budget_for(place_for(device), budget)
     from snugfit.planner.subjects import given_subject
@@ -193,7 +200,9 @@ def plan(
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
         "loss_weight": loss_weight,
     }  # fmt: skip
-    with Planner(given_subject(model, skeleton_of(batch), arguments), place, constraints, pool=pool) as planner:
+    shapes = skeleton_of(batch)
+    check = given_check(model, batch, shapes, arguments)
+    with Planner(given_subject(model, shapes, arguments), place, constraints, pool=pool, check=check) as planner:
         return planner.at(budget_bytes)
 
 
@@ -228,6 +237,7 @@ def plan_named(
         CannotSimulateError: Something needs values, which simulated tensors do not have.
     """
     from snugfit.planner.planner import Planner
+    from snugfit.planner.separable import named_check
     from snugfit.planner.subjects import named_subject
 
     workload = workload or Workload(batch_size=64)
@@ -239,5 +249,6 @@ def plan_named(
         from snugfit.planner.maximize import plan_for_largest
 
         return plan_for_largest(maximize, named, workload, place, constraints, budget_bytes, pool=pool)
-    with Planner(named_subject(named, workload), place, constraints, pool=pool) as planner:
+    check = named_check(named, workload)
+    with Planner(named_subject(named, workload), place, constraints, pool=pool, check=check) as planner:
         return planner.at(budget_bytes)

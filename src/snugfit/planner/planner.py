@@ -11,10 +11,12 @@ from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
 from snugfit.fidelity import LEVELS, contradictions, fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
+from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe, Subject
 from snugfit.planner.search import Search
+from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
@@ -26,17 +28,20 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
-_ALIKE = (
-    "precision", "optimizer", "stochastic_rounding", "adapter", "adapter_rank", "adapter_alpha", "adapter_dropout",
-    "adapter_targets", "adapter_head", "quantize", "double_quantize", "compile", "init",
-)  # fmt: skip
-"""Fields in which a fallback does not differ: a run can change over in the middle."""
 
 
 class Planner:
     """Plans one training for any number of budgets."""
 
-    def __init__(self, subject: Subject, place: Place, constraints: Constraints, *, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        place: Place,
+        constraints: Constraints,
+        *,
+        pool: Pool | None = None,
+        check: Check | None = None,
+    ) -> None:
         """Starts without having simulated anything.
 
         Args:
@@ -44,6 +49,7 @@ class Planner:
             place: Where.
             constraints: What plans must keep to.
             pool: Workers to use; None: two of its own.
+            check: Tries whether microbatches add up to the batch; None: the first step of training does.
         """
         self.subject = subject
         self.place = place
@@ -51,6 +57,8 @@ class Planner:
         self.laboratory = Laboratory(subject, place, pool)
         self.margin = margin_for(place.kind[0])
         self._search: Search | None = None
+        self._check = check
+        self._checked: Checked | None = None
 
     def __enter__(self) -> Planner:
         return self
@@ -85,12 +93,15 @@ class Planner:
         problems = list(contradictions(base, workload))
         if problems:
             raise RecipeError(problems, subject="pins against training settings")
+        if self._checked is not None:
+            workload = workload.replace(**self._checked.separation.traits())
         return Space(
             constraints=self.constraints,
             workload=workload,
             on_cpu=self.place.on_cpu,
             capability=self.place.kind[1],
             base=base,
+            built=self.subject.built,
         )
 
     def capacity_bytes(self, budget_bytes: int) -> int:
@@ -125,6 +136,7 @@ class Planner:
             DoesNotFitError: Nothing fits.
         """
         capacity = self.capacity_bytes(budget_bytes)
+        self._try_microbatches()
         if self._search is None:
             self._insist(budget_bytes, capacity)
         search = self.search
@@ -136,20 +148,50 @@ class Planner:
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
-            assert best is not None
+            assert best is not None  # what was found to need the least fits
         for share in (_LESS, _MORE):
             if not _known_beside(search.usable(), best, capacity, int(capacity * share)):
                 search.run(int(capacity * share), most_rounds=1, at_once=1)
-        best = search.best(capacity)
-        assert best is not None
-        return self._plan(best, budget_bytes, capacity)
+        while True:
+            best = search.best(capacity)
+            assert best is not None
+            fallbacks = fallbacks_of(search, best)
+            if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
+                break
+        return self._plan(best, fallbacks, budget_bytes, capacity)
+
+    def _try_microbatches(self) -> None:
+        """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        self._look_first()
+        probe = self.laboratory.need(self.constraints.base())
+        workload = probe.recorded.workload
+        assert workload is not None
+        pinned = self.constraints.pins.get("microbatch_size")
+        free = self.constraints.is_free("microbatch_size") and (workload.batch_size or 1) > 1
+        ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
+        if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
+            return
+        samples = min(workload.batch_size or 1, pinned or workload.batch_size or 1)
+        flops = probe.timing.flops / (workload.batch_size or samples)
+        self._checked = check(self.laboratory.call, flops, probe.recorded.parameters)
+        found = None if self._checked is None else self._checked.separation
+        if found is not None and found.separates is False:
+            allowed = pinned or "different" in self.constraints.allow
+            what = "microbatches change the update" if allowed else "microbatches are left out of the plan"
+            warnings.warn(f"{what}: {found.sentence} {found.advice}", SnugfitWarning, stacklevel=4)
+
+    def _look_first(self) -> None:
+        """Simulates what is asked for in any case, together, so that both workers are busy."""
+        if self.constraints.is_free("checkpoint"):
+            base = self.constraints.base()
+            self.laboratory.look([base, *_with_checkpoints(base)])
 
     def _insist(self, budget_bytes: int, capacity: int) -> None:
         """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
-        if self.constraints.is_free("checkpoint"):
-            base = self.constraints.base()
-            # Both are asked for below in any case; together they keep both workers busy.
-            self.laboratory.look([base, *_with_checkpoints(base)])
+        self._look_first()
         space = self.space()
         level = _widest(self.constraints)
         smallest = Smallest(self.laboratory, space)
@@ -170,7 +212,7 @@ class Planner:
         self.laboratory.look(recipes)
         return next((self.laboratory.probes[one] for one in recipes if one in self.laboratory.probes), None)
 
-    def _plan(self, best: Probe, budget_bytes: int, capacity: int) -> Plan:
+    def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
         usable = search.usable()
         fastest = min(usable, key=lambda probe: probe.seconds)
@@ -187,17 +229,28 @@ class Planner:
             margin_bytes=self.margin.bytes_of(budget_bytes),
             margin_source=self.margin.source,
             host_budget_bytes=self.constraints.host_budget_bytes,
-            fallbacks=_fallbacks(usable, best),
+            fallbacks=fallbacks,
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
+            traits=self._traits(),
         )
+
+    def _traits(self) -> dict[str, bool]:
+        """What training need not find out again."""
+        if self._checked is None:
+            return {}
+        found = self._checked.separation.traits()
+        if not self._checked.real_values and found.get("coupled_samples") is False:
+            del found["coupled_samples"]  # of random values; the first step has those that count
+        return found
 
     def _estimate(self, best: Probe, budget_bytes: int) -> Estimate:
         """The estimate on a card of the size of the budget less the margin."""
         card = dataclasses.replace(self.place.card, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
         made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
         devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
-        return dataclasses.replace(made, step_seconds=best.seconds, devices=devices)
+        found = fidelity(best.recipe, self.search.space.workload)
+        return dataclasses.replace(made, step_seconds=best.seconds, devices=devices, fidelity=found)
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
         widest = LEVELS.index(_widest(self.constraints))
@@ -220,6 +273,9 @@ class Planner:
         else:
             host = self.constraints.host_budget_bytes
             advice = f"No recipe stays within the host budget of {format_bytes(host or 0)}; give more (--host-budget)."
+        checked = None if self._checked is None else self._checked.separation
+        if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
+            advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
         error = DoesNotFitError(
             f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
             f"taken off) in any of {len(self.laboratory.probes)} simulated recipes that keep to what is allowed and pinned. "
@@ -266,14 +322,3 @@ def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:
                 )
             )
     return tuple(points)
-
-
-def _fallbacks(usable: list[Probe], best: Probe) -> tuple[Recipe, ...]:
-    """What a run can change over to when it needs more than was predicted: less memory, as little slower as possible."""
-    kept: list[Probe] = []
-    for probe in sorted(usable, key=lambda one: (one.seconds, one.need_bytes)):
-        alike = all(getattr(probe.recipe, name) == getattr(best.recipe, name) for name in _ALIKE)
-        least = kept[-1].need_bytes if kept else best.need_bytes
-        if alike and probe.need_bytes < 0.97 * least:
-            kept.append(probe)
-    return tuple(probe.recipe for probe in kept)

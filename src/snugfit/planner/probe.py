@@ -16,9 +16,10 @@ from snugfit.errors import CannotSimulateError, InputError
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
 from snugfit.simulator import replay as replays
-from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock, run_seconds
+from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
 from snugfit.simulator.cpu_clock import cpu_clock, cpu_run_seconds
 from snugfit.simulator.host_speeds import HostSpeeds
+from snugfit.simulator.kernel_times import run_seconds
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import Kind, Recorded
 from snugfit.simulator.tensor_bytes import TensorBytes
@@ -39,6 +40,8 @@ class Subject:
     """Given to `record` first."""
     title: str
     """The model's name."""
+    built: bool = False
+    """Whether the model stands already, so that no plan can say where it is built."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +110,8 @@ class Probe:
     """The most that it reserves where memory is not short (on cpu: that its tensors take), and CUDA's context."""
     host_bytes: int
     """The most bytes in host memory."""
+    build_decides: bool
+    """Whether the most memory is taken while the model is built."""
     seconds: float
     """Predicted seconds of a steady step."""
     timing: Timing
@@ -120,6 +125,16 @@ class Probe:
     def operators(self) -> int:
         """Operators that were simulated: the measure of how long the simulation took."""
         return len(self.recorded.trace.runs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A recipe that cannot be carried out, or not be simulated."""
+
+    reason: str
+    """One sentence or more."""
+    fields: tuple[str, ...] = ()
+    """Fields of the recipe that it is about; none where nobody knows."""
 
 
 def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
@@ -157,6 +172,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         need_bytes=need,
         total_bytes=held + (place.card.context_bytes or 0),
         host_bytes=played.host_peak_bytes,
+        build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,
         timing=timing,
         profile=profile(recorded.trace, recorded.block_names, place.seconds_of),
@@ -187,7 +203,7 @@ class Laboratory:
         self.subject = subject
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
-        self.refusals: dict[Recipe, str] = {}
+        self.refusals: dict[Recipe, Refusal] = {}
         self.operators = 0
         self._own = Pool(WORKERS) if pool is None else None
         self._pool = pool or self._own
@@ -232,9 +248,19 @@ class Laboratory:
             self.operators += found.operators
         return self.probes[recipe]
 
-    def _try(self, recipe: Recipe) -> Probe | str:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function in a worker.
+
+        Args:
+            function: What to run.
+            *arguments: Its arguments.
+        """
+        assert self._pool is not None
+        return self._pool.call(function, *arguments)
+
+    def _try(self, recipe: Recipe) -> Probe | Refusal:
         assert self._pool is not None
         try:
             return self._pool.call(probe, self.subject, recipe, self.place)
         except (InputError, CannotSimulateError) as error:
-            return " ".join(str(error).split())
+            return Refusal(reason=" ".join(str(error).split()), fields=getattr(error, "fields", ()))

@@ -75,10 +75,10 @@ class Search:
     def _start(self) -> None:
         space, lab = self.space, self.laboratory
         base = lab.need(space.base)
+        taken: dict[str, object] = dict(self._built_elsewhere(base))
         there = {name: change for name, change in SWITCHES.items() if name in base.recorded.switchable}
         wanted = [(name, recipe) for name, change in there.items() for recipe in space.allowed(change)]
         lab.look(recipe for _, recipe in wanted)
-        taken: dict[str, object] = {}
         for name, recipe in wanted:
             seen = lab.probes.get(recipe)
             # Only what shows less of one and no more of the other is taken for good.
@@ -93,10 +93,29 @@ class Search:
         self.updates = {name: change for name, change in space.updates() if space.allowed(change)}
         self.sizes = space.sizes() or [space.batch or 1]
         lab.look(recipe for change in self.variants.values() for recipe in space.allowed(change))
+        for name, change in self.variants.items():
+            for recipe in space.allowed(change):
+                if recipe in lab.probes:
+                    self.variants[name] = {**change, **self._built_elsewhere(lab.probes[recipe])}
         self.variants = self._promising()
         self._simulate_starts()
         composed = {name: self._composition(change) for name, change in self.variants.items()}
         self.compositions = {name: one for name, one in composed.items() if one is not None}
+
+    def _built_elsewhere(self, probe: Probe) -> Changes:
+        """Where the model is to be built instead, if building decides what a recipe needs; no change otherwise."""
+        host = self.space.constraints.host_budget_bytes
+        too_much_on_host = host is not None and probe.host_bytes > host
+        if probe.recipe.init != "host" or not (probe.build_decides or too_much_on_host):
+            return {}
+        change: Changes = {"init": "device"}
+        for recipe in self.space.allowed(probe.recipe.to_mapping(), change):
+            self.laboratory.look([recipe])
+            other = self.laboratory.probes.get(recipe)
+            less_on_host = too_much_on_host and other is not None and other.host_bytes < probe.host_bytes
+            if other is not None and (less_on_host or other.need_bytes < probe.need_bytes):
+                return change
+        return {}
 
     def _promising(self) -> dict[str, Changes]:
         """Variants that can be carried out and that no other beats in both memory and time."""
@@ -208,6 +227,12 @@ class Search:
             self.laboratory.look(candidate.recipe for candidate in chosen)
             for candidate in chosen:
                 self._learn(candidate)
+        best = self.best(capacity_bytes)
+        for probe in sorted(self.laboratory.probes.values(), key=lambda probe: probe.seconds):
+            if (best is not None and probe.seconds >= best.seconds) or len(self.laboratory.probes) > self._most_probes:
+                break
+            if self.space.constraints.refusal(probe.recipe, self.space.workload) is None:
+                self._built_elsewhere(probe)
         return self.best(capacity_bytes)
 
     def _most_promising(self, capacity_bytes: int, limit: float, count: int) -> list[Candidate]:

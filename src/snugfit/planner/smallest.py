@@ -111,8 +111,8 @@ class Smallest:
         wanted = [_joined(space, changes) for changes in starts]
         self._laboratory.look(wanted)
         for changes, recipe in zip(starts, wanted, strict=True):
-            refusal = self._laboratory.refusals.get(recipe, "")
-            possible = [change for change in changes if not any(name in refusal for name in change)]
+            refusal = self._laboratory.refusals.get(recipe)
+            possible = [change for change in changes if refusal is None or not set(change) & set(refusal.fields)]
             if len(possible) < len(changes):  # such as no head and loss that could be computed in chunks
                 self._laboratory.look([_joined(space, possible)])
         return self._least(space.constraints)

@@ -66,6 +66,8 @@ class Space:
     """Compute capability of the card."""
     base: Recipe
     """Plain training with the pins, and with the switches that were taken."""
+    built: bool = False
+    """Whether the model stands already."""
 
     @property
     def batch(self) -> int | None:
@@ -84,6 +86,8 @@ class Space:
         given = self.base.to_mapping()
         for change in changes:
             given.update(change)
+        if self.built and given["init"] != self.base.init:
+            return "the model is built already; to choose where, give its name, or a function that builds it."
         if self.on_cpu and self._moves_to_host(given):
             return "on a cpu the host is the same memory, so moving things there saves nothing."
         try:

@@ -40,7 +40,10 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
         The subject.
     """
     title = getattr(model, "__name__", None) or type(model).__name__
-    return Subject(record=_record_given, arguments=(model, shapes, dict(arguments)), title=title)
+    import torch
+
+    built = isinstance(model, torch.nn.Module)
+    return Subject(record=_record_given, arguments=(model, shapes, dict(arguments)), title=title, built=built)
 
 
 def _record_named(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recorded:

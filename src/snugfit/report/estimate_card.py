@@ -42,7 +42,8 @@ def _heading(estimate: Estimate) -> list[str]:
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "model", f"{_count(estimate.parameters)} parameters, batch of {estimate.batch_shape}"
-    yield "recipe", recipe_in_words(estimate.recipe)
+    times = f", called {estimate.steps} times" if estimate.steps is not None else ""
+    yield "recipe", recipe_in_words(estimate.recipe) + times
     if estimate.fidelity is not None:
         yield "fidelity", str(estimate.fidelity)
     yield "total", f"{format_bytes(estimate.total_bytes)}{_total_in_words(estimate)}"

@@ -53,6 +53,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     headroom = estimate.devices[0].headroom_bytes
     room = "" if headroom is None else f"; {format_bytes(headroom)} of the budget are left"
     yield "memory", f"{format_bytes(estimate.total_bytes)} where memory is not short{room}"
+    processor = getattr(estimate, "processor", None)  # what a prediction for cpu holds for
+    yield "holds for", f"{processor}" if processor else ""
     yield "margin", f"{format_bytes(plan.margin_bytes)} stay free ({plan.margin_source})"
     if estimate.peak_reserved_bytes is not None:
         yield (

@@ -127,7 +127,8 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         "advice": {
             "suggestions": [
                 {
-                    "recipe": suggestion.settings, "text": _sentence(suggestion), "saved_bytes": suggestion.saved_bytes,
+                    "recipe": suggestion.settings, "optimizer_arguments": suggestion.optimizer_arguments,
+                    "text": _sentence(suggestion), "saved_bytes": suggestion.saved_bytes,
                     "more_time": None if suggestion.time_is_flops else suggestion.more_time,
                     "more_flops": suggestion.more_time if suggestion.time_is_flops else None,
                 }
@@ -166,7 +167,9 @@ def _sentence(suggestion: Suggestion) -> str:
     cost = f"about {percent} % more {what}" if percent > 0 else f"no more {what}"
     fields = ", ".join(f"{name}={value}" for name, value in suggestion.settings.items())
     text = suggestion.text[0].upper() + suggestion.text[1:]
-    return f"{text} would save about {format_bytes(suggestion.saved_bytes)} for {cost} ({fields})."
+    return (
+        f"{text} would save about {format_bytes(suggestion.saved_bytes)} for {cost}{f' ({fields})' if fields else ''}."
+    )
 
 
 def _grouped(blocks: Sequence[BlockShare]) -> list[tuple[str, BlockShare]]:

@@ -213,6 +213,13 @@ class Backend:
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         """Takes a random state back; it means nothing."""
 
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """Returns the random state of each device."""
+        return [self._random_state]
+
+    def set_rng_state_all(self, states: Any) -> None:
+        """Takes random states back; they mean nothing."""
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Returns the dtypes autocast offers on CUDA."""
         return [torch.float16, torch.bfloat16, torch.float32]
@@ -275,11 +282,13 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast, recurrent_kernels
+    from snugfit.simulator import attention_kernels, autocast, convolution_layout, own_kernels, recurrent_kernels
 
     autocast.register()
     attention_kernels.register()
+    convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
+    own_kernels.register()
 
 
 @contextmanager

@@ -24,8 +24,9 @@ def attention_seen(trace: Trace) -> dict[str, int]:
         Kernel -> number of modules; empty where the model has no attention, or writes it out by itself (eager).
     """
     modules: dict[str, set[str]] = {}
-    for run in trace.runs:
-        name = _NAMES.get(run.operator)
+    seen = dict.fromkeys((run.operator, run.module) for run in trace.runs)
+    for operator, module in (*seen, *trace.taken_apart):
+        name = _NAMES.get(operator)
         if name is not None:
-            modules.setdefault(name, set()).add(run.module)
+            modules.setdefault(name, set()).add(module)
     return {name: len(places) for name, places in sorted(modules.items())}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from snugfit.devices import Device
 from snugfit.simulator.anatomy import OUTSIDE, Anatomy, block_of
-from snugfit.simulator.clock import run_seconds, runs_of_step
+from snugfit.simulator.clock import runs_of_step
+from snugfit.simulator.kernel_times import run_seconds
 from snugfit.simulator.trace import MARK, Trace
 
 

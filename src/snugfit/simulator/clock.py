@@ -1,19 +1,14 @@
-"""How long a step takes: a roofline for every operator, and a host that has to issue them all.
+"""How long a step takes: every operator on the card, and a host that has to issue them all.
 
 Two clocks run at once. The host walks through the operators and issues them; the card works them off in the order of
 its streams. A large batch is bound by the card; a small one by the host, because an operator costs the host the same
 time at any size. That is why four microbatches of 4 are slower than one batch of 16, which a roofline does not know.
-
-An operator's time on the card is the larger of two, plus a fixed time for each kernel: its FLOPs over the card's peak
-for the type, and its bytes over the memory bandwidth. A matrix product is worked off in tiles of 128 x 128, one to a
-streaming multiprocessor (SM), wave after wave; a last wave that is partly empty takes as long as a full one. Products
-with few tiles and a long inner side are split along it, as cuBLAS does.
+What one operator takes on the card is in `kernel_times.py`.
 
 Every constant has its source beside it; none was fitted to the runs that this clock is checked against.
 
-Limits: one process, kernels of different streams do not share the card, caches are not modelled (an input that is still
-in the L2 cache is charged in full), the host is one typical server core, and data loading is not seen. It is meant to
-order recipes and to tell host-bound from card-bound, not to replace a measurement.
+Limits: one process, kernels of different streams do not share the card, the host is one typical server core, and data
+loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to replace a measurement.
 """
 
 from __future__ import annotations
@@ -22,7 +17,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from snugfit.devices import Device
-from snugfit.simulator.trace import MARK, OperatorRun, Trace
+from snugfit.simulator.kernel_times import run_seconds
+from snugfit.simulator.trace import MARK, Trace
 
 HOST_OPERATOR_SECONDS = 40e-6
 """Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
@@ -31,20 +27,6 @@ around it. Eager PyTorch 2.6 on an A6000 that idles 86 % of the time takes 53.7 
 of a vision transformer of 24 blocks, 16 channels wide, take 44.6 ms of thread time for 951 operators and 2062 views."""
 HOST_LAUNCH_SECONDS = 5e-6
 """Host time to submit a kernel: 4 to 6 microseconds, measured on an RTX 5070 Ti (susun-blog.com, "pegainfer 3")."""
-KERNEL_SECONDS = 1.3e-6
-"""Time on the card of a kernel without work: an addition of 1024 numbers in a CUDA graph takes 1.1 to 1.3 microseconds
-(github.com/pytorch/pytorch/issues/161104)."""
-MEMORY_SHARE = 0.9
-"""Share of the peak bandwidth that a long copy reaches: 4.3 of 4.8 TB/s, measured through PyTorch on one H200."""
-PRODUCT_SHARE = 0.8
-"""Share of the peak FLOP/s that a large product of random numbers reaches (power lowers the clock): 788 of 989 TFLOP/s
-at 8192 x 8192 x 8192 in bfloat16, measured through PyTorch on one H200."""
-TILE = 128
-"""Side of a tile of a matrix product (NVIDIA, "Matrix Multiplication Background User's Guide": 128 and 256)."""
-LINK_SHARE = 256 / (256 + 24)
-"""Share of the host link that is payload: 256 bytes in a packet with 24 of header (PCI Express base specification)."""
-HOST_MEMORY_BANDWIDTH = 51.2e9
-"""Bytes a second of the host's memory, assumed: two channels of DDR4-3200 (JEDEC JESD79-4). For host optimizers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,68 +51,6 @@ class Timing:
         """What the step waits for most: `host`, `device` or `link`."""
         parts = {"device": self.device_seconds, "host": self.host_seconds, "link": self.link_seconds}
         return max(parts, key=lambda name: parts[name])
-
-
-def product_share(product: tuple[int, int, int, int], sm_count: int) -> float:
-    """Returns the share of the SMs' time that a matrix product uses, given whole tiles and whole waves.
-
-    Args:
-        product: Batch, rows, columns and inner size.
-        sm_count: Streaming multiprocessors of the card.
-
-    Returns:
-        More than 0, at most 1.
-    """
-    batch, rows, columns, inner = product
-    tiles = batch * -(-rows // TILE) * -(-columns // TILE)
-    # With fewer tiles than SMs the inner side is split, to no less than one tile's depth.
-    pieces = max(1, min(sm_count // max(tiles, 1), inner // TILE))
-    waves = -(-tiles * pieces // sm_count)
-    useful = batch * rows * columns * pieces
-    return useful / (waves * sm_count * TILE * TILE)
-
-
-def run_seconds(run: OperatorRun, device: Device) -> float | None:
-    """Returns how long an operator keeps the card, the link or the host's memory busy.
-
-    Args:
-        run: The operator.
-        device: The card.
-
-    Returns:
-        Seconds; None where the table lacks what it takes.
-    """
-    moved_bytes = run.read_bytes + run.written_bytes
-    if run.device == "host":
-        return moved_bytes / (HOST_MEMORY_BANDWIDTH * MEMORY_SHARE)
-    if run.device == "link":
-        if device.host_link_bandwidth is None:
-            return None
-        return KERNEL_SECONDS + max(run.read_bytes, run.written_bytes) / (device.host_link_bandwidth * LINK_SHARE)
-    if run.kernels == 0:
-        return 0.0
-    if device.memory_bandwidth is None:
-        return None
-    seconds = moved_bytes / (device.memory_bandwidth * MEMORY_SHARE)
-    if run.flops:
-        peak = _peak(run.dtype, device)
-        if peak is None:
-            return None
-        share = PRODUCT_SHARE
-        if run.product and device.sm_count is not None:
-            share *= product_share(run.product, device.sm_count)
-        seconds = max(seconds, run.flops / (peak * share))
-    return run.kernels * KERNEL_SECONDS + seconds
-
-
-def _peak(dtype: str, device: Device) -> float | None:
-    if dtype == "bfloat16" and dtype not in device.flops and "float32" in device.flops:
-        return device.flops["float32"]  # cards before Ampere convert and compute in float32
-    if dtype == "tf32" and dtype not in device.flops:
-        return device.flops.get("float32")  # the setting has no effect there
-    if dtype.startswith("float8"):
-        dtype = "float8"
-    return device.flops.get(dtype)
 
 
 def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | None:

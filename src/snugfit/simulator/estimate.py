@@ -19,12 +19,14 @@ from snugfit.recipe import Recipe
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
-from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workload import LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
 
 DeviceArgument = str | Device | None
+MOST_STEPS = 1000
+"""Calls of a hand-written step that are recorded at most; each takes as long as the first."""
 _REFERENCE = (8, 0)
 """Compute capability that stands for a card where none is named."""
 
@@ -38,6 +40,7 @@ def estimate(
     recipe: Recipe | None = None,
     device: DeviceArgument = None,
     step: Callable[[Any, Any, Any], Any] | None = None,
+    steps: int | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
@@ -53,11 +56,14 @@ def estimate(
         batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of
             batches (of varying lengths), which the steps go through.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), or a function from parameters
-            to an optimizer; with `step` also an optimizer of the model, or None.
+        optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), an optimizer of the model's
+            parameters, or a function from parameters to one; with `step` also None.
         recipe: How the step is held in memory; None: plainly.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.
+        steps: How often `step` is called. The peak is that of all calls; time and operations are the mean of those after
+            the first. Where calls differ, give twice the number after which they repeat themselves, and one: a GAN that
+            trains its generator at every fifth call takes 11. None: 2, or one more than there are batches.
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
@@ -77,7 +83,13 @@ def estimate(
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
     if step is not None:
         _check_step(step, recipe, loss, forward, split)
+        _check_steps(steps)
     else:
+        if steps is not None:
+            raise InputError(
+                "steps= says how often step= is called, and no step= is given: the trainer's own steps repeat themselves "
+                "after two. Leave steps= out, or give a list of batches."
+            )
         if isinstance(optimizer, str):
             optimizer, storage = algorithm_and_storage(optimizer)
             if storage is not None and (recipe is None or recipe.optimizer is None):
@@ -93,7 +105,9 @@ def estimate(
     def record(kind: Kind) -> Recorded:
         if step is not None:
             on_host = lives_on_host(batch)
-            return workers.call(request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host)
+            return workers.call(
+                request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host, steps=steps
+            )
         arguments = {
             **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
             "loss_weight": loss_weight,
@@ -180,18 +194,32 @@ def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
         raise InputError("step= does everything itself: leave loss=, forward= and split= out.")
 
 
+def _check_steps(steps: object) -> None:
+    if steps is None:
+        return
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise InputError(f"steps is {steps!r} ({type(steps).__name__}); give a whole number of calls of step=.")
+    if not 1 <= steps <= MOST_STEPS:
+        raise InputError(
+            f"steps is {steps}; give 1 to {MOST_STEPS}: twice as many calls of step= as it takes until it repeats itself, "
+            "and one."
+        )
+
+
 def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:
     """Finds mistakes before a worker is started."""
     from snugfit.errors import RecipeError, did_you_mean
 
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    if not callable(optimizer) and not isinstance(optimizer, str):
-        raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    name = optimizer
+    if not isinstance(optimizer, str):
+        from snugfit.training.given_optimizer import name_of
+
+        name = name_of(optimizer)
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
         raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
-    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
     problems = list(contradictions(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name})))
     if problems:
         raise RecipeError(problems, subject="recipe against workload")

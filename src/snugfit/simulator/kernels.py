@@ -8,11 +8,13 @@ heuristics pick on the card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from snugfit.simulator.convolution_layout import copied_bytes
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
 MIB = 2**20
@@ -137,7 +139,35 @@ def _embedding_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple
     return [4 * indices.numel() * indices.dtype.itemsize]
 
 
+def _convolution(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """Copies of arguments that are not in the layout it is computed in; the algorithm's own workspace is not known."""
+    return [copied_bytes(args[0], args[1])]
+
+
+def _convolution_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """The same, with the gradient of the result."""
+    return [copied_bytes(args[1], args[2], args[0])]
+
+
+def _loss(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """The loss of every element, before it is added up.
+
+    Source: `ATen/native/Loss.cpp`, mse_loss_out, smooth_l1_loss_out and huber_loss, the same code on CPU and CUDA.
+    """
+    prediction, target = args[0], args[1]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if not reduction:
+        return []
+    elements = math.prod(torch.broadcast_shapes(prediction.shape, target.shape))  # type: ignore[no-untyped-call]
+    return [elements * torch.result_type(prediction, target).itemsize]
+
+
 _CUDA: dict[str, Row] = {
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten.mse_loss.default": _loss,
+    "aten.smooth_l1_loss.default": _loss,
+    "aten.huber_loss.default": _loss,
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from snugfit.techniques.init import own_tables
+
 
 class Materialiser:
     """Makes one fake storage for every storage of a skeleton, however many tensors share it."""
@@ -18,12 +20,13 @@ class Materialiser:
         self._tensors: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []
 
-    def tensor(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def tensor(self, meta: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns the fake tensor for a meta tensor; the same one for the same.
 
         Args:
             meta: A meta tensor; any other comes back as it is.
             device: Where the fake one is.
+            dtype: Its dtype; None: as in the skeleton. Tensors that share a storage are given the same.
 
         Returns:
             A fake tensor of the same layout, a parameter where the skeleton is one.
@@ -36,16 +39,17 @@ class Materialiser:
         storage = meta.untyped_storage()
         key = (storage._cdata, device)
         elements = storage.nbytes() // meta.dtype.itemsize
+        dtype = dtype or meta.dtype
         own = meta.storage_offset() == 0 and _extent(meta) == elements
         if key in self._storages:
             base = self._storages[key]
             flat = base.view(-1) if base.is_contiguous() else torch.as_strided(base, (elements,), (1,), 0)
-            fake = torch.as_strided(flat.view(meta.dtype), meta.shape, meta.stride(), meta.storage_offset())
+            fake = torch.as_strided(flat.view(dtype), meta.shape, meta.stride(), meta.storage_offset())
         elif own:
-            fake = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+            fake = torch.empty_strided(meta.shape, meta.stride(), dtype=dtype, device=device)
             self._storages[key] = fake
         else:
-            base = torch.empty(elements, dtype=meta.dtype, device=device)
+            base = torch.empty(elements, dtype=dtype, device=device)
             self._storages[key] = base
             fake = torch.as_strided(base, meta.shape, meta.stride(), meta.storage_offset())
         if isinstance(meta, torch.nn.Parameter):
@@ -64,16 +68,20 @@ class Materialiser:
             device: Where they are.
             dtype: Dtype of floating-point ones; None: as in the skeleton.
         """
-        if dtype is not None:
-            model.to(dtype)
+        kept = {id(table) for table in own_tables(model)}
+
+        def fake(meta: torch.Tensor) -> torch.Tensor:
+            cast = dtype is not None and meta.is_floating_point() and id(meta) not in kept
+            return self.tensor(meta, device, dtype if cast else None)
+
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, meta in table.items():
                     if meta is not None:
-                        table[name] = self.tensor(meta, device)  # type: ignore[assignment]
+                        table[name] = fake(meta)  # type: ignore[assignment]
             for name, value in list(vars(module).items()):
                 if isinstance(value, torch.Tensor) and value.device.type == "meta":
-                    vars(module)[name] = self.tensor(value, device)
+                    vars(module)[name] = fake(value)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         """Gives an optimizer the fake parameters of the model it belongs to, and fake state, in place.

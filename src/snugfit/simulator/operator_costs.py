@@ -1,7 +1,8 @@
 """What an operator costs, from the shapes of its arguments: floating-point operations, bytes moved, kernels launched.
 
-Floating-point operations follow torch's own formulas (`torch.utils.flop_counter`); an operator without one counts 0 and
-is judged by its bytes. Multi-tensor operators launch as many kernels as torch's `MultiTensorApply.cuh` does.
+Floating-point operations follow torch's own formulas (`torch.utils.flop_counter`), except for convolutions, where torch
+counts the gradient of grouped weights as if there were no groups; an operator without a formula counts 0 and is judged by
+its bytes. Multi-tensor operators launch as many kernels as torch's `MultiTensorApply.cuh` does.
 """
 
 from __future__ import annotations
@@ -13,12 +14,32 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.simulator.trace import Convolution
+
 _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
 """Tensors in one multi-tensor kernel, by number of lists. Source: MultiTensorApply.cuh, depth_to_max_tensors."""
 _CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH = 65536, 320
 """Source: MultiTensorApply.cuh, kChunkSize and depth_to_max_blocks."""
 _PRODUCTS = {"aten.mm.default": 0, "aten.addmm.default": 1, "aten.bmm.default": 0, "aten.baddbmm.default": 1}
 """Matrix products -> position of the left factor."""
+
+
+_READ_TWICE = {
+    "aten.native_batch_norm.default": 0,
+    "aten.native_batch_norm_backward.default": 1,
+    "aten._batch_norm_with_update.default": 0,
+    "aten.batch_norm_backward.default": 1,
+    "aten.native_layer_norm.default": None,
+    "aten.native_layer_norm_backward.default": None,
+    "aten.native_group_norm.default": None,
+    "aten.native_group_norm_backward.default": None,
+}
+"""Normalisations whose kernels read their input for the statistics and once more for the result -> for batch norm, where
+its input is: with channels last cuDNN keeps it on the chip. Source: `layer_norm_kernel.cu`, `Normalization.cuh` and
+`cudnn/BatchNorm.cpp` (CUDNN_BATCHNORM_SPATIAL_PERSISTENT) of torch; layer norm reaches two thirds of the bandwidth that an
+elementwise kernel does (benchmarks/results/clock_fit.json)."""
+_LONG_ROW = 1024
+"""A softmax of rows up to this length reads them once. Source: `cuda/PersistentSoftmax.cuh`; measured in the same file."""
 
 
 class Cost(NamedTuple):
@@ -36,6 +57,10 @@ class Cost(NamedTuple):
     """Kernels launched; 0 for a view or an uninitialised tensor."""
     product: tuple[int, int, int, int] | tuple[()]
     """Batch, rows, columns and inner size of a matrix product; empty otherwise."""
+    convolution: Convolution | tuple[()] = ()
+    """The shape of a convolution; empty otherwise."""
+    again_bytes: int = 0
+    """Bytes of arguments that a card's kernels read more than once."""
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -66,7 +91,11 @@ def cost_of(
     inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
     makes_nothing = not written or name.startswith(("aten.empty", "aten.new_empty"))
     formula = _formulas().get(operator.overloadpacket)
-    flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
+    convolution = _convolution(name, args, result)
+    if convolution:
+        flops = convolution_flops(convolution)
+    else:
+        flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
     return Cost(
         flops=flops,
         read_bytes=sum(map(tensor_bytes, inputs)),
@@ -74,6 +103,8 @@ def cost_of(
         dtype=_compute_dtype(written, inputs),
         kernels=0 if makes_nothing else _kernels(name, args),
         product=_product(name, args),
+        convolution=convolution,
+        again_bytes=_again_bytes(name, args, inputs),
     )
 
 
@@ -120,3 +151,53 @@ def _product(name: str, args: Sequence[Any]) -> tuple[int, int, int, int] | tupl
     left, right = args[first], args[first + 1]
     batch = left.shape[0] if left.dim() == 3 else 1
     return batch, left.shape[-2], right.shape[-1], left.shape[-1]
+
+
+def _convolution(name: str, args: Sequence[Any], result: Any) -> Convolution | tuple[()]:
+    if name == "aten.convolution.default":
+        source, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+        images, gradients = result, 0
+    elif name == "aten.convolution_backward.default":
+        images, source, weight, stride, transposed, groups = args[0], args[1], args[2], args[4], args[7], args[9]
+        gradients = sum(bit for bit, wanted in zip((1, 2), args[10], strict=False) if wanted)
+    else:
+        return ()
+    if transposed:  # the same products, with input and output changed over
+        source, images = images, source
+    return Convolution(
+        samples=source.shape[0],
+        inputs=source.shape[1],
+        outputs=images.shape[1],
+        groups=groups,
+        taps=math.prod(weight.shape[2:]),
+        pixels=math.prod(source.shape[2:]),
+        positions=math.prod(images.shape[2:]),
+        stride=math.prod(stride),
+        gradients=gradients,
+        channels_last=_is_channels_last(source),
+    )
+
+
+def convolution_flops(shape: Convolution) -> int:
+    """Returns the floating-point operations of a convolution, or of the gradients that its backward pass makes.
+
+    Args:
+        shape: Its shape.
+    """
+    one = 2 * shape.samples * shape.positions * shape.outputs * (shape.inputs // shape.groups) * shape.taps
+    return one * max(1, shape.gradients.bit_count())
+
+
+def _again_bytes(name: str, args: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int:
+    if name in _READ_TWICE:
+        position = _READ_TWICE[name]
+        if position is not None and _is_channels_last(args[position]):
+            return 0
+        return sum(map(tensor_bytes, inputs))
+    if name in ("aten._softmax.default", "aten._log_softmax.default"):
+        return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
+    return 0
+
+
+def _is_channels_last(images: torch.Tensor) -> bool:
+    return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)

@@ -100,6 +100,8 @@ class Estimate:
     """The blocks of the model."""
     answered: tuple[str, ...]
     """Questions about values that were answered although simulated tensors have none."""
+    steps: int | None
+    """How often a hand-written step was called; None for training by a recipe."""
     trace: Trace = dataclasses.field(repr=False, compare=False)
     """The recording."""
 
@@ -230,6 +232,7 @@ def assemble(
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only),
         answered=headline.answered,
+        steps=headline.steps,
         trace=trace,
     )
 
@@ -258,8 +261,7 @@ def _fits(
 
 
 def _timings(recorded: Recorded, card: Device) -> list[Timing | None]:
-    """The steps after the first, each batch once."""
-    return [clock(recorded.trace, card, step=number) for number in range(1, recorded.batches + 1)]
+    return [clock(recorded.trace, card, step=number) for number in recorded.steady_steps]
 
 
 def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
@@ -270,8 +272,8 @@ def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
 def _flops(recorded: Recorded) -> int:
     """Operations of the steps after the first, on average."""
     trace = recorded.trace
-    steps = range(1, recorded.batches + 1)
-    return sum(trace.runs[index].flops for step in steps for index in runs_of_step(trace, step)) // recorded.batches
+    steps = recorded.steady_steps
+    return sum(trace.runs[index].flops for step in steps for index in runs_of_step(trace, step)) // len(steps)
 
 
 def _step_of(trace: Trace, event: int) -> int:

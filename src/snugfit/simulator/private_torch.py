@@ -6,6 +6,7 @@ process calls it: from then on torch takes our Python backend for *the* accelera
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -126,13 +127,66 @@ class FakeFactory:
         return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
 
 
-def is_composite(operator: Any) -> bool:
-    """Returns whether an operator is made of other operators (they reach a dispatch mode whole under inference mode)."""
-    name = operator.name()
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
-    )
+IMPLICIT, EXPLICIT = (
+    "CompositeImplicitAutograd",
+    ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+"""Keys of bodies over other operators, with autograd inside them and under it."""
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Returns whether a kernel was registered for just this key.
+
+    Args:
+        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
+        key: A dispatch key, such as `CPU`.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def operator_names() -> list[str]:
+    """Returns the names of all registered operators of torch itself."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+@functools.cache
+def knows_cuda_kernels() -> bool:
+    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
+    return has_kernel("aten::mm", "CUDA")
+
+
+def explicit_body(name: str) -> str | None:
+    """Returns the key of an operator's body over others under autograd; None where it has none.
+
+    Args:
+        name: An operator as the dispatcher names it.
+    """
+    return next((key for key in EXPLICIT if has_kernel(name, key)), None)
+
+
+def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs the body of an operator in place of a kernel.
+
+    Args:
+        operator: The overload; it has such a body.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
+    python = operator.py_kernels.get(key)
+    return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
+
+
+def claim_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """Says that the simulated card has a kernel of its own for an operator.
+
+    Args:
+        name: The operator as the dispatcher names it.
+        kernel: The kernel.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
 
 
 def python_body(operator: Any) -> Callable[..., Any] | None:
@@ -206,6 +260,39 @@ def register_backend(name: str, module: Any) -> None:
 
 
 _libraries: list[torch.library.Library] = []
+
+
+def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Changes what an operator's fake version returns.
+
+    Args:
+        operator: The overload; torch has a fake version of it.
+        amend: Takes the result and the positional arguments, and gives the result to return.
+    """
+    from torch._subclasses import fake_impls
+
+    original = fake_impls.op_implementations_dict[operator]
+
+    def amended(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(mode, func, *args, **kwargs)
+        with mode:
+            return amend(result, args)
+
+    fake_impls.op_implementations_dict[operator] = amended
+
+
+def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Returns the layout that operators take a tensor to be in, where its strides allow several.
+
+    Args:
+        tensor: The tensor.
+
+    Source: `c10/core/MemoryFormat.h`; torch's own Python version of it.
+    """
+    from torch._prims_common import suggest_memory_format
+
+    found: torch.memory_format = suggest_memory_format(tensor)
+    return found
 
 
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:

@@ -24,6 +24,7 @@ from snugfit.simulator import (
     fake_failure,
     kernels,
     operator_truth,
+    own_kernels,
     private_torch,
 )
 from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
@@ -54,7 +55,7 @@ _CARRIES: dict[Any, Callable[[float], float]] = {
 }
 """Operators that carry a known truth value on."""
 _plans: dict[Any, dict[Any, Plan]] = {}
-_composite: dict[Any, bool] = {}
+_holds_more: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
 
@@ -232,16 +233,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if func in _CARRIES:
                         self._inherit(func, found[1], fresh)
                 return result
-        composite = _composite.get(func)
-        if composite is None:
-            composite = _composite[func] = private_torch.is_composite(func)
-        if composite:
+        how = own_kernels.choice(func, self.personality.kind)
+        if how == own_kernels.APART:
             with self._also_inside():
                 if attention_kernels.runs_whole(func) and self._cuda:
                     return attention_kernels.attention(*args, **kwargs)
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+                return func.decompose(*args, **kwargs)
+        if self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
+            self._builder.taken_apart[str(func), module] = None
+            with self._also_inside():
+                return private_torch.run_explicit_body(func, args, kwargs)
         if func not in _bodies:
             _bodies[func] = private_torch.python_body(func)
         body = _bodies[func]
@@ -249,6 +250,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self._also_inside():
                 return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
+
+    def _holds_more(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: tuple[Any, list[torch.Tensor]] | None
+    ) -> bool:
+        """Whether the device takes an operator apart, and its body makes more than its results."""
+        if not any(type(tensor) is FakeTensor for tensor in tensors_in((*args, *kwargs.values()))):
+            return False
+        if found is None:
+            return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
+        key = (self.personality.kind, found[0])
+        known = _holds_more.get(key)
+        if known is None:
+            known = _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
+        return known
 
     def _work_out(
         self,
@@ -260,6 +275,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that has no plan, and makes one where that is possible."""
         tensors = tensors_in((*args, *kwargs.values()))
+        written = _mutated(func, args, kwargs)
+        sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
             return self._item(tensors[0], module)
         if _all_real(tensors, kwargs):
@@ -282,9 +299,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if unscaling:
             self._ledger.set_value(args[1], 0.0)
             self.answered.add("the loss scaler was told that all gradients are finite")
-        resizing = func._opname in _RESIZING
-        if resizing:
-            self._ledger.resized(args[0].untyped_storage())
+        resizing = func._opname in _RESIZING or sizes != [tensor.untyped_storage().nbytes() for tensor in written]
+        if resizing:  # by name, or an empty `out=` that was given its size
+            for tensor in written:
+                self._ledger.resized(tensor.untyped_storage())
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
         fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
@@ -444,6 +462,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cost.product,
                 after,
                 plan.blocking,
+                convolution=cost.convolution,
+                again_bytes=cost.again_bytes,
             )
         )
 

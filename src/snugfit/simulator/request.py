@@ -19,7 +19,7 @@ from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.simulator.experts import expert_modules
 from snugfit.simulator.trace import Trace
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +78,17 @@ class Recorded:
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order; none for a hand-written step."""
+    steps: int | None = None
+    """Calls of a hand-written step that were recorded; None for training by a recipe."""
+
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
+
+    @property
+    def steady_steps(self) -> range:
+        """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
+        last = self.batches + 1 if self.steps is None else self.steps
+        return range(min(1, last - 1), last)
 
 
 def record_named(
@@ -101,20 +110,38 @@ def record_named(
         InputError: The model does not exist, or does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    gc.disable()  # the model's library is imported here; see the worker
     _without_logs()
-    try:
-        from snugfit.workloads.model_batches import batch_for, task_of
+    task, model = build_named(named)
+    from snugfit.workloads.model_batches import batch_for
+    from snugfit.workloads.tasks import task_named
 
-        task = task_of(named.spec, named.task)
-        model = without_memory(lambda device: _build_named(named, task, device))
-    finally:
-        gc.enable()
     batch, loss, loss_weight = batch_for(
         model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
     )
     arguments = {**settings, "batch_size": batch_size, "loss": loss, "loss_weight": loss_weight}
-    return record_given(model, batch, recipe, kind, arguments)
+    return record_given(model, batch, recipe, kind, arguments, task=task_named(task))
+
+
+def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
+    """Builds a model by its name without memory; runs in a worker.
+
+    Args:
+        named: The model.
+
+    Returns:
+        Its task and the model.
+
+    Raises:
+        InputError: The model does not exist.
+    """
+    gc.disable()  # the model's library is imported here; see the worker
+    try:
+        from snugfit.workloads.model_batches import task_of
+
+        task = task_of(named.spec, named.task)
+        return task, without_memory(lambda device: _build_named(named, task, device))
+    finally:
+        gc.enable()
 
 
 def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
@@ -151,7 +178,9 @@ def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
             return make("cpu")
 
 
-def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any]) -> Recorded:
+def record_given(
+    model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any], *, task: Any = None
+) -> Recorded:
     """Records training of a model that was given; runs in a worker.
 
     Args:
@@ -160,6 +189,7 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         recipe: How the step is held in memory.
         kind: The kind of device.
         arguments: The other arguments of `snugfit.prepare`.
+        task: What is reported in evaluation; None: the loss.
 
     Returns:
         The recording.
@@ -191,7 +221,7 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         # One step more than batches, so that each of them also meets the optimizer's state.
         steps = max(STEPS, len(batches) + 1)
         return simulate_training(
-            model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
+            model, recipe, batches, personality=personality, steps=steps, task=task, pool=_here(), arguments=given
         )
 
     recorded = _recorded(run, model, workload, batches, weights, parameters)
@@ -208,6 +238,7 @@ def record_step(
     settings: Mapping[str, Any],
     *,
     on_host: bool,
+    steps: int | None = None,
 ) -> Recorded:
     """Records a hand-written step as it is; runs in a worker.
 
@@ -219,6 +250,7 @@ def record_step(
         kind: The kind of device.
         settings: lr, weight_decay, betas, momentum, for an optimizer by name.
         on_host: Whether the step finds its batch on the host.
+        steps: How often it is called; None: twice, or once more than there are batches.
 
     Returns:
         The recording; its workload is None.
@@ -249,6 +281,7 @@ def record_step(
         step(model, optimizer, given)
 
     weights, parameters = _weights(model)
+    calls = steps or max(STEPS, len(batches) + 1)
 
     def run() -> Recording:
         return simulate_step(
@@ -257,12 +290,12 @@ def record_step(
             used,
             batches[0] if len(batches) == 1 else None,
             personality=personality,
-            steps=max(STEPS, len(batches) + 1),
+            steps=calls,
             batch_on="host" if on_host else "device",
             pool=_here(),
         )
 
-    return _recorded(run, model, None, batches, weights, parameters)
+    return dataclasses.replace(_recorded(run, model, None, batches, weights, parameters), steps=calls)
 
 
 def _module(model: Any) -> torch.nn.Module:
@@ -289,10 +322,10 @@ def _module(model: Any) -> torch.nn.Module:
 
 
 def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
-    optimizer = given.get("optimizer", "adamw")
+    from snugfit.training.given_optimizer import name_of
+
     plain = {name: given[name] for name in Workload.__dataclass_fields__ if given.get(name) is not None}
-    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
-    return Workload.from_mapping({**traits, **plain, "optimizer": name})
+    return Workload.from_mapping({**traits, **plain, "optimizer": name_of(given.get("optimizer", "adamw"))})
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:

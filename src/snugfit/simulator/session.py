@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.simulator.accelerator import Personality
 from snugfit.simulator.pool import Pool, shared_pool
@@ -20,6 +21,8 @@ from snugfit.simulator.trace import Trace
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
+EVALUATED = 2
+"""Batches that are evaluated: the first finds the cache as training left it, the second is like all later ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,10 +135,11 @@ def simulate_training(
     personality: Personality | None = None,
     steps: int = STEPS,
     evaluate: bool = True,
+    task: Any = None,
     pool: Pool | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """Records training by a recipe: building, first step, steady step, and one batch of evaluation in between.
+    """Records training by a recipe: building, first step, steady step, and an evaluation in between.
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
@@ -143,7 +147,8 @@ def simulate_training(
         batch: One batch of training, or a list of batches that the steps go through.
         personality: The kind of device; None: a CUDA card of capability 8.0.
         steps: How many steps are recorded.
-        evaluate: Whether a forward pass without gradients is recorded between the steps.
+        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
+        task: What is reported in evaluation; None: the loss.
         pool: Workers to use; None: those of this process.
         arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings.
 
@@ -155,7 +160,7 @@ def simulate_training(
         CannotSimulateError: Something in the step needs values.
     """
     return (pool or shared_pool()).call(
-        _training_job, model, recipe, batch, personality or Personality(), steps, evaluate, dict(arguments or {})
+        _training_job, model, recipe, batch, personality or Personality(), steps, evaluate, task, dict(arguments or {})
     )
 
 
@@ -217,17 +222,23 @@ def _training_job(
     personality: Personality,
     steps: int,
     evaluate: bool,
+    task: Any,
     arguments: dict[str, Any],
 ) -> Recording:
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
     from snugfit.techniques.quantize import load_libraries
+    from snugfit.training.recovery import elements
 
     load_libraries(recipe)
     if recipe.optimizer in LIBRARIES:
         load_library(recipe.optimizer)  # outside of the recording: it makes tables of real values
     model = _built(model)
-    run = (model, recipe, batch, personality, steps, evaluate)
+    evaluation = None
+    if evaluate and arguments.get("evaluate", True):
+        widest = max(batch, key=elements) if isinstance(batch, list) else batch
+        evaluation = _Evaluation(task, arguments, recipe, widest)
+    run = (model, recipe, batch, personality, steps, evaluation)
     if recipe.microbatch_size is None:
         return _recorded_training(*run, arguments)
     fewer = FewerPieces(arguments.get("split"))
@@ -244,7 +255,7 @@ def _recorded_training(
     batch: Any,
     personality: Personality,
     steps: int,
-    evaluate: bool,
+    evaluation: _Evaluation | None,
     arguments: dict[str, Any],
 ) -> Recording:
     import torch
@@ -262,32 +273,79 @@ def _recorded_training(
             final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
             # Weights that are quantised go to the device layer by layer, from a model built on the host.
             built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-            _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
-        trainer = prepare(model, recipe, device=device, **arguments)
+            fake = Materialiser()
+            _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
+            if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
+                fake.optimizer(arguments["optimizer"], built_on)
+            del fake  # it holds every tensor it made, and the weights before they are cast would live as long
+        # Whether samples are coupled takes values to find out, and a fake step has none.
+        coupled = bool(arguments.get("coupled_samples"))
+        trainer = prepare(model, recipe, device=device, **{**arguments, "coupled_samples": coupled})
         recorder.watch(trainer.model)
         for number in range(steps):
             recorder.step = number
-            given = _batch(recorder, batches[number % len(batches)], host if personality.kind == "cuda" else device)
+            place = host if personality.kind == "cuda" else device
+            given = _batch(recorder, batches[number % len(batches)], place)
             trainer.step(given)
-            if evaluate and number == 0:
-                _evaluate(trainer, given)
+            if evaluation is not None and number == 0:
+                evaluation.run(trainer, place)
             del given
 
     return record(run, personality)
 
 
-def _evaluate(trainer: Any, batch: Any) -> None:
-    """One batch of evaluation, as the loop does it: a forward pass without gradients, in evaluation mode."""
+class _Evaluation:
+    """The loop's evaluation of held-out data, in batches as the loop reads them: as large as training's microbatches."""
+
+    def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batch: Any) -> None:
+        """Cuts the batches, outside of the recording.
+
+        Args:
+            task: What is reported; None: the loss.
+            arguments: Those of `snugfit.prepare`.
+            recipe: How the step is held in memory.
+            batch: A batch of training, without memory.
+        """
+        from snugfit.techniques.microbatch import first_tensor, map_tensors, split_batch
+        from snugfit.training.evaluation import evaluated_at_once
+        from snugfit.workloads.tasks import task_of_loss
+
+        self._own = task is None
+        self._task = task or task_of_loss(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+        pieces, tensor = [batch], first_tensor(batch)
+        if recipe.microbatch_size is not None and tensor is not None:
+            pieces = (arguments.get("split") or split_batch)(batch, evaluated_at_once(recipe, tensor.shape[0]))
+        pieces = [pieces[i % len(pieces)] for i in range(EVALUATED)]
+        self._batches = [map_tensors(piece, _in_its_own_memory) for piece in pieces]
+
+    def run(self, trainer: Any, place: Any) -> None:
+        """Evaluates.
+
+        Args:
+            trainer: The trainer on fake tensors.
+            place: Where the loader puts batches.
+        """
+        from snugfit.simulator.materialise import Materialiser
+        from snugfit.training.evaluation import add_up
+
+        try:
+            add_up(trainer, (Materialiser().tree(batch, place) for batch in self._batches), self._task)
+        except Exception as error:
+            if not self._own:
+                raise
+            reason = " ".join(str(error).split())[:300].rstrip(".")
+            warnings.warn(
+                "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
+                f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+
+
+def _in_its_own_memory(tensor: Any) -> Any:
     import torch
 
-    from snugfit.training.phases import phase
-
-    modes = {module: module.training for module in trainer.model.modules()}
-    trainer.model.eval()
-    with phase("evaluation"), torch.no_grad():
-        trainer.evaluate_batch(batch)
-    for module, mode in modes.items():
-        module.training = mode
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = None) -> None:

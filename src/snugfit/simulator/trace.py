@@ -60,6 +60,31 @@ class Workspace(NamedTuple):
     """The stream that was current."""
 
 
+class Convolution(NamedTuple):
+    """The shape of a convolution as the clock needs it; a transposed one is an ordinary one in the other direction."""
+
+    samples: int
+    """Images of the batch."""
+    inputs: int
+    """Channels of the input."""
+    outputs: int
+    """Channels of the output."""
+    groups: int
+    """Groups that channels are divided into."""
+    taps: int
+    """Elements of the kernel's window, such as 9 for 3 x 3."""
+    pixels: int
+    """Positions of an input image."""
+    positions: int
+    """Positions of an output image."""
+    stride: int
+    """Product of the strides."""
+    gradients: int
+    """0: the forward pass. 1: the gradient of the input. 2: that of the weights. 3: both."""
+    channels_last: bool
+    """Whether the channels of a pixel lie side by side."""
+
+
 class OperatorRun(NamedTuple):
     """One operator as the clock sees it."""
 
@@ -91,6 +116,10 @@ class OperatorRun(NamedTuple):
     """Whether the host waits for its end (`.item()`, a copy from pageable memory, a synchronise)."""
     at: int = 0
     """How many events of the trace came before it."""
+    convolution: Convolution | tuple[()] = ()
+    """For a convolution: its shape; empty for everything else."""
+    again_bytes: int = 0
+    """Bytes of arguments that a card's kernels read more than once."""
 
 
 class Repeat(NamedTuple):
@@ -135,6 +164,8 @@ class Trace:
     """Operators in the order in which the host issued them."""
     repeats: tuple[Repeat, ...] = ()
     """Stretches of runs that happen several times and were recorded once; their memory is the same every time."""
+    taken_apart: tuple[tuple[str, str], ...] = ()
+    """Operators that the device has no kernel for, with the module they ran in; `runs` has their parts."""
 
     def __len__(self) -> int:
         """The number of events."""
@@ -197,7 +228,8 @@ class Trace:
         for row in plain["runs"]:
             run = OperatorRun(*row)
             product: Any = tuple(run.product)
-            runs.append(run._replace(product=product, after=tuple(run.after)))
+            shape: Any = Convolution(*run.convolution) if run.convolution else ()
+            runs.append(run._replace(product=product, after=tuple(run.after), convolution=shape))
         return cls(
             storages=tuple(Storage(*row) for row in plain["storages"]),
             workspaces=tuple(Workspace(*row) for row in plain["workspaces"]),
@@ -224,6 +256,8 @@ class TraceBuilder:
         self._subjects: list[int] = []
         self._values: list[int] = []
         self._runs: list[OperatorRun] = []
+        self.taken_apart: dict[tuple[str, str], None] = {}
+        """Operator and module of all that was recorded in parts."""
 
     def __len__(self) -> int:
         """The number of events so far."""
@@ -382,4 +416,5 @@ class TraceBuilder:
             subjects=tuple(self._subjects),
             values=tuple(self._values),
             runs=tuple(self._runs),
+            taken_apart=tuple(self.taken_apart),
         )

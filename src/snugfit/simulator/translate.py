@@ -32,6 +32,8 @@ _SAME_NAME = [
     "manual_seed_all",
     "get_rng_state",
     "set_rng_state",
+    "get_rng_state_all",
+    "set_rng_state_all",
     "current_stream",
     "default_stream",
     "stream",

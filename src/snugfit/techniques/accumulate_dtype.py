@@ -24,12 +24,16 @@ class Fp32Sums:
             parameters: What training changes.
         """
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self.active = False
+        """Whether a backward pass of the step is under way; one of anybody else's leaves its gradients in `grad`."""
         self._hooks: list[RemovableHandle] = []
         for weight in parameters:
             if weight.dtype in (torch.float16, torch.bfloat16):
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._add))  # type: ignore[no-untyped-call]
 
     def _add(self, weight: Tensor) -> None:
+        if not self.active:
+            return
         assert isinstance(weight, nn.Parameter) and weight.grad is not None
         if weight in self._sums:
             self._sums[weight].add_(weight.grad)

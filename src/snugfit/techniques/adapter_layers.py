@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from snugfit.errors import InputError
+from snugfit.library_imports import importing
 from snugfit.techniques.frozen_linear import FrozenLinear
 
 NAME = "default"
@@ -46,7 +46,7 @@ def peft_library() -> ModuleType:
         InputError: It is not installed.
     """
     try:
-        with _quietly():
+        with importing():
             import peft
     except ImportError as error:
         raise InputError(
@@ -67,7 +67,7 @@ def load_peft() -> None:
     """
     peft = peft_library()
     config = peft.LoraConfig(r=1, target_modules=["0"], use_dora=True)
-    with torch.random.fork_rng(devices=()), _quietly():
+    with torch.random.fork_rng(devices=()), importing():
         peft.inject_adapter_in_model(config, nn.Sequential(nn.Linear(1, 1)))
 
 
@@ -110,7 +110,7 @@ def add_adapters(
     """
     peft = peft_library()
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    with torch.random.fork_rng(devices=()), _quietly():  # adapters are drawn on the host, whatever the device
+    with torch.random.fork_rng(devices=()), importing():  # adapters are drawn on the host, whatever the device
         torch.manual_seed(seed)
         with _device_known(model):
             peft.inject_adapter_in_model(config, model, adapter_name=NAME)
@@ -188,18 +188,6 @@ def _device_known(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         del model.hf_device_map
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keeps warnings about torchao, which peft imports and we do not use, from people who did not ask for it."""
-    log = logging.getLogger("torch.utils._pytree")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _replace_everywhere(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, SnugfitWarning, about
 from snugfit.techniques.base import ModelTechnique
 
 _KERNELS = {"eager": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
@@ -73,10 +73,11 @@ def _only(choice: str) -> Iterator[None]:
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        raise InputError(
-            f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device (or no "
-            "attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
-        ) from error
+        with about("attention"):
+            raise InputError(
+                f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device "
+                "(or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
+            ) from error
 
 
 def can_switch(model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from snugfit.errors import InputError, did_you_mean
+from snugfit.spellings import meant, suggestion
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -35,12 +36,13 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return {}
 
 
-def named_blocks(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
+def named_blocks(model: nn.Module, names: tuple[str, ...], *, field: str) -> dict[str, nn.Module]:
     """Returns the modules that a person named.
 
     Args:
         model: Any module.
         names: Dotted names, as in `model.named_modules()`.
+        field: The field of the recipe that names them, for messages.
 
     Returns:
         Name -> module.
@@ -52,8 +54,11 @@ def named_blocks(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Modul
     unknown = [name for name in names if name not in modules or not name]
     if unknown:
         blocks = list(find_blocks(model)) or list(modules)[1:9]
+        is_word = len(names) == 1 and meant(field, unknown[0], ())
+        tail = f"{suggestion(field, unknown[0], ())} Its blocks: {', '.join(blocks[:12])}." if is_word else ""
         raise InputError(
-            f"the model has no module named {', '.join(map(repr, unknown))}; {did_you_mean(unknown[0], blocks[:12])}"
+            f"{field}: the model has no module named {', '.join(map(repr, unknown))}; "
+            f"{tail or did_you_mean(unknown[0], blocks[:12])}"
         )
     for name in names:
         inside = [other for other in names if other.startswith(name + ".")]

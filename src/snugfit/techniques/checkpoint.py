@@ -30,6 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
+from snugfit.techniques.inplace import set_inplace
 from snugfit.techniques.offload_activations import ActivationOffload
 
 _aten = torch.ops.aten
@@ -102,7 +103,7 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, 
         InputError: No repeated blocks, fewer than K, or an unknown name.
     """
     if isinstance(choice, tuple):
-        return named_blocks(model, choice)
+        return named_blocks(model, choice, field="checkpoint")
     blocks = find_blocks(model)
     if not blocks:
         raise InputError(
@@ -168,7 +169,7 @@ def _forbid_overwriting(block: nn.Module) -> None:
     """Selective checkpointing keeps results of matmuls, and an in-place activation right behind one would spoil them."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
-            setattr(module, "inplace", False)  # noqa: B010 - Module declares no such attribute
+            set_inplace(module, False)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, about
 from snugfit.techniques.linear_cross_entropy import LogitStep, Settings
 
 LossFunction = Callable[..., Tensor]
@@ -292,10 +292,11 @@ class DeferredLogits:
             return compute()
 
     def _refuse(self, name: str) -> NoReturn:
-        raise InputError(
-            f"loss_impl={self._impl!r}: the model does more with its logits than scale, shift and flatten them for a plain "
-            f"cross entropy over the vocabulary ({name}), so they cannot be left out. Set loss_impl='full'."
-        )
+        with about("loss_impl"):
+            raise InputError(
+                f"loss_impl={self._impl!r}: the model does more with its logits than scale, shift and flatten them for a "
+                f"plain cross entropy over the vocabulary ({name}), so they cannot be left out. Set loss_impl='full'."
+            )
 
 
 def _dimensions(part: Any) -> int:

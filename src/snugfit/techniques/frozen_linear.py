@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from snugfit.errors import InputError
+from snugfit.library_imports import importing
 
 BLOCK = 64
 """Weights of nf4 that share a scale."""
@@ -165,7 +166,8 @@ def bitsandbytes_library() -> ModuleType:
         InputError: It is not installed.
     """
     try:
-        import bitsandbytes
+        with importing():
+            import bitsandbytes
     except ImportError as error:
         raise InputError(
             f"quantize='nf4' needs the library bitsandbytes, which does not import ({error}). "

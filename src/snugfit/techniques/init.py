@@ -3,7 +3,8 @@
 What it saves. Plain PyTorch builds every weight on the host in fp32 and then copies it to the device in the final
 dtype, so the host holds the whole model, and a file with pretrained weights is held beside it.
 
-- `host`: that plain way. The model is built on the host and moved with `.to(device, dtype)`.
+- `host`: that plain way, but a weight is cast before it moves, one after the other: the device never holds more than
+  the final weights.
 - `device`: the constructor runs on the device with the final 16-bit dtype as the default dtype, so no fp32 copy exists
   on either side: half of the weights' bytes at start-up under `16-true` and `bf16-true`.
 - `meta`: parameters get no memory when they are built. The device tensors are then allocated in the final dtype, one at
@@ -111,7 +112,10 @@ def build(
 
 
 def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
-    """Moves a model to its device and dtype; what is there already stays.
+    """Moves a model to its device and dtype, one tensor at a time; what is there already stays.
+
+    The device never holds a tensor in two dtypes where the first is the wider one: that is cast before it moves. What was
+    moved is freed before the next one comes, as far as nobody else holds it. Tied tensors stay tied, buffers too.
 
     Args:
         model: A model with memory.
@@ -120,23 +124,37 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
 
     Returns:
         The model itself. Complex and integer tensors keep their dtype, and so do the float tables that modules of
-        transformers do not save (`_own_tables`).
+        transformers do not save (`own_tables`).
     """
-    kept = _own_tables(model) if dtype is not None else []
-    model.to(device=device, dtype=dtype)
-    for module, name, table in kept:
-        module._buffers[name] = table.to(device)
+    kept = {id(table) for table in own_tables(model)} if dtype is not None else set()
+    buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        known = buffers.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
+        if final.itemsize <= tensor.dtype.itemsize:
+            made = tensor.to(final).to(device)
+        else:
+            made = tensor.to(device).to(final)
+        if made is not tensor and not isinstance(tensor, torch.nn.Parameter):  # a parameter stays the same object
+            buffers[id(tensor)] = (weakref.ref(tensor), made)
+        return made
+
+    # By way of the hook of all modules: those that keep more than parameters and buffers (recurrent layers) extend it.
+    model._apply(moved)  # type: ignore[no-untyped-call]
     return model
 
 
-def _own_tables(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+def own_tables(model: torch.nn.Module) -> list[torch.Tensor]:
     """Finds float buffers of transformers' modules that are not saved: angles of rotary positions and the like.
 
     The library leaves them in float32 whatever the dtype of the weights, and casts the products itself: in bf16 the angle at
     position 500 would be off by 0.09. Other libraries' modules expect their buffers in the dtype of their inputs.
     """
     return [
-        (module, name, buffer)
+        buffer
         for module in model.modules()
         if type(module).__module__.startswith("transformers.")
         for name, buffer in module._buffers.items()
@@ -169,6 +187,7 @@ def materialise(
     """
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     unread: dict[torch.nn.Parameter, str] = {}
+    placed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_meta:
@@ -183,9 +202,13 @@ def materialise(
             if made[parameter] in unread and _read_into(made[parameter], read(full_name)):
                 del unread[made[parameter]]
         for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in placed:  # tied
+                module._buffers[name] = placed[id(buffer)][1]
+                continue
             stored = read(f"{prefix}.{name}" if prefix else name) if buffer is not None else None
             if buffer is not None and stored is not None:  # `settle` moves those that were built for real
-                module._buffers[name] = _placed(stored, buffer.dtype, device, dtype)
+                made_buffer = module._buffers[name] = _placed(stored, buffer.dtype, device, dtype)
+                placed[id(buffer)] = (buffer, made_buffer)
     _remake_buffers(model)
     fresh = list(unread.values())
     _draw(model, set(unread), fresh)

@@ -9,7 +9,8 @@ silently read overwritten numbers. So a module is changed only where the model's
 its only input comes straight from a linear, convolution or norm layer, none of which needs its own output for backward,
 and goes nowhere else. The proof is a symbolic trace of the model, or, where the model as a whole cannot be traced, of its
 parts. Containers right under a part that cannot be traced prove nothing: its code may walk through their elements and keep
-what lies between. The trace runs on a copy without memory, so a forward method that counts or draws changes nothing.
+what lies between. The trace runs on a copy without memory, so a forward method that counts or draws changes nothing. When
+the model is prepared again, its activations are what they were before.
 
 Fidelity: exact. Source: the guide's list of eleven; torch.fx.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +35,8 @@ GAINING = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Dropout, nn.Dropout2d, nn.Dropout3d
 """Functions whose in-place form keeps nothing but their output or a mask."""
 _PRODUCERS = (nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm)
 """Layers whose backward does not read their output."""
+_own: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+"""Module whose `inplace` a recipe has set -> the model's own choice."""
 
 
 class InPlace(ModelTechnique):
@@ -44,7 +48,7 @@ class InPlace(ModelTechnique):
         """Switches the modules; warns when there is none."""
         safe = safe_modules(model)
         for module in safe:
-            module.inplace = True
+            set_inplace(module, True)
         if not safe:
             warnings.warn(
                 f"inplace has no effect on {type(model).__name__}: no ReLU, LeakyReLU, ELU or Dropout module stands alone "
@@ -52,6 +56,28 @@ class InPlace(ModelTechnique):
                 SnugfitWarning,
                 stacklevel=2,
             )
+
+
+def set_inplace(module: nn.Module, value: bool) -> None:
+    """Makes an activation module overwrite its input, or not, until `restore_inplace`.
+
+    Args:
+        module: A module with an `inplace` attribute.
+        value: Whether it overwrites its input.
+    """
+    _own.setdefault(module, module.inplace)  # type: ignore[arg-type]
+    setattr(module, "inplace", value)  # noqa: B010 - Module declares no such attribute
+
+
+def restore_inplace(model: nn.Module) -> None:
+    """Gives activation modules the choice back that the model itself has made.
+
+    Args:
+        model: Any module.
+    """
+    for module in model.modules():
+        if module in _own:
+            setattr(module, "inplace", _own.pop(module))  # noqa: B010 - Module declares no such attribute
 
 
 def may_gain(model: nn.Module) -> bool:

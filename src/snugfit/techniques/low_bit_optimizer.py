@@ -35,6 +35,7 @@ import torch
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.library_imports import importing
 
 FULL_PRECISION = "full_precision"
 """Key of a parameter group: its state is not quantised."""
@@ -71,7 +72,8 @@ def load_library(name: str) -> None:
 def _module_of(name: str) -> Any:
     library, _ = LIBRARIES[name]
     try:
-        return importlib.import_module(f"snugfit.techniques.low_bit_{library}")
+        with importing():
+            return importlib.import_module(f"snugfit.techniques.low_bit_{library}")
     except (ImportError, OSError) as error:
         raise InputError(
             f"optimizer {name!r} needs {library}, which cannot be imported ({error}). "

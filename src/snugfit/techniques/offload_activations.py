@@ -62,7 +62,7 @@ class ActivationOffload(ModelTechnique):
         """Wraps the forward methods of named modules."""
         self.watch(model)
         if isinstance(self.setup.recipe.offload_activations, tuple):
-            for module in named_blocks(model, self.setup.recipe.offload_activations).values():
+            for module in named_blocks(model, self.setup.recipe.offload_activations, field=self.field).values():
                 module.forward = Offloaded(module, self)
 
     def watch(self, model: nn.Module) -> None:

@@ -67,8 +67,6 @@ class ParameterUpdate:
         self.weight = weight
         self._owned = weight if owned is None else owned
         self.optimizer = make(self._owned)
-        group = self.optimizer.param_groups[0]
-        group.setdefault("initial_lr", group["lr"])
 
     @property
     def group(self) -> dict[str, Any]:

@@ -25,14 +25,13 @@ from torch import nn
 from snugfit.errors import SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
-from snugfit.techniques.init import settle
 from snugfit.techniques.microbatch import map_tensors
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TruePrecision(ModelTechnique):
-    """Casts the model once and each batch as it comes."""
+    """Casts each batch as it comes; `prepare` casts the model on its way to the device (`init.settle`)."""
 
     field = "precision"
 
@@ -47,7 +46,7 @@ class TruePrecision(ModelTechnique):
         return DTYPES[str(self.setup.recipe.true_precision)]
 
     def change(self, model: nn.Module) -> None:
-        """Casts floating parameters and buffers; does nothing to a model that was built in the dtype."""
+        """Says what fp16 without loss scaling risks."""
         if self.dtype == torch.float16:
             warnings.warn(
                 "precision='16-true' overflows above 65504 and has no loss scaling; a step that does is not taken and "
@@ -55,7 +54,6 @@ class TruePrecision(ModelTechnique):
                 SnugfitWarning,
                 stacklevel=2,
             )
-        settle(model, device=self.setup.device, dtype=self.dtype)
 
     def convert(self, batch: Any) -> Any:
         """Casts floating tensors to the weights' dtype."""

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.techniques.microbatch import batch_length, map_tensors
+from snugfit.recipe import Recipe
+from snugfit.techniques.microbatch import map_tensors
 from snugfit.training import random_state
 from snugfit.training.phases import phase
+from snugfit.training.recovery import samples_of
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -57,6 +59,46 @@ def evaluate(
     Returns:
         Means over all samples, or None when told to stop or when there are no batches.
     """
+    added = add_up(trainer, batches, task, stop=stop)
+    if added is None:
+        return None
+    totals, samples = added
+    values = totals.tolist()
+    loss, *means = (total / count for total, count in zip(values[::2], values[1::2], strict=True))
+    metrics = dict(zip(task.metrics, means, strict=True))
+    metrics.update({name: of_loss(loss) for name, of_loss in task.metrics_of_loss.items()})
+    return Evaluation(loss=loss, metrics=metrics, samples=samples)
+
+
+def evaluated_at_once(recipe: Recipe, batch_size: int) -> int:
+    """Returns how many samples go through the model at once in evaluation: no more than in training.
+
+    Args:
+        recipe: How the step is held in memory.
+        batch_size: Samples of an update.
+    """
+    return min(recipe.microbatch_size or batch_size, batch_size)
+
+
+def add_up(
+    trainer: Trainer,
+    batches: Iterable[Any],
+    task: Task,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Tensor, int] | None:
+    """Does all of `evaluate` but reading the result from the device: the part that a simulation runs, too.
+
+    Args:
+        trainer: As for `evaluate`.
+        batches: As for `evaluate`.
+        task: As for `evaluate`.
+        stop: As for `evaluate`.
+
+    Returns:
+        Sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when told to
+        stop or when there are no batches.
+    """
     totals: Tensor | None = None
     samples = 0
     with phase("evaluation"), _undisturbed(trainer.model), torch.no_grad():
@@ -71,14 +113,9 @@ def evaluate(
                 total, count = metric(output, batch)
                 sums += [total.double(), _number(count, trainer.device)]
             totals = torch.stack(sums) if totals is None else totals + torch.stack(sums)
-            samples += batch_length(batch)
-    if totals is None:
-        return None
-    values = totals.tolist()
-    loss, *means = (total / count for total, count in zip(values[::2], values[1::2], strict=True))
-    metrics = dict(zip(task.metrics, means, strict=True))
-    metrics.update({name: of_loss(loss) for name, of_loss in task.metrics_of_loss.items()})
-    return Evaluation(loss=loss, metrics=metrics, samples=samples)
+            samples += samples_of(batch) or 0
+            del batch, output, sums  # the next batch needs their room
+    return None if totals is None else (totals, samples)
 
 
 def _number(value: Any, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.loading import loading_options
 from snugfit.techniques.microbatch import batch_length
 from snugfit.training import random_state
-from snugfit.training.evaluation import Evaluation, evaluate
+from snugfit.training.evaluation import Evaluation, evaluate, evaluated_at_once
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.phases import phase
 from snugfit.training.progress import Progress
@@ -121,14 +121,15 @@ class Loop:
         self._lap_started = self._resumed_at
 
     def resume(self) -> bool:
-        """Takes up the newest checkpoint that is whole; without one the run starts over.
+        """Takes up the newest checkpoint that is whole; a run that never saved one starts over.
 
         Returns:
             Whether there was one.
 
         Raises:
-            InputError: All checkpoints are damaged.
+            InputError: All checkpoints are damaged, or gone.
         """
+        self.run_dir.check_checkpoints()
         state = self.run_dir.checkpoints.load_newest()
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
@@ -167,7 +168,7 @@ class Loop:
                     ):
                         self._save()
                 raise
-            if not self.stop:
+            if self.workload.evaluate and not self.stop:
                 self._evaluate_test()
         return self._result()
 
@@ -207,7 +208,7 @@ class Loop:
     def _evaluate_if_due(self) -> None:
         step = self.trainer.steps_done
         due = step >= self.total_steps or self._due(self.workload.eval_every)
-        if due and self.at.evaluated_step < step and not self.stop:
+        if due and self.workload.evaluate and self.at.evaluated_step < step and not self.stop:
             measured = self._evaluate("validation", self.data.validation)
             # Without validation data nothing is due again either.
             if measured is not None or not self.stop:
@@ -277,7 +278,7 @@ class Loop:
     def _evaluate(self, name: str, dataset: Any) -> Evaluation | None:
         with self._between_steps():
             self.trainer.finish()
-            size = min(self.trainer.recipe.microbatch_size or self.batch_size, self.batch_size)
+            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
             held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
             if self.observer is not None:
                 self.observer.before_evaluation()
@@ -309,6 +310,7 @@ class Loop:
             }
             self._write(self.run_dir.flush_metrics)
             self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state))
+            self.run_dir.note_checkpoint(self.trainer.steps_done)
             self._saved_step = self.trainer.steps_done
 
     @contextlib.contextmanager
@@ -322,7 +324,8 @@ class Loop:
         clean = {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
         self._write(lambda: self.run_dir.log(clean))
         if self.on_row is not None:
-            self.on_row(clean)
+            on_row = self.on_row
+            self._write(lambda: on_row(clean))
 
     def _write(self, action: Callable[[], object]) -> None:
         try:

@@ -89,21 +89,18 @@ def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> 
     return [group for group in groups if group["params"]]
 
 
-def optimizer_groups(
-    model: nn.Module, parameters: Iterable[nn.Parameter], recipe: Recipe, workload: Workload
-) -> Groups:
-    """Returns the parameter groups, parted where an optimizer treats some parameters apart.
+def optimizer_groups(model: nn.Module, groups: Groups, recipe: Recipe, workload: Workload) -> Groups:
+    """Returns parameter groups, parted where an optimizer treats some parameters apart.
 
     Args:
         model: Says what each parameter is for.
-        parameters: What training changes.
+        groups: Those of `parameter_groups`, or of an optimizer that was given.
         recipe: Its `optimizer` replaces the workload's.
-        workload: The optimizer's name, and `no_decay`.
+        workload: The optimizer's name.
 
     Returns:
-        The groups of `parameter_groups`; with low-bit state embeddings apart, with muon its matrices.
+        The same groups; with low-bit state embeddings apart, with muon its matrices.
     """
-    groups = parameter_groups(parameters, workload)
     name = recipe.optimizer or workload.optimizer
     if name in LOW_BIT_OPTIMIZERS:
         return _parted(groups, embedding_weights(model), {FULL_PRECISION: True}, {FULL_PRECISION: False})

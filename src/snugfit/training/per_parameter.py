@@ -7,6 +7,7 @@ run can go from one to the other.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ from snugfit.training.health import Health, global_norm
 from snugfit.training.interrupted_update import parameter_carried_through
 from snugfit.training.optimizers import Groups
 from snugfit.training.out_of_memory import insist
-from snugfit.training.update import KERNEL_SETTINGS, Gradients, check_storage, forget_unscaling, refuse, scaled_step
+from snugfit.training.update import (
+    KERNEL_SETTINGS,
+    Gradients,
+    ScheduledRates,
+    check_storage,
+    forget_unscaling,
+    refuse,
+    scaled_step,
+)
 
 _THE_LOSS = "the loss"
 
@@ -52,7 +61,8 @@ class PerParameterUpdate:
             in_backward: Whether parameters are updated by hooks in the middle of backward.
         """
         self._updates = updates
-        self._groups = groups
+        self.ordinary_groups = groups
+        """The parameter groups of the one optimizer that this stands for."""
         self._gradients = gradients
         self._health = health
         self._scaler = scaler
@@ -62,6 +72,7 @@ class PerParameterUpdate:
         self._loss: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
         self._device = next(iter(gradients.named.values())).device
+        self._rates = ScheduledRates()
         self.begun = self.interrupted = False
         self._carrier = _Carrier(list(gradients.named.values()), self)
         if in_backward:
@@ -71,14 +82,26 @@ class PerParameterUpdate:
                 self._hooks.append(when_gradient_is_complete(update.weight, hook))
 
     def begin(self, lr_factor: float) -> None:
-        """Sets the learning rate of this step.
+        """Begins a step with clean gradients and its learning rate.
 
         Args:
-            lr_factor: What each group's own rate is multiplied with.
+            lr_factor: What each group's own rate is multiplied with until the step ends.
         """
         self.begun = self.interrupted = False
-        for update in self._updates:
-            update.group["lr"] = update.group["initial_lr"] * lr_factor
+        self._gradients.drop()
+        self._rates.multiply(self.groups(), lr_factor)
+
+    def own_backward(self) -> AbstractContextManager[None]:
+        """Returns the context of a backward pass of the step."""
+        return self._gradients.own_backward()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Returns the parameter groups that the update goes by, one a parameter."""
+        return [update.group for update in self._updates]
+
+    def owned(self) -> list[tuple[list[nn.Parameter], dict[str, Any]]]:
+        """Returns each group with the parameters it updates."""
+        return [([update.weight], update.group) for update in self._updates]
 
     def judge(self, loss: Tensor) -> None:
         """Looks at the loss before the first parameter can change.
@@ -99,12 +122,14 @@ class PerParameterUpdate:
             self._spoiled = _THE_LOSS
 
     def update_in_backward(self, update: ParameterUpdate, name: str) -> None:
-        """Updates one parameter, called by its hook.
+        """Updates one parameter, called by its hook; not in a backward pass of somebody else's.
 
         Args:
             update: The parameter's update.
             name: Its name.
         """
+        if not self._gradients.own:
+            return
         gradient = update.weight.grad
         assert gradient is not None
         if isinstance(update, HostUpdate):
@@ -158,7 +183,8 @@ class PerParameterUpdate:
                 bad = self._health.mask(loss, norm)
                 self._health.report(step, loss, norm)
                 self.step_all(bad)
-        self._gradients.drop()
+        self._gradients.used()
+        self._rates.restore()
 
     @property
     def by_lists(self) -> bool:
@@ -172,6 +198,7 @@ class PerParameterUpdate:
             if isinstance(update, HostUpdate | RoundedUpdate):
                 update.forget()
         self._gradients.drop()
+        self._rates.restore()
         forget_unscaling(self._scaler)
 
     def release(self) -> None:
@@ -200,6 +227,7 @@ class PerParameterUpdate:
         """
         self._gradients.settle()
         with_gradient = [update for update in self._updates if update.weight.grad is not None]
+        kept = [(update.weight, update.weight.grad) for update in with_gradient] if self._gradients.keep else []
         on_host = [update for update in with_gradient if isinstance(update, HostUpdate)]
         skip = bool(on_host) and bad is not None and bool(bad)
         for leaving in on_host:
@@ -212,11 +240,13 @@ class PerParameterUpdate:
             else:
                 self._take(update, bad)
                 update.weight.grad = None
+        for weight, gradient in kept:
+            weight.grad = gradient
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state_dict that one ordinary optimizer over the same groups would have."""
         state, groups, at = {}, [], 0
-        for group in self._groups:
+        for group in self.ordinary_groups:
             updates = self._updates[at : at + len(group["params"])]
             for position, update in enumerate(updates, start=at):
                 if update.state():
@@ -248,7 +278,6 @@ class PerParameterUpdate:
                 name: value for name, value in groups[position].items() if name not in ("params", *KERNEL_SETTINGS)
             }
             update.group.update(settings)
-            update.group.setdefault("initial_lr", update.group["lr"])
             if isinstance(update, HostUpdate):
                 update.reload()
 

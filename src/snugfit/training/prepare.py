@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
-from snugfit.fidelity import contradictions
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
+from snugfit.fidelity import Fidelity, contradictions
 from snugfit.recipe import Recipe
 from snugfit.techniques.accumulate_dtype import Fp32Sums
 from snugfit.techniques.adapter import Adapter
@@ -21,11 +22,12 @@ from snugfit.techniques.base import ModelTechnique, Setup
 from snugfit.techniques.checkpoint import Checkpointing
 from snugfit.techniques.compile import Compile
 from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.init import build, settle
 from snugfit.techniques.inplace import InPlace
 from snugfit.techniques.loss_impl import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.low_bit_optimizer import announce
-from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split
+from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split, split_batch
 from snugfit.techniques.mixed_precision import MixedPrecision
 from snugfit.techniques.offload_activations import ActivationOffload
 from snugfit.techniques.offload_optimizer import HostUpdate
@@ -34,10 +36,20 @@ from snugfit.techniques.quantize import quantize_layers
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.tf32 import TF32
-from snugfit.techniques.true_precision import TruePrecision
+from snugfit.techniques.true_precision import DTYPES, TruePrecision
+from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
+from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.health import Health
+from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
-from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, trained_parameters
+from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
+from snugfit.training.optimizers import (
+    OPTIMIZER_TABLE,
+    make_optimizer,
+    optimizer_groups,
+    parameter_groups,
+    trained_parameters,
+)
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
@@ -73,7 +85,7 @@ class Plan(Protocol):
 
 
 def prepare(
-    model: nn.Module,
+    model: nn.Module | Callable[[], nn.Module],
     recipe: Recipe | Plan | None = None,
     *,
     fallbacks: Iterable[Recipe] | None = None,
@@ -82,6 +94,7 @@ def prepare(
     forward: Forward | None = None,
     split: Split | None = None,
     loss_weight: LossWeight = "samples",
+    scheduler: SchedulerArgument | None = None,
     device: torch.device | str | None = None,
     **settings: Any,
 ) -> Trainer:
@@ -93,16 +106,20 @@ def prepare(
     first, and the earlier trainer refuses to go on.
 
     Args:
-        model: Any module, with its weights.
+        model: Any module, with its weights; or a function without arguments, which is called where and in the dtype that
+            the recipe's `init` says.
         recipe: How the step is held in memory, or a plan, which has a `recipe` and may have `fallbacks`; None: plainly.
         fallbacks: Recipes to go on with, in this order, where memory runs out in training; None: those of the plan. After
             the last one, the microbatch is halved.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
-        optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, or a function from parameters to an
-            optimizer. A name with low-bit state (adamw8bit) is adamw, its state held so by the recipe.
+        optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, an optimizer of the model's parameters,
+            or a function from parameters to an optimizer. A name with low-bit state (adamw8bit) is adamw, its state held
+            so by the recipe. `trainer.optimizer` is the object for learning-rate schedulers.
         forward: Function of (model, batch); None: a tensor goes in as it is, of a tuple the first, a dict as keywords.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine: samples, sum, tokens, or a function giving a batch's weight.
+        scheduler: A learning-rate scheduler of that optimizer, or a function from the optimizer to one, stepped after each
+            update; None: yours to step, or none.
         device: Where to train; None: a CUDA device where there is one, otherwise where the model is.
         **settings: Fields of `Workload`: lr, weight_decay, betas, momentum, lr_schedule, warmup_steps, clip_norm, no_decay,
             batch_size, max_steps, seed, ...
@@ -114,9 +131,15 @@ def prepare(
         RecipeError: Settings are wrong, or the recipe contradicts them; all mistakes at once.
         InputError: The recipe cannot be carried out on this model or device.
     """
+    plan = recipe
     recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
+    found = _found_by(plan)
+    settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
+    if not isinstance(model, nn.Module):
+        model = _built(model, recipe, device)
     _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
+    given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None and recipe.optimizer is None:
@@ -131,26 +154,39 @@ def prepare(
 
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
+    before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with phase("build"):
         if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
             freeze_parameters(model, workload.freeze)
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
-            quantize_layers(model, recipe, place)
-        model.to(place)
+            with about("quantize"):
+                quantize_layers(model, recipe, place)
+        settle(model, device=place, dtype=_held_in(recipe))
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
-            technique.change(model)
+            with about(technique.field):
+                technique.change(model)
         named = trained_parameters(model)
+        if given is not None:
+            given.follow(model, before)
+        elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
+            given = GivenOptimizer(checked_optimizer(optimizer(list(named.values()))), model)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
 
         def update_of(setup: Setup) -> tuple[WholeUpdate | PerParameterUpdate, Health]:
-            gradients = Gradients(named, _fp32_sums(setup.recipe, list(named.values())), workload)
+            everything = {**named, **(given.others(named) if given is not None else {})}
+            gradients = Gradients(everything, _fp32_sums(setup.recipe, list(named.values())), workload)
             gradients.drop()
             health = Health(place, setup.recipe.precision, in_backward=setup.recipe.step_in_backward)
-            return _update(model, setup, optimizer, gradients, health, scaler, generator), health
+            return _update(model, setup, given, named, gradients, health, scaler, generator), health
 
         update, health = update_of(setup)
+        if given is not None:
+            handle = OptimizerHandle(given.optimizer)
+        else:
+            handle = OptimizerHandle(update.optimizer if isinstance(update, WholeUpdate) else handle_of(update))
+        handle.serve(update)
     watched = recipe.true_precision is not None and not recipe.stochastic_rounding
     trainer = Trainer(
         model,
@@ -160,12 +196,23 @@ def prepare(
         techniques=techniques,
         update=update,
         health=health,
-        rebuild=Rebuild(model, lambda other: dataclasses.replace(setup, recipe=other), update_of),
+        rebuild=Rebuild(model, handle, lambda other: dataclasses.replace(setup, recipe=other), update_of),
+        handle=handle,
+        scheduler=scheduler_of(scheduler, handle.optimizer),
         fallbacks=fallbacks,
         pool=setup.pool,
         scaler=scaler,
         generator=generator,
         lost_updates=LostUpdates(list(named.values()), workload.warmup_steps + 3) if watched else None,
+        check=MicrobatchCheck(
+            workload,
+            parts=(model, loss, forward, split),
+            parameters=list(named.values()),
+            split=split or split_batch,
+            loss_weight=loss_weight,
+            scaler=scaler,
+            promised=_promises(plan),
+        ),
         loss=loss,
         forward=forward,
         split=split,
@@ -173,6 +220,27 @@ def prepare(
     )
     remember_trainer(model, trainer)
     return trainer
+
+
+def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device | str | None) -> nn.Module:
+    """Builds a model as the recipe's `init` says; weights that are packed go to the device layer by layer."""
+    if not callable(make):
+        raise InputError(f"model is a {type(make).__name__}; give a torch.nn.Module or a function that builds one.")
+    if recipe.init == "meta":
+        raise InputError(
+            "init='meta' gives a model no values, and prepare() knows of no file to read them from. Use init='device'."
+        )
+    place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
+    with phase("build"):
+        model = build(make, init=recipe.init, device=place, dtype=_held_in(recipe))
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
+    return model
+
+
+def _held_in(recipe: Recipe) -> torch.dtype | None:
+    """The 16-bit dtype of the weights, None where they stay as they are."""
+    return DTYPES[recipe.true_precision] if recipe.true_precision else None
 
 
 def _recipe_and_fallbacks(
@@ -192,6 +260,17 @@ def _recipe_and_fallbacks(
         if not isinstance(one, Recipe):
             raise InputError(f"fallbacks has a {type(one).__name__}; give recipes, such as [Recipe(checkpoint='all')].")
     return recipe, others
+
+
+def _found_by(plan: object) -> dict[str, bool]:
+    """What a plan has found out about model and loss, fields of the workload."""
+    return dict(getattr(plan, "traits", None) or {})
+
+
+def _promises(plan: object) -> bool:
+    """Whether somebody has promised that microbatches change nothing; a recipe alone promises nothing."""
+    promised = getattr(plan, "fidelity", None)
+    return isinstance(promised, Fidelity) and "microbatch_size" not in promised.reasons
 
 
 def _check_arguments(model: object, *, loss_weight: object, **functions: object) -> None:
@@ -232,7 +311,9 @@ def _place(device: torch.device | str | None, model: nn.Module) -> torch.device:
 def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: OptimizerArgument) -> None:
     """Says which training settings the workload's own optimizer does not take."""
     given = {"lr", "weight_decay", "betas", "momentum", "no_decay"} & set(workload.to_mapping(defaults=False))
-    if not isinstance(optimizer, str):
+    if isinstance(optimizer, Optimizer):
+        idle, whose = given, f"the {type(optimizer).__name__} given as optimizer has its own and"
+    elif not isinstance(optimizer, str):
         idle, whose = given if recipe.optimizer is None else set(), "the function given as optimizer"
     else:
         idle, whose = given & {"betas", "momentum"} - set(OPTIMIZER_TABLE[optimizer].settings), optimizer
@@ -243,9 +324,7 @@ def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: Optimi
 
 
 def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:
-    name = optimizer if isinstance(optimizer, str) else CUSTOM_OPTIMIZER
-    if not isinstance(optimizer, str) and not callable(optimizer):
-        raise InputError(f"optimizer is {optimizer!r}; give a name or a function from parameters to an optimizer.")
+    name = name_of(optimizer)
     if optimizer == CUSTOM_OPTIMIZER:
         raise InputError(
             f"optimizer {optimizer!r} stands for a function; give the function itself, or one of {', '.join(OPTIMIZERS)}."
@@ -267,27 +346,30 @@ def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
 def _update(
     model: nn.Module,
     setup: Setup,
-    optimizer: OptimizerArgument,
+    given: GivenOptimizer | None,
+    named: dict[str, nn.Parameter],
     gradients: Gradients,
     health: Health,
     scaler: torch.amp.GradScaler | None,
     generator: torch.Generator | None,
 ) -> WholeUpdate | PerParameterUpdate:
     recipe, workload = setup.recipe, setup.workload
-    replaced = recipe.optimizer is not None
-    if not isinstance(optimizer, str) and not replaced:
-        made = optimizer(list(gradients.named.values()))
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
-        return WholeUpdate(made, gradients, health, scaler)
+    each = recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding
+    if given is not None and recipe.optimizer is None and not each:
+        return WholeUpdate(given.optimizer, gradients, health, scaler)
     if recipe.optimizer in LOW_BIT_OPTIMIZERS:
         announce(recipe.optimizer, setup.device)
-    groups = optimizer_groups(model, gradients.named.values(), recipe, workload)
-    if not (recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding):
+    base = parameter_groups(named.values(), workload) if given is None else given.groups(recipe)
+    groups = optimizer_groups(model, base, recipe, workload)
+    if given is not None:
+        given.tell(recipe)
+    if not each:
         return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)
 
     def one(weight: nn.Parameter, settings: dict[str, Any]) -> ParameterUpdate:
         def make(owned: nn.Parameter) -> torch.optim.Optimizer:
+            if given is not None and recipe.optimizer is None:
+                return given.alone(settings, owned)
             return make_optimizer(recipe, workload, [{**settings, "params": [owned]}], owned.device)
 
         if recipe.offload_optimizer:
@@ -300,4 +382,8 @@ def _update(
     for group in groups:
         settings = {name: value for name, value in group.items() if name != "params"}
         updates += [one(weight, settings) for weight in group["params"]]
+    if given is not None:
+        for update in updates:
+            if update.weight in given.optimizer.state:
+                update.load_state(given.optimizer.state[update.weight])
     return PerParameterUpdate(updates, groups, gradients, health, scaler=scaler, in_backward=recipe.step_in_backward)

@@ -3,7 +3,8 @@
 The step itself undoes what failed and runs the same batch again (`step.py`); here is only what it decides by.
 
 - A fallback that the caller gave comes first, in the order given; after the last one, or without any, the microbatch is
-  halved, from the whole batch on, down to one sample; the smallest way is tried twice, since freed memory may do.
+  halved, from the whole batch on, down to one sample; the smallest way is tried twice, since freed memory may do. A loss
+  that couples samples is not halved (`separation.py`): it would be another loss.
 - In the update nothing of that helps but a fallback that holds gradients or state otherwise: activations are gone by then.
   An update that was interrupted is finished where it stopped (`interrupted_update.py`) and, where its kernels were those
   for lists of tensors, the run goes on with `optimizer_impl=for-loop`, whose temporaries are those of one parameter.
@@ -27,7 +28,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
 from snugfit.fidelity import contradictions, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch import first_tensor
-from snugfit.training.switch import CHANGEABLE, UPDATE_FIELDS
+from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 
 
@@ -57,20 +58,15 @@ class Recovery:
         Raises:
             RecipeError: A fallback changes what cannot be changed in the middle of a run, or contradicts the workload.
         """
-        problems = []
-        for number, fallback in enumerate(fallbacks, start=1):
-            changed = _differing(fallback, recipe)
-            fixed = [name for name in changed if name not in CHANGEABLE]
-            if fixed:
-                problems.append(
-                    f"fallback {number} changes {', '.join(fixed)}, which stays for the whole run; a fallback may change "
-                    f"{', '.join(CHANGEABLE)}."
-                )
-            else:
-                problems += [f"fallback {number}: {problem}" for problem in contradictions(fallback, workload)]
+        problems = [
+            f"fallback {number}: {problem}"
+            for number, fallback in enumerate(fallbacks, start=1)
+            for problem in problems_of_change(recipe, fallback, workload)
+        ]
         if problems:
             raise RecipeError(problems, subject="fallbacks")
-        self._workload = workload
+        self.workload = workload
+        """What is learned; a check of the microbatches may add to it."""
         self._fallbacks = fallbacks
         self._base = recipe
         self._used = 0
@@ -103,7 +99,7 @@ class Recovery:
         while self._next < len(self._fallbacks):
             fallback = self._fallbacks[self._next]
             self._next += 1
-            changed = _differing(fallback, failure.recipe)
+            changed = differing(fallback, failure.recipe)
             if changed and (failure.phase != "optimizer" or set(changed) & set(UPDATE_FIELDS)):
                 return fallback
         halved = None if failure.phase == "optimizer" else self._halved(failure.recipe, samples)
@@ -112,11 +108,13 @@ class Recovery:
         return halved
 
     def _halved(self, recipe: Recipe, samples: int | None) -> Recipe | None:
+        if self.workload.coupled_samples:  # smaller pieces would be another loss
+            return None
         sizes = [size for size in (recipe.microbatch_size, samples) if size is not None]
         if not sizes or min(sizes) < 2:
             return None
         halved = recipe.replace(microbatch_size=min(sizes) // 2)
-        return None if next(contradictions(halved, self._workload), None) else halved
+        return None if next(contradictions(halved, self.workload), None) else halved
 
     def went_well(self, size: int, recipe: Recipe, failures: list[Failure]) -> bool:
         """Learns from a step that is done.
@@ -149,6 +147,27 @@ class Recovery:
         """
         self._base, self._used, self._large = recipe, self._next, None
 
+    def change_to(self, recipe: Recipe) -> None:
+        """Makes a recipe of the caller's choice that of the run; fallbacks before it in the list are not tried again.
+
+        Args:
+            recipe: The recipe.
+
+        Raises:
+            RecipeError: It changes what cannot be changed in the middle of a run, or contradicts the workload.
+        """
+        problems = list(problems_of_change(self._base, recipe, self.workload))
+        if problems:
+            raise RecipeError(problems, subject="recipe to go on with")
+        if recipe in self._fallbacks:
+            self._next = max(self._next, self._fallbacks.index(recipe) + 1)
+        self.stay_with(recipe)
+
+    @property
+    def left(self) -> tuple[Recipe, ...]:
+        """The fallbacks that were not taken yet."""
+        return self._fallbacks[self._used :]
+
     def lean_update(self, recipe: Recipe) -> Recipe | None:
         """Returns the recipe whose update has the smallest temporaries; None where this one has or cannot have them.
 
@@ -159,7 +178,7 @@ class Recovery:
             lean = recipe.replace(optimizer_impl="for-loop")
         except RecipeError:
             return None
-        return None if lean == recipe or next(contradictions(lean, self._workload), None) else lean
+        return None if lean == recipe or next(contradictions(lean, self.workload), None) else lean
 
     def tell(self, step: int, failures: list[Failure], recipe: Recipe, *, stays: bool, samples: int | None) -> None:
         """Says what was done about the failures of a step.
@@ -188,8 +207,10 @@ class Recovery:
         )
 
     def _lowered(self, before: Recipe, after: Recipe) -> str:
-        old, new = (fidelity(recipe, self._workload).reasons for recipe in (before, after))
+        old, new = (fidelity(recipe, self.workload).reasons for recipe in (before, after))
         reasons = [sentence for name, (_, sentence) in new.items() if name not in old]
+        if fidelity(after, self.workload).unchecked and not fidelity(before, self.workload).unchecked:
+            reasons.append("Whether the update is the same could not be checked.")
         return " ".join(reasons) if reasons else "The update is the same."
 
     def gave_up(
@@ -210,6 +231,8 @@ class Recovery:
             if last.phase == "optimizer"
             else "checkpoint=all, offload_activations or offload_optimizer needs less"
         )
+        if self.workload.coupled_samples:
+            tried += "; smaller microbatches would change this loss, whose samples are coupled"
         return OutOfMemoryError(
             f"step {step} ran out of memory on {device}, and no smaller way is left. Tried: {tried}. {last.cause} "
             f"Nothing of the step was kept; the weights are those of step {step - 1}. Resume with another recipe: {advice}."
@@ -224,7 +247,7 @@ def described(recipe: Recipe, reference: Recipe, samples: int | None) -> str:
         reference: The one to compare with.
         samples: Samples of the batch.
     """
-    changed = _differing(recipe, reference)
+    changed = differing(recipe, reference)
     if changed:
         return ", ".join(f"{name}={getattr(recipe, name)}" for name in changed)
     if recipe.microbatch_size is not None:
@@ -252,7 +275,3 @@ def samples_of(batch: Any) -> int | None:
     """
     tensor = first_tensor(batch)
     return None if tensor is None else int(tensor.shape[0])
-
-
-def _differing(recipe: Recipe, reference: Recipe) -> list[str]:
-    return [name for name, value in recipe.to_mapping().items() if value != reference.to_mapping()[name]]

@@ -8,7 +8,7 @@
     model.safetensors   the final weights under the plain model's keys, adapters merged; none where weights are quantised
     config.json, ...    of models of transformers: config and tokenizer, so that the directory loads as a model
     adapter/            what adapters have learned, in peft's format
-    checkpoints/        step-00000123.ckpt, the newest two
+    checkpoints/        step-00000123.ckpt, the newest two; `.saved` is the step of the last one that was written
     tensorboard/        event files, when asked for
 
 A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Files whose
@@ -18,11 +18,12 @@ Imports no torch before checkpoints are used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from snugfit.training.checkpoint import CheckpointStore
 
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
+SAVED = ".saved"
+"""Says after which step a checkpoint was written last, so that a run notices when its checkpoints are gone."""
 DEFAULT_KEEP = 2
 _LOCK = ".lock"
 
@@ -72,17 +75,23 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
         )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"run directory {str(path)!r} cannot be written: {error.strerror}. Give another --run-dir."
-        ) from error
+        with _must_be_writable(path):
+            path.mkdir(parents=True, exist_ok=True)
     finally:
         for folder in missing:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def _must_be_writable(path: Path, hint: str = "Give another --run-dir.") -> Iterator[None]:
+    """Before training: what cannot be written in the block, or in the directory after it, is a mistake in the input."""
+    try:
+        yield
+        with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
+            pass
+    except OSError as error:
+        raise InputError(f"run directory {str(path)!r} cannot be written: {error.strerror or error}. {hint}") from error
 
 
 class RunDirectory:
@@ -96,15 +105,22 @@ class RunDirectory:
             keep: How many checkpoints stay.
 
         Raises:
-            InputError: Another process is training there.
+            InputError: Another process is training there, or it cannot be written.
         """
         self.path = path
-        self._lock = _locked(path / _LOCK)
         self._metrics: IO[str] | None = None
         self.rows = 0
         self._keep = keep
-        for folder in (path, path / CHECKPOINTS):
-            remove_leftovers(folder)
+        with _must_be_writable(
+            path, "A run writes there as it goes on: copy it to where it can, and give that --run-dir."
+        ):
+            self._lock = _locked(path / _LOCK)
+            try:
+                for folder in (path, path / CHECKPOINTS):
+                    remove_leftovers(folder)
+            except OSError:
+                self._lock.close()
+                raise
 
     @classmethod
     def create(
@@ -134,17 +150,18 @@ class RunDirectory:
             InputError: It holds a run already, or cannot be written.
         """
         check_new(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        # Every run has a lock, a run half removed too; where there is none, weights are somebody else's.
-        was_run = (path / _LOCK).exists()
-        run = cls(path, keep=keep)
-        # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-        for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY):
-            (path / name).unlink(missing_ok=True)
-        if was_run:
-            remove_results(path)
-        if plan is not None:
-            run._write_text(PLAN, plan)
+        with _must_be_writable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            # Every run has a lock, a run half removed too; where there is none, weights are somebody else's.
+            was_run = (path / _LOCK).exists()
+            run = cls(path, keep=keep)
+            # The workload makes the directory a run, so it goes first when a run is removed and is written last.
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED):
+                (path / name).unlink(missing_ok=True)
+            if was_run:
+                remove_results(path)
+            if plan is not None:
+                run._write_text(PLAN, plan)
         return run.described(recipe, workload)
 
     @classmethod
@@ -174,9 +191,13 @@ class RunDirectory:
 
         Returns:
             This directory.
+
+        Raises:
+            InputError: It cannot be written.
         """
-        self._write_text(RECIPE, recipe.to_yaml())
-        self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
+        with _must_be_writable(self.path):
+            self._write_text(RECIPE, recipe.to_yaml())
+            self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
         return self
 
     @functools.cached_property
@@ -185,6 +206,41 @@ class RunDirectory:
         from snugfit.training.checkpoint import CheckpointStore
 
         return CheckpointStore(self.path / CHECKPOINTS, keep=self._keep)
+
+    def note_checkpoint(self, step: int) -> None:
+        """Takes note of a checkpoint that was written.
+
+        Args:
+            step: Updates done.
+        """
+        self._write_text(SAVED, f"{step}\n")
+
+    def check_checkpoints(self) -> None:
+        """Checks that a run which saved checkpoints still has one; a run that never did may start over.
+
+        Raises:
+            InputError: All of them are gone; says what to do.
+        """
+        step = self._last_saved()
+        folder = self.path / CHECKPOINTS
+        if step is None or any(folder.glob("*.ckpt")):
+            return
+        damaged = len(list(folder.glob("*.damaged")))
+        aside = f" ({damaged} damaged ones were set aside as *.damaged)" if damaged else ""
+        raise InputError(
+            f"run directory {str(self.path)!r} had a checkpoint after step {step}, and {str(folder)!r} holds none now"
+            f"{aside}, so the run cannot go on from there. Put step-*.ckpt back, or start the run again from step 0 with "
+            "--overwrite in place of --resume."
+        )
+
+    def _last_saved(self) -> int | None:
+        """The step of the last checkpoint, None where none was written; a summary is written behind one."""
+        summary = self.read_summary()
+        finished = None if summary is None else int(summary["steps"])
+        try:
+            return int((self.path / SAVED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return finished
 
     def read_recipe(self) -> Recipe:
         """Returns the run's recipe."""
@@ -204,6 +260,8 @@ class RunDirectory:
         path = self.path / WORKLOAD
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(given, dict):
@@ -250,7 +308,7 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        self._write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+        self._write_result(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = len(kept)
 
     def beside(self) -> AbstractContextManager[Path]:
@@ -270,14 +328,21 @@ class RunDirectory:
         Args:
             summary: Plain data.
         """
-        self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+        self._write_result(SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Returns the result, or None while the run is unfinished."""
+        """Returns the result, or None while the run is unfinished.
+
+        Raises:
+            InputError: The file was altered and is no longer JSON.
+        """
         path = self.path / SUMMARY
         if not path.exists():
             return None
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read ({error}). Remove it, and the run ends anew.") from error
         return summary
 
     def close(self) -> None:
@@ -296,11 +361,15 @@ class RunDirectory:
         self.close()
 
     def _write_text(self, name: str, text: str) -> None:
+        with replaced_file(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def _write_result(self, name: str, text: str) -> None:
+        """Writes what a run has done; where that fails something of it is lost."""
         try:
-            with replaced_file(self.path / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            self._write_text(name, text)
         except OSError as error:
-            raise TrainingError(f"{self.path / name} cannot be written: {error.strerror}.") from error
+            raise TrainingError(f"{self.path / name} cannot be written: {error.strerror or error}.") from error
 
 
 def _locked(path: Path) -> IO[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, SnugfitWarning, TrainingError
-from snugfit.fidelity import Fidelity, fidelity
+from snugfit.fidelity import LEVELS, Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.host_pool import HostPool
@@ -29,7 +29,9 @@ from snugfit.techniques.microbatch import (
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.evaluation_pieces import EvaluationPieces
 from snugfit.training.health import DEPTH, Health, Statistics
+from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss, loss_of, output_of
+from snugfit.training.optimizer_handle import OptimizerHandle
 from snugfit.training.order import Order, standard
 from snugfit.training.out_of_memory import free_memory, insist, is_out_of_memory, let_go
 from snugfit.training.per_parameter import PerParameterUpdate
@@ -56,11 +58,14 @@ class Trainer:
         update: WholeUpdate | PerParameterUpdate,
         health: Health,
         rebuild: Rebuild,
+        handle: OptimizerHandle,
+        scheduler: Any | None,
         fallbacks: tuple[Recipe, ...],
         pool: HostPool,
         scaler: torch.amp.GradScaler | None,
         generator: torch.Generator | None,
         lost_updates: LostUpdates | None,
+        check: MicrobatchCheck,
         loss: Loss | None,
         forward: Forward | None,
         split: Split | None,
@@ -78,11 +83,14 @@ class Trainer:
             update: What follows the last backward pass.
             health: Judge of the run.
             rebuild: Puts another recipe in place.
+            handle: The optimizer as its owner holds it.
+            scheduler: A learning-rate scheduler to step after each update, or None.
             fallbacks: Recipes to go on with where memory runs out.
             pool: Host memory the recipe uses.
             scaler: Loss scaling, or None.
             generator: Random bits of stochastic rounding, or None.
             lost_updates: Watcher of lost updates, or None.
+            check: Looks whether microbatches add up to the batch, before the first update by them.
             loss: Function of output and batch, or None where the model returns its loss.
             forward: How a batch reaches the model, or None for the usual ways.
             split: How a batch is cut, or None for dimension 0.
@@ -98,12 +106,15 @@ class Trainer:
         self._update = update
         self._health = health
         self._rebuild = rebuild
+        self._handle = handle
+        self._scheduler = scheduler
         self._recovery = Recovery(recipe, workload, fallbacks)
         self._hooks = [update.release]
         self._pool = pool
         self._scaler = scaler
         self._generator = generator
         self._lost_updates = lost_updates
+        self._check = check
         self._loss = loss
         self._forward = forward
         self._split = split or split_batch
@@ -117,8 +128,17 @@ class Trainer:
 
     @property
     def fidelity(self) -> Fidelity:
-        """How close this run is to plain training, with the fields that lower it."""
+        """How close this run is to plain training, with the fields that lower it, and those that are not checked yet."""
         return fidelity(self.recipe, self.workload)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer to build a learning-rate scheduler on, and to read and set rates.
+
+        The one that was given to `prepare`, or the one that was made. `trainer.step` steps it. Its groups hold the rates
+        before the schedule of the settings (`lr_factor`).
+        """
+        return self._handle.optimizer
 
     @property
     def host_bytes(self) -> int:
@@ -176,25 +196,31 @@ class Trainer:
                 failures.append(Failure(phase=self._phase, recipe=self.recipe, cause=let_go(error)))
             free_memory(self.device)
             restore_generators(random_state, self.device)
-            self._take_less(step, failures, samples_of(batch))
+            self._take_less(step, failures, batch)
         self.steps_done = step
+        self._handle.stepped()
         stays = self._recovery.went_well(size, self.recipe, failures)
         if failures:
             self._recovery.tell(step, failures, self.recipe, stays=stays, samples=samples_of(batch))
         self._become(self._recovery.recipe_for(0))
         if self._update.interrupted:
             self._after_interruption(step)
+        if self._scheduler is not None:
+            self._scheduler.step()
         return loss
 
     def _attempt(self, step: int, batch: Any) -> Tensor:
         """Takes one update, or leaves everything as it was."""
         self._phase = "data"
         pieces = self._pieces(batch)
+        if len(pieces) > 1 and self._check.pending:
+            self._learn(self._check.learn, batch)
         watched = self._lost_updates if self.lr_factor > 0 else None
         try:
             self._statistics.remember(step)
             if watched:
                 watched.before(step)
+            self._handle.pass_on()
             self._update.begin(self.lr_factor)
             with ExitStack() as around:
                 for technique in self._techniques:
@@ -213,8 +239,17 @@ class Trainer:
             insist(lambda: watched.after(step), self.device)
         return loss
 
-    def _take_less(self, step: int, failures: list[Failure], samples: int | None) -> None:
+    def _learn(self, check: Callable[..., Workload], batch: Any) -> None:
+        """Takes note of what a check of the microbatches finds."""
+        with ExitStack() as around:
+            for technique in self._techniques:
+                around.enter_context(technique.around_step())
+            self.workload = check(self._loss_of, batch, self.recipe, self.workload)
+        self._recovery.workload = self.workload
+
+    def _take_less(self, step: int, failures: list[Failure], batch: Any) -> None:
         """Takes the next recipe that can be carried out, when the last attempt ran out of memory."""
+        samples = samples_of(batch)
         if self._update.begun:
             raise OutOfMemoryError(
                 f"step {step} ran out of memory in {failures[-1].phase} after some parameters were updated, so it can "
@@ -223,6 +258,8 @@ class Trainer:
                 undone=False,
             )
         self._judged(wait=True)
+        if self._check.pending and samples is not None and samples > 1:
+            self._learn(self._check.before_halving, batch)
         while True:
             recipe = self._recovery.next_recipe(failures, samples)
             if recipe is None:
@@ -231,25 +268,67 @@ class Trainer:
             if self._become(recipe):
                 return
 
+    def change_recipe(self, recipe: Recipe) -> None:
+        """Goes on with another recipe, between two steps; weights, optimizer state and schedule stay as they are.
+
+        Args:
+            recipe: It may differ from the run's in the fields of `changeable.CHANGEABLE`.
+
+        Raises:
+            RecipeError: It changes what stays for the whole run, or contradicts the workload.
+            InputError: It cannot be carried out on this model; the recipe before is in place.
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+            RuntimeError: There is no memory for the change; the recipe before is in place.
+        """
+        self._judged(wait=True)
+        before = self._recovery.recipe_for(0)
+        self._recovery.change_to(recipe)
+        try:
+            self._put_in_place(recipe)
+        except BaseException:
+            self._recovery.change_to(before)
+            raise
+
+    def take_next_fallback(self) -> bool:
+        """Goes on with the next fallback that gives the same update, between two steps, as if memory had run out.
+
+        Returns:
+            Whether there was one; `recipe` is what the run goes on with.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        self._judged(wait=True)
+        level = LEVELS.index(self.fidelity.level)
+        for recipe in self._recovery.left:
+            alike = LEVELS.index(fidelity(recipe, self.workload).level) <= level
+            if alike and recipe != self.recipe and self._become(recipe):
+                self._recovery.change_to(recipe)
+                return True
+        return False
+
     def _become(self, recipe: Recipe) -> bool:
         """Puts another recipe in place; where that fails the old one stays, and False is returned."""
-        old = self.recipe
-        if recipe == old:
-            return True
         try:
-            techniques, update, health = self._rebuild(old, recipe, self._techniques, self._update, self._health)
+            self._put_in_place(recipe)
         except Exception as error:
             if not is_out_of_memory(error) and not isinstance(error, SnugfitError):
                 raise
             let_go(error)
             free_memory(self.device)
             return False
+        return True
+
+    def _put_in_place(self, recipe: Recipe) -> None:
+        if recipe == self.recipe:
+            return
+        techniques, update, health = self._rebuild(self.recipe, recipe, self._techniques, self._update, self._health)
         self._techniques, self.recipe = techniques, recipe
         if update is not self._update:
             self._update.release()
             self._update, self._health = update, health
+            self._handle.serve(update)
             self._hooks[0] = update.release
-        return True
 
     def _after_interruption(self, step: int) -> None:
         """The update was finished; the next ones shall need less."""
@@ -320,11 +399,14 @@ class Trainer:
         """Returns everything that the next step depends on, except the random state of torch.
 
         Returns:
-            `model` (plain keys), `optimizer` (as torch's ordinary optimizer has it), `scaler`, `rounding`, `steps_done`.
+            `model` (plain keys), `optimizer` (as torch's ordinary optimizer has it), `scheduler` (that of `scheduler=`),
+            `scaler`, `rounding`, `steps_done`.
         """
+        self._handle.pass_on()
         return {
             "model": self.model.state_dict(),
             "optimizer": self._update.state_dict(),
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "scaler": self._scaler.state_dict() if self._scaler else None,
             "rounding": self._generator.get_state() if self._generator else None,
             "steps_done": self.steps_done,
@@ -338,6 +420,9 @@ class Trainer:
         """
         self.model.load_state_dict(state["model"])
         self._update.load_state_dict(state["optimizer"])
+        self._handle.serve(self._update)
+        if self._scheduler is not None and state.get("scheduler") is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
         if self._scaler and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
         if self._generator and state["rounding"] is not None:
@@ -368,7 +453,14 @@ class Trainer:
         with phase("data"):
             batch = self._arrived(batch)
         self._phase = "forward"
-        with phase("forward"), without_caches(self._caching), ExitStack() as around:
+        with phase("forward"):
+            return self._loss_of_arrived(batch)
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        return self._loss_of_arrived(self._arrived(batch))
+
+    def _loss_of_arrived(self, batch: Any) -> Tensor:
+        with without_caches(self._caching), ExitStack() as around:
             for technique in self._techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())
@@ -378,7 +470,8 @@ class Trainer:
         self._phase = "backward"
         with phase("backward"):
             self._update.judge(loss)
-            (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
+            with self._update.own_backward():
+                (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
 
     def _arrived(self, batch: Any) -> Any:
         batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -392,4 +485,4 @@ def _is_zero(weight: float | Tensor) -> bool:
     return not isinstance(weight, Tensor) and weight == 0
 
 
-OptimizerArgument = str | Callable[[Any], Optimizer]
+OptimizerArgument = str | Optimizer | Callable[[Any], Optimizer]

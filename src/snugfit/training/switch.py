@@ -1,7 +1,8 @@
 """Another recipe in the middle of a run: what it changes is rebuilt in place, and the rest stays as it is.
 
-Wrappers of blocks are taken off and put on anew; an update is built beside the old one, takes over its state (all kinds of
-updates have the same) and takes its place. When something of that fails, the old recipe is still whole.
+What changes the passes is taken off and put on anew, in the order of `prepare`; an update is built beside the old one, takes
+over its state (all kinds of updates have the same) and takes its place. When something of that fails, the old recipe is
+still whole. Which fields may change is said in `changeable.py`.
 """
 
 from __future__ import annotations
@@ -12,29 +13,28 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
+from snugfit.techniques.attention import Attention, restore_attention
 from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint import Checkpointed, Checkpointing
+from snugfit.techniques.checkpoint import Checkpointing
 from snugfit.techniques.compile import Compile, forget_compiled
-from snugfit.techniques.offload_activations import ActivationOffload, Offloaded
+from snugfit.techniques.inplace import InPlace, restore_inplace
+from snugfit.techniques.loss_impl import LossImpl
+from snugfit.techniques.offload_activations import ActivationOffload
+from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.take_over import unwrap
 
 if TYPE_CHECKING:
     from snugfit.training.health import Health
+    from snugfit.training.optimizer_handle import OptimizerHandle
     from snugfit.training.per_parameter import PerParameterUpdate
     from snugfit.training.update import WholeUpdate
 
     Update = WholeUpdate | PerParameterUpdate
     Rebuilt = tuple[list[ModelTechnique], Update, Health]
 
-PASS_FIELDS = ("checkpoint", "offload_activations")
-"""Fields that change how blocks are wrapped."""
-UPDATE_FIELDS = ("optimizer_impl", "offload_optimizer", "step_in_backward", "accumulate_dtype")
-"""Fields that change the update and where gradients add up."""
-CHANGEABLE = ("microbatch_size", *PASS_FIELDS, *UPDATE_FIELDS, "workers", "pin_memory", "prefetch")
-"""Fields of a recipe that may change in the middle of a run; those of loading are for the caller's loader."""
-_WRAPPING: tuple[type[ModelTechnique], ...] = (ActivationOffload, Checkpointing, Compile)
+_WRAPPING: tuple[type[ModelTechnique], ...] = (LossImpl, ActivationOffload, Checkpointing, Compile)
 """Techniques that surround blocks or the model, in the order they are put on."""
 
 
@@ -42,16 +42,21 @@ class Rebuild:
     """Puts another recipe in place on a prepared model."""
 
     def __init__(
-        self, model: nn.Module, setup_of: Callable[[Recipe], Setup], update_of: Callable[[Setup], tuple[Update, Health]]
+        self,
+        model: nn.Module,
+        handle: OptimizerHandle,
+        setup_of: Callable[[Recipe], Setup],
+        update_of: Callable[[Setup], tuple[Update, Health]],
     ) -> None:
         """Takes what `prepare` built the first recipe with.
 
         Args:
             model: The prepared model.
+            handle: The owner's optimizer, which stays the same.
             setup_of: Gives the setup of a recipe, with the pool and the streams of the first.
             update_of: Builds an update, without state, and its judge.
         """
-        self._model, self._setup_of, self._update_of = model, setup_of, update_of
+        self._model, self._handle, self._setup_of, self._update_of = model, handle, setup_of, update_of
 
     def __call__(
         self, old: Recipe, new: Recipe, techniques: list[ModelTechnique], update: Update, health: Health
@@ -77,19 +82,21 @@ class Rebuild:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SnugfitWarning)  # said when the run began
             try:
-                wrapped = rewrapped(self._model, techniques, setup) if wraps else techniques
+                wrapped = rewrapped(self._model, techniques, setup, before=old) if wraps else techniques
                 if not needs_new_update(old, new):
                     return wrapped, update, health
                 return (wrapped, *self._with_state(setup, update))
             except BaseException:
                 if wraps:
-                    techniques[:] = rewrapped(self._model, techniques, self._setup_of(old))
+                    techniques[:] = rewrapped(self._model, techniques, self._setup_of(old), before=new)
                 raise
 
     def _with_state(self, setup: Setup, old: Update) -> tuple[Update, Health]:
+        self._handle.pass_on()
         update, health = self._update_of(setup)
         try:
-            update.load_state_dict(old.state_dict())
+            with self._handle.apart():
+                update.load_state_dict(old.state_dict())
         except BaseException:
             update.release()
             raise
@@ -111,24 +118,38 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
     return not same or sums(old) != sums(new)
 
 
-def rewrapped(model: nn.Module, techniques: list[ModelTechnique], setup: Setup) -> list[ModelTechnique]:
-    """Wraps a model's blocks as another recipe says.
+def rewrapped(
+    model: nn.Module, techniques: list[ModelTechnique], setup: Setup, *, before: Recipe
+) -> list[ModelTechnique]:
+    """Makes a model's passes run as another recipe says.
 
     Args:
         model: The prepared model.
         techniques: What is in place.
         setup: Its recipe is the new one.
+        before: The recipe in place, or one that could only be put in place in part.
 
     Returns:
         What is in place now.
 
     Raises:
-        InputError: The recipe cannot be carried out on this model; no block is wrapped now.
+        InputError: The recipe cannot be carried out on this model; what surrounds its blocks is off now.
     """
+    recipe = setup.recipe
+    again = list(_WRAPPING)
     forget_compiled(model)
     for module in model.modules():
-        unwrap(module, (Checkpointed, Offloaded))
-    wrapping = [technique(setup) for technique in _WRAPPING if technique.wanted(setup.recipe)]
-    for technique in wrapping:
-        technique.change(model)
-    return [*(one for one in techniques if not isinstance(one, _WRAPPING)), *wrapping]
+        unwrap(module)
+    if before.attention != recipe.attention:
+        restore_attention(model)
+        again.insert(0, Attention)
+    # Selective checkpointing forbids the model's own in-place activations. The proof that others are safe takes a trace of
+    # the model, so it is only made where something about them changes.
+    if before.inplace != recipe.inplace or "selective" in (before.checkpoint, recipe.checkpoint):
+        restore_inplace(model)
+        again.insert(0, InPlace)
+    changed = [technique(setup) for technique in again if technique.wanted(recipe)]
+    for technique in changed:
+        with about(technique.field):
+            technique.change(model)
+    return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]

@@ -13,6 +13,7 @@ from torch import nn
 from snugfit.techniques.attention import restore_attention
 from snugfit.techniques.base import WrappedForward
 from snugfit.techniques.compile import forget_compiled
+from snugfit.techniques.inplace import restore_inplace
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -42,19 +43,19 @@ def take_over(model: nn.Module) -> None:
         earlier.give_up_model()
     forget_compiled(model)
     restore_attention(model)
+    restore_inplace(model)
     for module in model.modules():
         unwrap(module)
 
 
-def unwrap(module: nn.Module, kinds: tuple[type[WrappedForward], ...] = (WrappedForward,)) -> None:
+def unwrap(module: nn.Module) -> None:
     """Gives a module its own forward method back.
 
     Args:
         module: A module, wrapped any number of times or not at all.
-        kinds: What is taken off, from the outside until something else comes.
     """
     wrapper = vars(module).get("forward")
-    while isinstance(wrapper, kinds):
+    while isinstance(wrapper, WrappedForward):
         original = wrapper.forward
         if getattr(original, "__func__", None) is type(module).forward:
             del module.forward

@@ -2,17 +2,23 @@
 
 What an update must do, whichever kind it is:
 
-- `begin(loss_factor)` before the first forward pass, `judge(loss)` before each backward pass, `finish(loss)` after the last;
+- `begin(lr_factor)` before the first forward pass, `judge(loss)` before each backward pass, which runs inside of
+  `own_backward()`, and `finish(loss)` after the last;
+- a step owns its gradients: `begin` frees what another backward pass (a generator's through its discriminator, a probe) has
+  left, and hooks do nothing in backward passes that are not the step's own;
+- the learning rate is the owner's: a schedule's factor is put on when the step begins and taken off when it ends, so what
+  a scheduler or a person sets between two steps is what the next step takes;
 - where memory runs out, nothing of the update is done, or all of it (`interrupted_update.py`); `begun` says whether anything
   is changed, and `interrupted` whether the update was finished that way;
-- gradients are gone when `finish` returns, so that none is alive during the next forward pass; `abandon()` frees them where
-  the step failed, and `release()` takes all hooks off the parameters;
+- gradients are gone when `finish` returns (with `keep_gradients`, when the next step begins), so that none is alive during
+  the next forward pass; `abandon()` frees them where the step failed, and `release()` takes all hooks off the parameters;
 - a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -41,11 +47,28 @@ class Gradients:
         Args:
             named: Name -> parameter, what training changes.
             sums: Where gradients add up in fp32, or None.
-            workload: Its `clip_norm`.
+            workload: Its `clip_norm` and `keep_gradients`.
         """
         self.named = named
         self.sums = sums
         self.clip_norm = workload.clip_norm
+        self.keep = workload.keep_gradients
+        self.own = False
+        """Whether a backward pass of the step itself is under way."""
+
+    @contextmanager
+    def own_backward(self) -> Iterator[None]:
+        """Context of a backward pass of the step; in any other one its hooks do nothing."""
+        self._mark(True)
+        try:
+            yield
+        finally:
+            self._mark(False)
+
+    def _mark(self, own: bool) -> None:
+        self.own = own
+        if self.sums:
+            self.sums.active = own
 
     def present(self) -> dict[str, Tensor]:
         """Returns the gradients there are, by parameter name."""
@@ -75,12 +98,44 @@ class Gradients:
         if self.sums:
             self.sums.release()
 
+    def used(self) -> None:
+        """Frees the gradients of an update that is done, unless they are to stay for whoever logs them."""
+        if not self.keep:
+            self.drop()
+
     def drop(self) -> None:
         """Frees all gradients."""
         if self.sums:
             self.sums.drop()
         for weight in self.named.values():
             weight.grad = None
+
+
+class ScheduledRates:
+    """The learning rates of a step: each group's own, times the schedule's factor until the step ends."""
+
+    def __init__(self) -> None:
+        """Has multiplied nothing yet."""
+        self._own: list[tuple[dict[str, Any], Any]] = []
+
+    def multiply(self, groups: list[dict[str, Any]], factor: float) -> None:
+        """Puts a factor on.
+
+        Args:
+            groups: Parameter groups.
+            factor: 1 leaves them alone.
+        """
+        self.restore()
+        if factor != 1.0:
+            self._own = [(group, group["lr"]) for group in groups]
+            for group, rate in self._own:
+                group["lr"] = rate * factor
+
+    def restore(self) -> None:
+        """Takes the factor off."""
+        for group, rate in self._own:
+            group["lr"] = rate
+        self._own.clear()
 
 
 class WholeUpdate:
@@ -103,19 +158,30 @@ class WholeUpdate:
         self._scaler = scaler
         self._masks = masks(optimizer)
         self._device = next(iter(gradients.named.values())).device
+        self._rates = ScheduledRates()
         self.begun = self.interrupted = False
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
 
     def begin(self, lr_factor: float) -> None:
-        """Sets the learning rate of this step.
+        """Begins a step with clean gradients and its learning rate.
 
         Args:
-            lr_factor: What each group's own rate is multiplied with.
+            lr_factor: What each group's own rate is multiplied with until the step ends.
         """
         self.begun = self.interrupted = False
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_factor
+        self._gradients.drop()
+        self._rates.multiply(self.groups(), lr_factor)
+
+    def own_backward(self) -> AbstractContextManager[None]:
+        """Returns the context of a backward pass of the step."""
+        return self._gradients.own_backward()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Returns the parameter groups that the update goes by."""
+        return self.optimizer.param_groups
+
+    def owned(self) -> list[tuple[list[nn.Parameter], dict[str, Any]]]:
+        """Returns each group with the parameters it updates."""
+        return [(group["params"], group) for group in self.groups()]
 
     def judge(self, loss: Tensor) -> None:
         """Nothing yet: a loss that is not finite gives gradients that are not."""
@@ -141,7 +207,8 @@ class WholeUpdate:
                 self._take(self.optimizer.step)
             else:
                 refuse(self._health, self._gradients, step, loss)
-        self._gradients.drop()
+        self._gradients.used()
+        self._rates.restore()
 
     def _take(self, take: Callable[[], object], bad: Callable[[], bool] | None = None) -> None:
         self.interrupted |= carried_through(self.optimizer, take, self._device, bad)
@@ -159,6 +226,7 @@ class WholeUpdate:
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._gradients.drop()
+        self._rates.restore()
         forget_unscaling(self._scaler)
 
     def release(self) -> None:
@@ -189,8 +257,6 @@ class WholeUpdate:
             self.optimizer.load_state_dict({**state, "param_groups": groups})
         except ValueError as error:
             raise InputError(f"the saved optimizer does not fit this model: {error}") from error
-        for group in self.optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
 
 
 def check_storage(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:

@@ -11,7 +11,6 @@ switched off, as transformers' own Trainer does: keys and values of earlier toke
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean, nearest
+from snugfit.library_imports import importing
 from snugfit.workloads import hf_files
 from snugfit.workloads.model_files import describe
 
@@ -141,6 +141,8 @@ def _build(name: str, config: Any, task: str) -> torch.nn.Module:
             f"model hf:{name} could not be built for {task}: {describe(error, None)}. Check the config and --task."
         ) from error
     assert isinstance(model, torch.nn.Module)
+    if task == CAUSAL_LM and getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]  # what transformers takes anyway, after saying so at each start
     return model
 
 
@@ -194,17 +196,12 @@ def _read_config(file: Path) -> Any:
 
 
 def _transformers() -> ModuleType:
-    # What it imports in turn says things in the log that are of no use to anyone who trains.
-    log = logging.getLogger("torch.utils._pytree")
-    level = log.level
-    log.setLevel(logging.ERROR)
     try:
-        import transformers
-        import transformers.modeling_utils
+        with importing():
+            import transformers
+            import transformers.modeling_utils
     except ImportError as error:
         raise InputError(
             f"hf: models need the library transformers, which does not import ({error}). Run: pip install snugfit[text]"
         ) from error
-    finally:
-        log.setLevel(level)
     return transformers

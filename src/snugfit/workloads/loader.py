@@ -119,20 +119,25 @@ def _load_in_workers(
     for item in loader:
         if isinstance(item, str):
             raise InputError(item)
-        yield item
+        batch, unreadable = item
+        if unreadable:
+            dataset.unreadable.update(unreadable)
+        yield batch
 
 
 class _WholeBatches(Dataset[Any]):
-    """A dataset whose item is a whole batch, or the message of an error that is meant for a person.
+    """A dataset whose item is a whole batch with the files found unreadable on the way, or an error's message.
 
-    DataLoader would put the worker's traceback into the message of any error that is raised there.
+    DataLoader would put the worker's traceback into the message of any error that is raised there. What a dataset counts
+    in a worker stays in that process, so it travels with the batch.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, indices: np.ndarray) -> Batch:
+    def __getitem__(self, indices: np.ndarray) -> tuple[Batch, list[str]] | str:
         try:
-            return _fetch(self._dataset, indices)
+            batch = _fetch(self._dataset, indices)
+            return batch, sorted(getattr(self._dataset, "unreadable", ()))
         except SnugfitError as error:
             return str(error)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, SequenceTooLongError, did_you_mean
 from snugfit.workloads import hf
 from snugfit.workloads.model_shapes import input_channels, input_size, token_limit
 from snugfit.workloads.tasks import TASKS, task_named
@@ -97,13 +97,13 @@ def sequence_length(model: torch.nn.Module, seq_len: int | None) -> int:
         Tokens.
 
     Raises:
-        InputError: The model takes fewer.
+        SequenceTooLongError: The model takes fewer.
     """
     longest = token_limit(model)
     if seq_len is None:
         return min(_SEQUENCE, longest or _SEQUENCE)
     if longest is not None and seq_len > longest:
-        raise InputError(f"--seq-len is {seq_len}; the model takes at most {longest} tokens.")
+        raise SequenceTooLongError(f"--seq-len is {seq_len}; the model takes at most {longest} tokens.")
     return seq_len
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.microbatch import IGNORED_LABEL, batch_length
+from snugfit.techniques.microbatch import IGNORED_LABEL, batch_length, first_tensor
 
 Batch = Any
 
@@ -81,6 +81,27 @@ class Task:
             Samples, or labels that count: a number or a 0-dim tensor.
         """
         return self.loss_weight(batch) if callable(self.loss_weight) else batch_length(batch)
+
+
+def task_of_loss(
+    loss: Callable[[Any, Batch], torch.Tensor] | None, loss_weight: str | Callable[[Batch], Any] = "samples"
+) -> Task:
+    """Returns the task of somebody's own training: its loss is all that is known to be reported.
+
+    Args:
+        loss: As for `snugfit.prepare`.
+        loss_weight: As for `snugfit.prepare`.
+
+    Returns:
+        A task without metrics.
+    """
+
+    def samples(batch: Batch) -> int:
+        tensor = first_tensor(batch)
+        return 1 if tensor is None else int(tensor.shape[0])
+
+    weight = loss_weight if callable(loss_weight) else samples
+    return Task(name="training", loss=loss, loss_weight=weight, metrics={}, main_metric="loss")
 
 
 def shifted_labels(batch: Batch) -> torch.Tensor:

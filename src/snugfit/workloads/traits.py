@@ -21,19 +21,29 @@ def model_traits(model: torch.nn.Module) -> dict[str, bool]:
         fit the fields of `Workload`.
     """
     return {
-        "batch_norm": any(_uses_batch_statistics(module) for module in model.modules()),
-        "dropout": any(_draws_masks(module) for module in model.modules()),
+        "batch_norm": any(uses_batch_statistics(module) for module in model.modules()),
+        "dropout": any(draws_masks(module) for module in model.modules()),
     }
 
 
-def _uses_batch_statistics(module: torch.nn.Module) -> bool:
+def uses_batch_statistics(module: torch.nn.Module) -> bool:
+    """Returns whether a layer, by itself, normalises with statistics of the batch.
+
+    Args:
+        module: Any module.
+    """
     if isinstance(module, _BatchNorm):
         return True
     # An instance norm normalises each sample by itself, but its running statistics average over the batch.
     return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
 
 
-def _draws_masks(module: torch.nn.Module) -> bool:
+def draws_masks(module: torch.nn.Module) -> bool:
+    """Returns whether a layer, by itself, draws random masks in training.
+
+    Args:
+        module: Any module.
+    """
     if isinstance(module, torch_dropout._DropoutNd):
         return bool(module.p > 0)
     if isinstance(module, torch.nn.RNNBase):

@@ -72,3 +72,37 @@ def test_the_page_says_what_was_measured_and_what_was_not(report, tmp_path, monk
 def test_the_page_in_the_repository_is_the_one_that_its_results_make(report, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "FIGURES", tmp_path)
     assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == report.page(), "run make docs"
+
+
+@pytest.mark.parametrize(
+    ("errors", "ticks"),
+    [
+        ([], [1, 2, 5]),
+        ([0.2, -0.4], [1, 2, 5]),
+        ([-3.0], [1, 2, 5]),
+        ([5.0], [1, 2, 5]),
+        ([-30.0, 1.0], [1, 2, 5, 10, 20, 50]),
+        ([5000.0], [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]),
+    ],
+)
+def test_ticks_of_errors(report, errors, ticks):
+    assert report.percent_ticks(errors) == [*(-tick for tick in reversed(ticks)), 0, *ticks]
+
+
+@pytest.mark.parametrize("worst", [0.001, 0.3])
+def test_the_figure_has_plain_percentages(report, tmp_path, monkeypatch, worst):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib")
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    rows = [row("a", round(2**24 * (1 + worst)), 2**24), row("b", 2**30, 2**30), row("c", 2**20, 2**20)]
+    assert report.figure(rows, "cpu-x", tmp_path / "a.png")
+    monkeypatch.undo()
+    [chart] = kept
+    axes = chart.axes[0]
+    chart.canvas.draw()
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert {"0 %", "+1 %", "-2 %"} <= set(labels) and not any("^" in label or "$" in label for label in labels)
+    assert not any("^" in text.get_text() for text in axes.get_xticklabels())
+    low, high = axes.get_ylim()
+    assert low < -100 * worst and 100 * worst < high
+    pyplot.close(chart)

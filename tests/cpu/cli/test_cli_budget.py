@@ -43,6 +43,7 @@ def test_the_budget_is_kept_and_the_plan_resumed(where):
     assert abs(measured - predicted) <= 0.01 * measured
     assert result["fidelity"]["level"] == "exact"
     assert result["recipe"]["checkpoint"] != "none" or result["recipe"]["microbatch_size"] is not None
+    assert result["over_budget_bytes"] == 0 and result["over_budget"] == []
     assert (where / "run" / "plan.json").is_file()
     resumed = run_command("train", "--run-dir", "run", "--resume", "--max-steps", "3", "--json", cwd=where)
     assert resumed.returncode == 0, resumed.stderr
@@ -55,6 +56,79 @@ def test_an_impossible_budget_names_the_smallest(where):
     assert ended.returncode == 3, ended.stderr
     assert "smallest budgets that work" in ended.stderr and "MiB" in ended.stderr
     assert "Traceback" not in ended.stderr and not (where / "run").exists()
+
+
+HIDDEN = """
+import torch
+from torch import nn
+
+SCRATCH = 1_000_000
+
+
+@torch.library.custom_op("snugfit_test::with_scratch", mutates_args=())
+def with_scratch(x: torch.Tensor) -> torch.Tensor:
+    scratch = x.new_ones(x.shape[0], SCRATCH // 64) * 2
+    return x * scratch[0, 0] / 2
+
+
+with_scratch.register_fake(lambda x: torch.empty_like(x))
+with_scratch.register_autograd(lambda context, gradient: gradient)
+
+
+class Layer(nn.Sequential):
+    def forward(self, x):
+        return with_scratch(super().forward(x))
+
+
+def build(num_classes=10, width=64, depth=4):
+    layers = [Layer(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), *layers, nn.Linear(width, num_classes))
+"""
+"""A kernel of an extension that takes memory for each sample, which its fake version does not have."""
+
+
+def hidden(*more):
+    return [word if word != "wide.py:build" else "hidden.py:build" for word in training("--max-steps", "8", *more)]
+
+
+def test_a_run_over_its_budget_says_so_and_goes_on_with_less(where):
+    (where / "hidden.py").write_text(HIDDEN)
+    ended = run_command(*hidden("--budget", "16MiB", "--json"), cwd=where)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    budget, peak = result["predicted"]["budget_bytes"], result["measured"]["peak_tensor_bytes"]
+    assert result["over_budget_bytes"] == peak - budget > 0
+    first = result["over_budget"][0]
+    assert first["during"] == "step 1" and first["over_bytes"] == first["peak_tensor_bytes"] - budget > 0
+    assert [one["next_recipe"] for one in result["over_budget"][:-1]] == [
+        one["recipe"] for one in result["over_budget"][1:]
+    ]
+    assert result["recipe"] == result["over_budget"][-1]["next_recipe"]
+    assert result["peak_tensor_bytes_at_end"] <= budget and result["fidelity"]["level"] == "exact"
+    assert "step 1 took" in ended.stderr and "over the budget of 16.0 MiB" in ended.stderr
+    assert "were predicted. The run goes on with" in " ".join(ended.stderr.split())
+    again = run_command("train", "--run-dir", "run", "--resume", cwd=where)  # the card of the finished run
+    assert again.returncode == 0 and "over budget" in again.stdout and "with the recipe above" in again.stdout
+    plain = run_command(*hidden("--overwrite", "--json"), cwd=where)
+    assert json.loads(plain.stdout)["over_budget_bytes"] is None
+    assert result["metrics"]["train_loss"] == pytest.approx(json.loads(plain.stdout)["metrics"]["train_loss"], rel=1e-4)
+
+
+def test_a_run_over_its_budget_with_nothing_left_goes_on_and_says_so(where):
+    """The scratch does not depend on samples, so no fallback helps enough."""
+    (where / "hidden.py").write_text(HIDDEN.replace("x.shape[0], SCRATCH // 64", "SCRATCH, 5"))
+    ended = run_command(*hidden("--budget", "16MiB", "--json", "--max-steps", "20"), cwd=where)
+    assert ended.returncode == 0, ended.stderr
+    text, result = " ".join(ended.stderr.split()), json.loads(ended.stdout)
+    over = result["over_budget"]
+    assert len(over) > 1
+    steps = [one for one in over if one["during"].startswith("step")]
+    least = min(one["peak_tensor_bytes"] for one in steps)
+    assert result["recipe"] == next(one["recipe"] for one in steps if one["peak_tensor_bytes"] <= 1.01 * least)
+    assert "whose steps took the least of all that were measured" in text and text.count("over the budget of") == len(
+        over
+    )
+    assert result["over_budget_bytes"] > 0 and result["peak_tensor_bytes_at_end"] > 16 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_the_set_of_options_is_pinned():
     switches = {info.option for info in options.recipe_fields() if info.kinds == (bool,)}
     expected = {info.option for info in field_infos(Recipe).values()} | switches
     expected |= {"--no-" + option[2:] for option in switches}
-    expected |= {info.option for info in field_infos(Workload).values()} - {"--batch-norm", "--dropout"}
+    unsaid = {"--batch-norm", "--dropout", "--keep-gradients"}  # read off the model, or of use in Python only
+    expected |= {info.option for info in field_infos(Workload).values()} - unsaid - {"--evaluate"}
+    expected |= {"--no-coupled-samples", "--no-evaluate"}
     assert found == expected
 
 
@@ -39,6 +41,11 @@ def test_every_option_has_its_field_docstring_and_choices():
         assert info.doc
         assert " ".join(info.doc.split()[:4]) in shown
         assert not info.choices or "{" + ",".join(info.choices) + "}" in shown.replace(" ", "")
+
+
+def test_evaluation_is_on_and_can_be_switched_off():
+    assert options.settings_from(parse())[1].evaluate
+    assert not options.settings_from(parse("--no-evaluate"))[1].evaluate
 
 
 def test_nothing_given_is_plain_training():

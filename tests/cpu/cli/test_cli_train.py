@@ -73,7 +73,7 @@ def test_digits_from_command_to_plain_model(folder):
     assert result["metrics"].keys() == {
         *("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
     }
-    assert sorted(path.name for path in (folder / "run").iterdir() if path.name != ".lock") == [
+    assert sorted(path.name for path in (folder / "run").iterdir() if path.name not in (".lock", ".saved")) == [
         *("checkpoints", "metrics.jsonl", "model.safetensors", "recipe.yaml", "summary.json", "workload.yaml")
     ]
     assert json.loads((folder / "run" / "summary.json").read_text()) == result
@@ -103,6 +103,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     assert "Ctrl-C again stops at once" in err
     assert err.endswith("Go on with: snugfit train --run-dir 'my run' --resume\n")
     last = int(max(checkpoints.glob("*.ckpt")).stem[5:]) + 3
+    aside = folder / "aside"
+    (folder / "my run" / "checkpoints").rename(aside)
+    lost = run_command("train", "--run-dir", "my run", "--resume", cwd=folder)
+    assert lost.returncode == 2 and lost.stdout == ""
+    assert (
+        "had a checkpoint after step" in lost.stderr and "--overwrite" in lost.stderr and "Traceback" not in lost.stderr
+    )
+    aside.rename(folder / "my run" / "checkpoints")
     ended = run_command("train", "--run-dir", "my run", "--resume", "--max-steps", last, "--json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     assert "going on after step" in ended.stderr
@@ -145,6 +153,13 @@ def test_loss_that_is_not_finite_is_exit_4(here, capsys):
     assert out == ""
     assert "Its update was not taken" in err
     assert err.endswith("Go on with: snugfit train --run-dir run --resume\n") and "Saved: run/checkpoints/step-" in err
+
+
+def test_without_evaluation_held_out_data_is_not_looked_at(here, capsys):
+    assert main(words("--run-dir", "run", "--no-evaluate", "--json")) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics.pop("train_loss") > 0
+    assert metrics and set(metrics.values()) == {None}
 
 
 def test_default_run_directories_are_numbered(here, capsys):

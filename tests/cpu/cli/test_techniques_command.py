@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import patience
+import pytest
 
 from snugfit.cli import main
-from snugfit.techniques import TECHNIQUES
+from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
 
 
 def test_table_names_every_technique(capsys):
@@ -48,3 +49,56 @@ def test_no_torch_is_loaded():
         "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=patience.SECONDS)
+
+
+TYPED = {
+    "lora": ["adapter"],
+    "dora": ["adapter"],
+    "qlora": ["adapter", "quantize"],
+    "amp": ["mixed_precision"],
+    "bf16": ["mixed_precision", "true_precision"],
+    "gradient-checkpointing": ["checkpoint"],
+    "Gradient Checkpointing": ["checkpoint"],
+    "grad-accum": ["microbatch"],
+    "grad_accum": ["microbatch"],
+    "flash-attention": ["attention"],
+    "flashattention": ["attention"],
+    "8bit-adam": ["low_bit_optimizer"],
+    "cpu-offload": ["offload_activations", "offload_optimizer"],
+    "torch.compile": ["compile"],
+    "paged": ["low_bit_optimizer"],
+}
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_people_type_is_found(typed, capsys):
+    assert main(["techniques", typed, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["techniques"]
+    assert [row["name"] for row in rows] == TYPED[typed]
+
+
+@pytest.mark.parametrize("typed", [*NOT_HERE, *SAME_AS])
+def test_what_is_not_here_says_so_and_names_the_nearest(typed, capsys):
+    assert main(["techniques", typed]) == 2
+    message = capsys.readouterr().err
+    [nearest] = [row.name for row in TECHNIQUES if f"`snugfit techniques {row.name}`" in message]
+    assert main(["techniques", nearest]) == 0
+
+
+def test_other_names_are_words_and_no_names_of_something_else():
+    names = {row.name.replace("_", "-") for row in TECHNIQUES}
+    fields = {field.replace("_", "-") for row in TECHNIQUES for field in row.fields}
+    for row in TECHNIQUES:
+        assert len(set(row.aliases)) == len(row.aliases)
+        for alias in row.aliases:
+            assert alias == alias.lower() and alias.strip("-") == alias and "_" not in alias
+            assert alias not in (names | fields) - {row.name}, alias
+            assert alias not in NOT_HERE and alias not in SAME_AS, alias
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("lorra", "lora"), ("flash-atention", "flash-attention"), ("galor", "galore")]
+)
+def test_names_nearly_right(typed, near, capsys):
+    assert main(["techniques", typed]) == 2
+    assert f"did you mean '{near}'" in capsys.readouterr().err

@@ -4,6 +4,8 @@ import json
 
 import planned
 import pytest
+import torch
+from benchmarks.prepared import check_prepared
 
 import snugfit
 from snugfit.errors import DoesNotFitError, RecipeError
@@ -12,6 +14,14 @@ from snugfit.planner.planner import Planner
 from snugfit.recipe import Recipe
 from snugfit.simulator.replay import replay
 from snugfit.simulator.tensor_bytes import TensorBytes
+
+TRAINED = {"loss": planned.cross_entropy, "optimizer": "adamw", "lr": 1e-3}
+
+
+def real_batch(samples=32, tokens=64):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(samples, tokens, 16, generator=generator)
+    return inputs, torch.randint(0, 5, (samples,), generator=generator)
 
 
 def plain_bytes(planner: Planner) -> int:
@@ -30,6 +40,7 @@ def test_plans_fit_and_time_never_falls_with_the_budget(planning_pool, place):
             assert replay(plan.estimate.trace, config, capacity).shortage is None
             assert plan.estimate.devices[0].fits and plan.fidelity.level == "exact"
             assert plan.recipe in planner.laboratory.probes
+            check_prepared(planned.Stack, plan, real_batch(64, 128), TRAINED)
         seconds = [plan.step_seconds for plan in plans]
         assert seconds == sorted(seconds)
         assert plans[0].slowdown == 1.0 and plans[-1].slowdown == pytest.approx(seconds[-1] / seconds[0], rel=0.02)
@@ -39,6 +50,7 @@ def test_plans_fit_and_time_never_falls_with_the_budget(planning_pool, place):
 def test_what_a_plan_holds(planning_pool):
     with planned.planner(planning_pool) as planner:
         plan = planner.at(int(0.6 * plain_bytes(planner)))
+    check_prepared(planned.Stack, plan, real_batch(), TRAINED)
     document = json.loads(plan.to_json())
     assert {
         "recipe", "estimate", "fidelity", "frontier", "reasons", "slowdown", "budget_bytes", "margin_bytes",
@@ -63,6 +75,7 @@ def test_pins_and_bans_are_kept(planning_pool):
         plan = planner.at(int(0.7 * plain_bytes(planner)))
     assert plan.recipe.microbatch_size is None and not plan.recipe.step_in_backward
     assert plan.recipe.checkpoint != "none"
+    check_prepared(planned.Stack, plan, real_batch(), TRAINED)
     assert plan.reasons["microbatch_size"] == "pinned to None." and "forbidden" in plan.reasons["step_in_backward"]
     assert "blocks" in plan.reasons["checkpoint"] or "selective" in plan.reasons["checkpoint"]
 
@@ -73,6 +86,7 @@ def test_a_model_with_dropout_is_not_cut(planning_pool):
 
     with planned.planner(planning_pool, model=model) as planner:
         plan = planner.at(int(0.7 * plain_bytes(planner)))
+    check_prepared(model, plan, real_batch(), TRAINED)
     assert plan.recipe.microbatch_size is None
     assert "dropout draws other masks" in plan.reasons["microbatch_size"]
 
@@ -84,7 +98,10 @@ def test_a_wider_fidelity_is_used(planning_pool):
         planned.planner(planning_pool) as narrow,
     ):
         budget = int(0.5 * plain_bytes(wide))
-        assert wide.at(budget).step_seconds <= narrow.at(budget).step_seconds
+        plans = [one.at(budget) for one in (wide, narrow)]
+    assert plans[0].step_seconds <= plans[1].step_seconds
+    for plan in plans:
+        check_prepared(planned.Stack, plan, real_batch(), TRAINED)
 
 
 def test_what_does_not_fit_names_the_smallest_budgets_and_they_work(planning_pool):
@@ -95,7 +112,9 @@ def test_what_does_not_fit_names_the_smallest_budgets_and_they_work(planning_poo
         assert set(smallest) == {"exact", "rounding", "different"}
         assert smallest["exact"] >= smallest["rounding"] >= smallest["different"]
         assert "--allow rounding,different" in str(error.value) and error.value.exit_code == 3
-        assert planner.at(smallest["exact"]).recipe.checkpoint != "none"
+        plan = planner.at(smallest["exact"])
+    assert plan.recipe.checkpoint != "none"
+    check_prepared(planned.Stack, plan, real_batch(), TRAINED)
 
 
 def test_host_memory_is_a_budget_of_its_own(planning_pool):
@@ -128,3 +147,4 @@ def test_from_python(planning_pool):
     )
     assert plan.recipe == Recipe() and plan.budget_bytes == 2**30 and plan.margin_bytes == 32212255
     assert isinstance(plan, snugfit.Plan)
+    check_prepared(planned.Stack, plan, real_batch(), TRAINED)

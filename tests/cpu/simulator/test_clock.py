@@ -1,4 +1,4 @@
-"""The clock: rooflines by hand, host against card, streams, and the published order of the ViT-L/16 ladder."""
+"""The clock: host against card, streams, and the published order of the ViT-L/16 ladder."""
 
 import pytest
 
@@ -6,14 +6,9 @@ from snugfit.devices import DEVICES, device_named
 from snugfit.simulator.clock import (
     HOST_LAUNCH_SECONDS,
     HOST_OPERATOR_SECONDS,
-    KERNEL_SECONDS,
-    LINK_SHARE,
-    MEMORY_SHARE,
-    PRODUCT_SHARE,
     clock,
-    product_share,
-    run_seconds,
 )
+from snugfit.simulator.kernel_times import run_seconds
 from snugfit.simulator.trace import OperatorRun, TraceBuilder
 
 A100 = device_named("a100-40gb")
@@ -29,44 +24,6 @@ def timing(*runs, device=A100):
     for run in runs:
         build.run(run)
     return clock(build.build(), device)
-
-
-@pytest.mark.parametrize(
-    "product, sms, share",
-    [
-        ((1, 128, 128, 64), 1, 1.0),
-        ((1, 129, 128, 64), 1, 129 / 256),  # a row too much is a tile more
-        ((1, 1280, 1280, 64), 100, 1.0),  # a hundred tiles, one wave
-        ((1, 1280, 1408, 64), 100, 0.55),  # ten tiles more: a second wave
-        ((1, 128, 128, 64), 100, 0.01),  # nothing to split
-        ((1, 128, 128, 12800), 100, 1.0),  # split along the inner side
-        ((16, 128, 128, 64), 16, 1.0),
-    ],
-)
-def test_tiles_and_waves(product, sms, share):
-    assert product_share(product, sms) == pytest.approx(share)
-
-
-def test_a_large_product_runs_at_the_measured_share_of_the_peak():
-    side = 8192
-    run = op(flops=2 * side**3, dtype="bfloat16", product=(1, side, side, side))
-    h200 = device_named("h200-141gb")
-    tflops = run.flops / run_seconds(run, h200) / 1e12
-    assert tflops == pytest.approx(788, rel=0.05)  # the measurement that the constant is from
-    assert run_seconds(run, A100) > run_seconds(run, h200)
-
-
-def test_elementwise_is_bound_by_bytes_and_views_are_free():
-    assert run_seconds(op(read=10**9, written=10**9), A100) == pytest.approx(
-        KERNEL_SECONDS + 2e9 / (1555e9 * MEMORY_SHARE)
-    )
-    assert run_seconds(op(read=10**9, kernels=0), A100) == 0
-
-
-def test_copies_take_the_link():
-    assert run_seconds(op(read=10**9, written=10**9, device="link"), A100) == pytest.approx(
-        KERNEL_SECONDS + 1e9 / (31.508e9 * LINK_SHARE)
-    )
 
 
 def test_small_operators_are_bound_by_the_host_and_large_ones_by_the_card():
@@ -197,7 +154,3 @@ def test_accumulation_is_slower_than_the_batch_it_stands_for(device):
 def test_a_smaller_microbatch_is_never_faster(device):
     times = [seconds_per_image(64 // n, microbatches=n, device=device, **BF16) for n in (1, 4, 16)]
     assert times == sorted(times)
-
-
-def test_shares_are_shares():
-    assert 0 < MEMORY_SHARE < 1 and 0 < PRODUCT_SHARE < 1 and 0 < LINK_SHARE < 1

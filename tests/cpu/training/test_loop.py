@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.errors import OutOfMemoryError, SnugfitWarning, TrainingError
+from snugfit.errors import InputError, OutOfMemoryError, SnugfitWarning, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.training.loop import Loop, base_learning_rate, steps_of_run
 from snugfit.training.random_state import seed_everything
@@ -118,15 +118,9 @@ def test_learning_rates_are_logged_as_they_were_used(tmp_path):
     used = []
     with new_run(tmp_path) as run:
         loop = make_loop(run, lr_schedule="cosine", warmup_steps=2, lr=0.5, optimizer="sgd")
-        step = loop.trainer.step
-
-        def spy(batch):
-            loss = step(batch)
-            used.append(loop.trainer._update.optimizer.param_groups[0]["lr"])
-            return loss
-
-        loop.trainer.step = spy
+        loop.trainer.optimizer.register_step_pre_hook(lambda own, *_: used.append(own.param_groups[0]["lr"]))
         loop.train()
+        assert loop.trainer.optimizer.param_groups[0]["lr"] == 0.5  # between steps it is the rate that was given
     assert [row["lr"] for row in rows(tmp_path) if "loss" in row] == pytest.approx(used, rel=1e-12)
     assert len(set(used)) > 3
 
@@ -190,6 +184,21 @@ def test_resume_before_the_first_checkpoint_starts_over(tmp_path):
         assert not loop.resume()
         loop.train()
     assert [row["step"] for row in rows(tmp_path) if "loss" in row] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged", "folder"])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_in_silence(tmp_path, lost):
+    with new_run(tmp_path) as run:
+        make_loop(run, watcher=Watcher(stop_after=4)).train()
+    written = sorted((tmp_path / "checkpoints").iterdir())
+    assert written
+    for path in written:
+        path.rename(path.with_suffix(".damaged")) if lost == "damaged" else path.unlink()
+    if lost == "folder":
+        (tmp_path / "checkpoints").rmdir()
+    with RunDirectory.open(tmp_path) as run, pytest.raises(InputError, match="had a checkpoint after step 4") as error:
+        make_loop(run).resume()
+    assert "--overwrite" in str(error.value) and ("set aside" in str(error.value)) == (lost == "damaged")
 
 
 def test_resume_from_the_one_before_a_damaged_checkpoint_is_bitwise_the_same(tmp_path):

@@ -1,8 +1,12 @@
 """The run directory: one run, one process, nothing half-written, rows never doubled."""
 
+import errno
+import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +187,84 @@ def test_run_directory_is_looked_at_without_torch(tmp_path):
         "RunDirectory.create(pathlib.Path(sys.argv[1]), Recipe(), {}).close()\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=True)
+
+
+# -- places that cannot be written: one message, before anything is trained
+
+
+def refuse_writing(monkeypatch, folder, number=errno.EROFS, first=0):
+    """Lets nothing be opened for writing under a folder, as a file system that is read-only (or full) does."""
+    real, calls = os.open, [0]
+
+    def opened(path, flags, *args, **settings):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and Path(os.fsdecode(path)).is_relative_to(folder):
+            calls[0] += 1
+            if calls[0] > first:
+                raise OSError(number, os.strerror(number), str(path))
+        return real(path, flags, *args, **settings)
+
+    def open_file(path, mode="r", *args, **settings):
+        if set(mode) & set("wax+") and not isinstance(path, int) and Path(path).is_relative_to(folder):
+            raise OSError(number, os.strerror(number), str(path))
+        return real_open(path, mode, *args, **settings)
+
+    real_open = io.open
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(io, "open", open_file)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_run_in_a_place_that_takes_nothing_is_not_resumed(tmp_path, monkeypatch, number):
+    RunDirectory.create(tmp_path, Recipe(), WORKLOAD).close()
+    refuse_writing(monkeypatch, tmp_path, number)
+    with pytest.raises(InputError, match=f"cannot be written: {os.strerror(number)}.*copy it") as error:
+        RunDirectory.open(tmp_path)
+    assert error.value.exit_code == 2
+
+
+def test_a_lock_that_can_be_written_in_a_place_that_cannot(tmp_path, monkeypatch):
+    RunDirectory.create(tmp_path, Recipe(), WORKLOAD).close()
+
+    def full(*args, **settings):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    with pytest.raises(InputError, match="cannot be written: No space left"):
+        RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_a_disk_that_fills_up_while_a_run_is_made(tmp_path, monkeypatch, first):
+    refuse_writing(monkeypatch, tmp_path, errno.ENOSPC, first)
+    path = tmp_path / "run"
+    try:
+        RunDirectory.create(path, Recipe(), WORKLOAD, plan="{}").close()
+    except InputError as error:
+        assert "cannot be written: No space left" in str(error) and error.exit_code == 2
+        assert not holds_run(path)
+    else:
+        pytest.fail("nothing was refused")
+
+
+@pytest.mark.parametrize("place", ["file", "file/run", "link"])
+def test_something_else_in_place_of_the_directory(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written"):
+        RunDirectory.create(tmp_path / place, Recipe(), WORKLOAD)
+    with pytest.raises(InputError, match="holds no run"):
+        RunDirectory.open(tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc, where nobody can make a directory")
+def test_a_file_system_that_takes_no_directories(capsys):
+    with pytest.raises(InputError, match="cannot be written"):
+        check_new(Path("/proc/self/run"))
+
+
+def test_an_altered_summary_is_named(tmp_path):
+    with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
+        (tmp_path / "summary.json").write_text("{")
+        with pytest.raises(InputError, match=r"summary\.json cannot be read"):
+            run.read_summary()

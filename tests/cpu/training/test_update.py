@@ -48,6 +48,65 @@ def test_no_gradient_is_alive_in_the_next_forward_pass(fields):
     assert alive == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"microbatch_size": 3}, {"offload_optimizer": True}, {"step_in_backward": True},
+        {"step_in_backward": True, "offload_optimizer": True},
+        {"precision": "bf16-true", "microbatch_size": 3, "accumulate_dtype": "fp32"},
+        {"precision": "bf16-true", "stochastic_rounding": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_backward_pass_of_anybody_else_changes_nothing(fields):
+    """Gradients that another loss leaves on the parameters, or tries to: before, between and after steps."""
+
+    def run(disturbed):
+        model = make_model("mlp", torch.float32)
+        trainer = trainer_of(model, "sgd", fields, lr=0.1, coupled_samples=False)
+        for batch in make_batches("mlp", 8, 3, torch.float32):
+            if disturbed:
+                before = [weight.detach().clone() for weight in model.parameters()]
+                inputs = batch[0].to(next(model.parameters()).dtype)
+                (100 * model(inputs).square().sum()).backward()
+                assert all(torch.equal(one, weight) for one, weight in zip(before, model.parameters(), strict=True))
+                assert all(weight.grad is not None for weight in model.parameters())
+            trainer.step(batch)
+            assert all(weight.grad is None for weight in model.parameters())
+        return model
+
+    for one, other in zip(run(True).parameters(), run(False).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"microbatch_size": 3}, {"offload_optimizer": True}, {"precision": "bf16-mixed"}, {"precision": "16-mixed"}],
+    ids=str,
+)
+def test_gradients_stay_on_request(fields):
+    model, plain = make_model("mlp", torch.float32), make_model("mlp", torch.float32)
+    trainer = trainer_of(model, "sgd", fields, lr=0.1, keep_gradients=True, clip_norm=0.5, coupled_samples=False)
+    alive = []
+    model.register_forward_pre_hook(lambda *_: alive.append(any(one.grad is not None for one in model.parameters())))
+    rough = 0.05 if "precision" in fields else 1e-5
+    for batch in make_batches("mlp", 8, 2, torch.float32):
+        plain.load_state_dict(model.state_dict())
+        plain.zero_grad()
+        cross_entropy(plain(batch[0]), batch).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        alive.clear()
+        trainer.step(batch)
+        assert alive[0] is False  # the step began clean
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (one.grad - other.grad).norm() <= rough * other.grad.norm() + 1e-6
+
+
+def test_gradients_cannot_stay_where_each_is_freed_at_once():
+    with pytest.raises(snugfit.RecipeError, match="step_in_backward contradicts keep_gradients"):
+        trainer_of(make_model("mlp"), recipe={"step_in_backward": True}, keep_gradients=True)
+
+
 @pytest.mark.parametrize("saved_by", ["for-loop", "fused"])
 def test_kernels_stay_those_of_the_recipe(saved_by):
     loads = {"for-loop": "fused", "fused": "for-loop"}[saved_by]

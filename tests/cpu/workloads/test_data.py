@@ -3,15 +3,17 @@
 import hashlib
 import pickle
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, SnugfitWarning
 from snugfit.workloads.data import cifar10, open_data
 from snugfit.workloads.data.splits import stratified_parts
+from snugfit.workloads.loader import batches
 
 
 def opened(spec, **settings):
@@ -249,14 +251,91 @@ def test_imagefolder_problems_are_named(tmp_path):
     assert "has no images" in refused(f"imagefolder:{tmp_path}/empty")
     class_folders(tmp_path / "few", (1, 1))
     assert "too few" in refused(f"imagefolder:{tmp_path}/few")
-    class_folders(tmp_path / "bad")
-    (tmp_path / "bad" / "class0" / "7.png").write_bytes(b"not a picture")
-    assert "7.png" in refused(f"imagefolder:{tmp_path}/bad", image_size=8)
-    class_folders(tmp_path / "cut", size=(300, 300))
-    for path in (tmp_path / "cut" / "class0").iterdir():
-        path.write_bytes(path.read_bytes()[:100])
-    data = opened(f"imagefolder:{tmp_path}/cut", image_size=8)
-    with pytest.raises(InputError, match=r"class0.*\.png' cannot be read"):
-        data.train[0]
     class_folders(tmp_path / "val_only" / "val")
     assert "no train folder" in refused(f"imagefolder:{tmp_path}/val_only")
+
+
+# -- image folders as they come
+
+
+def opened_with_warning(spec, **settings):
+    with pytest.warns(SnugfitWarning) as caught:
+        data = opened(spec, **settings)
+    return data, str(caught[0].message)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def test_files_of_the_system_are_no_images(tmp_path):
+    class_folders(tmp_path)
+    (tmp_path / "class0" / "._3.png").write_bytes(b"AppleDouble")
+    (tmp_path / "class0" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "class1" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "class1" / "__MACOSX").mkdir()
+    (tmp_path / "class1" / "__MACOSX" / "4.png").write_bytes(b"x")
+    (tmp_path / "class1" / ".thumbnails").mkdir()
+    picture(tmp_path / "class1" / ".thumbnails" / "5.png", size=(2, 2))
+    (tmp_path / "__MACOSX" / "class0").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    data = opened(f"imagefolder:{tmp_path}", strict=True)
+    assert data.class_names == ("class0", "class1")
+    assert sum(map(len, parts(data))) == 40 and data.unreadable == ()
+
+
+def test_a_folder_inside_a_hidden_one_still_counts(tmp_path):
+    assert sum(map(len, parts(opened(f"imagefolder:{class_folders(tmp_path / '.cache' / 'pets')}")))) == 40
+
+
+def test_unreadable_files_are_left_out_and_counted(tmp_path):
+    class_folders(tmp_path)
+    for number in (3, 7):
+        (tmp_path / "class0" / f"{number}.png").write_bytes(b"no picture")
+    data, message = opened_with_warning(f"imagefolder:{tmp_path}", image_size=8)
+    assert "2 of 40 images" in message and "7.png" in message and "--strict" in message
+    assert data.unreadable == tuple(str(tmp_path / "class0" / f"{number}.png") for number in (3, 7))
+    paths = [path for part in parts(data) for path in part.paths]
+    assert len(paths) == 38 and not set(paths) & set(data.unreadable)
+    again, _ = opened_with_warning(f"imagefolder:{tmp_path}", image_size=8)
+    assert [part.paths for part in parts(again)] == [part.paths for part in parts(data)]
+    assert "7.png" in refused(f"imagefolder:{tmp_path}", image_size=8, strict=True)
+
+
+def test_a_class_that_cannot_be_read_is_named(tmp_path):
+    class_folders(tmp_path)
+    for path in (tmp_path / "class1").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.warns(SnugfitWarning):
+        assert "image of 'class1' can be read" in refused(f"imagefolder:{tmp_path}", image_size=8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_cut_short_give_their_place_to_the_next(tmp_path, workers):
+    root = tmp_path / "images"
+    for number in range(20):
+        picture(root / "a" / f"{number:02}.png", size=(300, 300), colour=(number, 0, 0))
+        picture(root / "b" / f"{number:02}.png", size=(300, 300), colour=(number, 9, 0))
+    whole = opened(f"imagefolder:{root}", image_size=8)
+    bad = [3, len(whole.train) - 1]
+    for index in bad:
+        cut_short(Path(whole.train.paths[index]))
+    data = opened(f"imagefolder:{root}", image_size=8)
+    assert data.train.paths == whole.train.paths
+    images, labels = data.train.batch([2, 3, 4, bad[1], 0])
+    assert torch.equal(images[1], images[2]) and not torch.equal(images[0], images[1])
+    assert torch.equal(images[3], images[4]) and labels[3] == labels[4] == 0  # behind the last comes the first
+    fresh = opened(f"imagefolder:{root}", image_size=8)
+    settings = {"batch_size": 5, "seed": 1, "epoch": 0, "workers": workers}
+    epoch = list(batches(fresh.train, **settings))
+    assert sum(len(labels) for _, labels in epoch) == len(fresh.train) == 28
+    assert fresh.unreadable == tuple(sorted(whole.train.paths[index] for index in bad))
+    resumed = list(batches(opened(f"imagefolder:{root}", image_size=8).train, **settings, start=2))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(epoch[2:], resumed, strict=True))
+    strict = opened(f"imagefolder:{root}", image_size=8, strict=True)
+    with pytest.raises(InputError, match=r"a.*\.png' cannot be read"):
+        strict.train[3]
+
+
+def test_strict_has_no_meaning_elsewhere():
+    assert "--strict" in refused("digits", strict=True)

@@ -25,6 +25,7 @@ def open_data(
     seed: int,
     download: bool = False,
     samples: int | None = None,
+    strict: bool = False,
 ) -> Splits:
     """Opens a data set, as the model needs it.
 
@@ -36,6 +37,7 @@ def open_data(
         seed: Seed of random data. The cut into parts has a fixed seed of its own, whatever this is.
         download: Whether a data set that is missing may be fetched (cifar10).
         samples: Training images at most, the other parts in proportion; None: all.
+        strict: Whether an image file that cannot be read stops the run (imagefolder).
 
     Returns:
         Training, validation and test part.
@@ -56,6 +58,8 @@ def open_data(
         raise InputError(f"data {spec!r} names no folder. Write {kind}:DIR.")
     if not needs_folder and (kind not in FORMS or colon):
         raise InputError(f"data {spec!r} is unknown; {did_you_mean(kind, FORMS)}")
+    if strict and kind != "imagefolder":
+        raise InputError(f"--strict has no meaning for data {spec!r}: only image files are ever skipped. Leave it out.")
     if kind == "digits":
         splits = open_digits(image_size=image_size, channels=channels, samples=samples)
     elif kind == "random":
@@ -65,7 +69,7 @@ def open_data(
     elif kind == "cifar10":
         splits = open_cifar10(where, image_size=image_size, channels=channels, download=download, samples=samples)
     else:
-        splits = open_imagefolder(where, image_size=image_size, channels=channels, samples=samples)
+        splits = open_imagefolder(where, image_size=image_size, channels=channels, samples=samples, strict=strict)
     highest = max(int(part.labels.max()) for part in (splits.train, splits.validation, splits.test))
     check_labels(spec, highest, num_classes)
     return splits

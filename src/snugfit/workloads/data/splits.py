@@ -65,6 +65,15 @@ class Splits:
     class_names: tuple[str, ...]
     """The names of the labels, in their order."""
 
+    left_out: tuple[str, ...] = ()
+    """Files that could not be read when the data was opened, and belong to no part."""
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Files that could not be read so far: those left out, and those that only decoding showed."""
+        parts = (self.train, self.validation, self.test)
+        return tuple(sorted({*self.left_out, *(path for part in parts for path in getattr(part, "unreadable", ()))}))
+
 
 class BatchedImages:
     """Images that come by the batch: a single one is a batch of one."""

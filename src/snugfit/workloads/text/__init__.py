@@ -5,23 +5,24 @@ All text is turned into token ids when the data is opened; batches are dicts as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.workloads.hf import CAUSAL_LM, TEXT_CLASSIFICATION
-from snugfit.workloads.text import causal, documents, embedded
+from snugfit.workloads.text import causal, chats, documents, embedded, stored
 from snugfit.workloads.text.classification import LabelledRows, LabelledTexts, has_labels, label_order, labelled_rows
 from snugfit.workloads.text.columns import prompt_columns, text_column
 from snugfit.workloads.text.limits import Cut, check_ids
 from snugfit.workloads.text.packing import PackedSequences, pack
-from snugfit.workloads.text.ragged import Indices, Ragged
+from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 from snugfit.workloads.text.random_tokens import TRAIN_SEQUENCES, RandomTokens
 from snugfit.workloads.text.splits import PARTS, TextData, TextOptions, TextSplits, sampled, three_parts
 from snugfit.workloads.text.tables import KINDS, Table, read_tables, texts_of
-from snugfit.workloads.text.tokenizer import encode, pad_id
+from snugfit.workloads.text.tokenizer import pad_id
 
 __all__ = ["FORMS", "TASK_OF_DATA", "TextData", "TextOptions", "TextSplits", "open_text"]
 
@@ -31,9 +32,6 @@ TASK_OF_DATA = {"topics": TEXT_CLASSIFICATION, "prose": CAUSAL_LM, "text": CAUSA
 
 RANDOM_CLASSES = 2
 """Labels of random data where the model does not say them."""
-
-Pairs = tuple[list[str], list[str]]
-"""Prompts (empty for plain texts) and what follows them."""
 
 
 def open_text(
@@ -146,8 +144,7 @@ def _classification(
     made = {}
     cut = Cut(options.seq_len)
     for part, (source, kept) in picked.items():
-        texts = [rows[source][0][index] for index in kept]
-        encoded = cut.texts(encode(tokenizer, texts), tokenizer, texts)
+        encoded = cut.texts(tokenizer, stored.picked(rows[source][0], kept))
         check_ids(spec, encoded, vocabulary)
         made[part] = LabelledTexts(encoded, numbers[source][kept], pad_id=pad_id(tokenizer), limit=options.seq_len)
     cut.warn(spec)
@@ -156,55 +153,94 @@ def _classification(
 
 def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | None) -> TextSplits:
     cut = Cut(options.seq_len)
+    marks: dict[str, causal.Marks | None] = dict.fromkeys(PARTS)
     if spec == "prose" or spec.startswith("text:"):
         texts = documents.cut_documents(embedded.prose() if spec == "prose" else documents.read_documents(spec))
-        encoded = {part: causal.encode_texts(tokenizer, texts[part]) for part in PARTS}
+        made_of = {part: causal.encode_texts(tokenizer, texts[part]) for part in PARTS}
+        if options.packing:
+            encoded = {part: Ragged.of(ids) for part, ids in made_of.items()}
+        else:
+            encoded = {part: causal.blocks(ids, options.seq_len) for part, ids in made_of.items()}
         fronts = {part: np.zeros(len(encoded[part]), dtype=np.int64) for part in PARTS}
         if not options.packing:
-            encoded = {part: causal.blocks(ids, options.seq_len) for part, ids in encoded.items()}
-            fronts = {part: np.zeros(len(encoded[part]), dtype=np.int64) for part in PARTS}
             encoded, fronts = sampled(encoded, fronts, options.samples)
     else:
-        pairs = {part: _pairs(table, options) for part, table in read_tables(spec, download=options.download).items()}
-        same = {part: np.zeros(len(back), dtype=np.int64) for part, (_, back) in pairs.items()}
+        tables = read_tables(spec, download=options.download)
+        same = {part: np.zeros(len(table), dtype=np.int64) for part, table in tables.items()}
         encoded, fronts = {}, {}
         picked = three_parts(spec, same, None if options.packing else options.samples)
         for part, (source, kept) in picked.items():
-            front, back = ([texts[index] for index in kept] for texts in pairs[source])
-            if any(front):
-                encoded[part], fronts[part] = causal.encode_pairs(tokenizer, front, back)
-            else:
-                encoded[part] = causal.encode_texts(tokenizer, back)
-                fronts[part] = np.zeros(len(kept), dtype=np.int64)
-            if not options.packing:
-                encoded[part] = cut.ids(encoded[part])
+            rows = _encoded_rows(tables[source], kept, options, tokenizer)
+            encoded[part], fronts[part], marks[part] = _gathered(rows, None if options.packing else cut)
     made: dict[str, TextData] = {}
     for part in PARTS:
         check_ids(spec, encoded[part], vocabulary)
         made[part] = (
-            _packed(encoded[part], fronts[part], options, part, tokenizer)
+            _packed(encoded[part], fronts[part], options, part, tokenizer, marks[part])
             if options.packing
-            else cut.learned(encoded[part], fronts[part], pad_id(tokenizer))
+            else cut.learned(encoded[part], fronts[part], pad_id(tokenizer), marks[part])
         )
         if not len(made[part]):
+            room = fronts[part].any() or marks[part] is not None
             raise InputError(
                 f"data {spec!r} has too little text: nothing is left to predict in its {part} part. Give more text"
-                + (", or a longer --seq-len that leaves room behind the prompts." if fronts[part].any() else ".")
+                + (", or a longer --seq-len that leaves room behind the prompts." if room else ".")
             )
     cut.warn(spec)
     return TextSplits(name=spec, num_classes=None, class_names=(), tokenizer=tokenizer, **made)
 
 
-def _pairs(table: Table, options: TextOptions) -> Pairs:
+Row = tuple[Ids, int, Ids | None]
+"""Token ids of a sample; how many at its front are not learned; 1 for each that is learned, where that is not the rest."""
+
+
+def _encoded_rows(table: Table, kept: Indices, options: TextOptions, tokenizer: Any) -> Iterator[Row]:
+    chat = chats.chat_column(table, options.prompt_column, options.text_column)
+    if chat is not None:
+        pairs = chats.encode_chats(tokenizer, table, chat, kept)
+        rows = stored.shown(pairs, f"turning {len(kept)} conversations into tokens", len(kept))
+        return ((ids, 0, learned) for ids, learned in rows)
+    prompts, texts = _pairs(table, options)
+    texts = stored.picked(texts, kept)
+    if prompts is None:
+        return ((ids, 0, None) for ids in causal.encode_texts(tokenizer, texts))
+    fronts = stored.picked(prompts, kept)
+    return ((ids, front, None) for ids, front in causal.encode_pairs(tokenizer, fronts, texts))
+
+
+def _gathered(rows: Iterator[Row], cut: Cut | None) -> tuple[Ragged, Indices, causal.Marks | None]:
+    """Puts rows into arrays as they come, so that only the arrays are in memory."""
+    fronts, marks = array("q"), array("b")
+    limit = None if cut is None else cut.limit
+
+    def each() -> Iterator[Ids]:
+        for ids, front, learned in rows:
+            fronts.append(front)
+            if learned is not None:
+                marks.frombytes(learned[:limit].astype(np.int8).tobytes())
+            yield ids
+
+    ids = Ragged.of(each() if cut is None else cut.each(each()))
+    return (
+        ids,
+        np.frombuffer(fronts, dtype=np.int64) if len(fronts) else np.zeros(0, dtype=np.int64),
+        np.frombuffer(marks, dtype=np.int8) != 0 if len(marks) else None,
+    )
+
+
+def _pairs(table: Table, options: TextOptions) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """Returns the prompts, None where there are none, and the texts."""
     columns = prompt_columns(table, options.prompt_column, options.text_column)
     if columns is None:
-        texts = texts_of(table, text_column(table, options.text_column))
-        return [""] * len(texts), texts
-    return texts_of(table, columns[0], empty=True), texts_of(table, columns[1])
+        return None, texts_of(table, text_column(table, options.text_column))
+    prompts, texts = texts_of(table, columns[0], empty=True), texts_of(table, columns[1])
+    return (prompts if any(prompts) else None), texts
 
 
-def _packed(ids: Ragged, fronts: Indices, options: TextOptions, part: str, tokenizer: Any) -> PackedSequences:
-    packed = pack(ids, fronts, length=options.seq_len, pad_id=pad_id(tokenizer))
+def _packed(
+    ids: Ragged, fronts: Indices, options: TextOptions, part: str, tokenizer: Any, marks: causal.Marks | None
+) -> PackedSequences:
+    packed = pack(ids, fronts, length=options.seq_len, pad_id=pad_id(tokenizer), marks=marks)
     if options.samples is None:
         return packed
     count = options.samples if part == "train" else max(options.samples // 8, 1)

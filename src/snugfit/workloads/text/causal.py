@@ -6,21 +6,25 @@ it predicts it. -100 marks labels that do not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from snugfit.techniques.microbatch import IGNORED_LABEL
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged, pad, pad_mask, padded_length
 from snugfit.workloads.text.tokenizer import encode, end_id
 
+Marks = npt.NDArray[np.bool_]
+"""Whether each token of sequences end to end is learned."""
+
 
 class Sequences:
     """Token sequences, each with a part at its front that is not learned (mostly of length 0)."""
 
-    def __init__(self, ids: Ragged, prompts: Indices, *, pad_id: int, limit: int) -> None:
+    def __init__(self, ids: Ragged, prompts: Indices, *, pad_id: int, limit: int, marks: Marks | None = None) -> None:
         """Holds the token ids.
 
         Args:
@@ -28,8 +32,9 @@ class Sequences:
             prompts: Tokens at the front that are not learned, int64 `[N]`.
             pad_id: What shorter sequences are filled up with.
             limit: Most tokens of a sequence.
+            marks: Whether each token of `ids.values` is learned, where that is not all behind the front.
         """
-        self.ids, self.prompts = ids, prompts
+        self.ids, self.prompts, self.marks = ids, prompts, marks
         self._pad_id, self._limit = pad_id, limit
 
     def __len__(self) -> int:
@@ -50,6 +55,9 @@ class Sequences:
         labels = pad(rows, fill=IGNORED_LABEL, length=length)
         for row, index in enumerate(indices):
             labels[row, : int(self.prompts[int(index)])] = IGNORED_LABEL
+            if self.marks is not None:
+                start, end = self.ids.offsets[int(index)], self.ids.offsets[int(index) + 1]
+                labels[row, : end - start][torch.from_numpy(~self.marks[start:end])] = IGNORED_LABEL
         return {
             "input_ids": pad(rows, fill=self._pad_id, length=length),
             "attention_mask": pad_mask(rows, length=length),
@@ -57,21 +65,21 @@ class Sequences:
         }
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str]) -> Ragged:
-    """Returns whole texts as token ids, each with the tokenizer's end behind it.
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> Iterator[Ids]:
+    """Yields whole texts as token ids, each with the tokenizer's end behind it.
 
     Args:
         tokenizer: A tokenizer of transformers.
         texts: The texts.
 
-    Returns:
+    Yields:
         Ids of each, not cut.
     """
-    return Ragged.of(_ended(ids, tokenizer) for ids in _each(encode(tokenizer, texts)))
+    return (_ended(ids, tokenizer) for ids in encode(tokenizer, texts))
 
 
-def encode_pairs(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> tuple[Ragged, Indices]:
-    """Returns prompts and what follows them as token ids.
+def encode_pairs(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> Iterator[tuple[Ids, int]]:
+    """Yields prompts and what follows them as token ids.
 
     The two are encoded apart, so that no token is half prompt; a line break parts them where neither side has a space.
 
@@ -80,27 +88,37 @@ def encode_pairs(tokenizer: Any, prompts: Sequence[str], completions: Sequence[s
         prompts: The prompts.
         completions: What follows each.
 
-    Returns:
-        Ids of each pair, not cut, and how many of them are the prompt's, int64 `[N]`.
+    Yields:
+        Ids of each pair, not cut, and how many of them are the prompt's.
     """
-    parted = [
-        prompt if not prompt or prompt[-1].isspace() or completion[0].isspace() else prompt + "\n"
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
     end = end_id(tokenizer)
-    fronts = [_without_end(ids, end) for ids in _each(encode(tokenizer, parted))]
-    backs = _each(encode(tokenizer, completions, special=False))
-    pairs = Ragged.of(
-        np.concatenate([front, _ended(back, tokenizer)]) for front, back in zip(fronts, backs, strict=True)
-    )
-    return pairs, np.array([len(front) for front in fronts], dtype=np.int64)
+    fronts = encode(tokenizer, _Parted(prompts, completions))
+    backs = encode(tokenizer, completions, special=False, show=False)
+    for ids, back in zip(fronts, backs, strict=True):
+        front = _without_end(np.asarray(ids, dtype=np.int32), end)
+        yield np.concatenate([front, _ended(back, tokenizer)]), len(front)
 
 
-def _each(ids: Ragged) -> Iterator[Ids]:
-    return (ids[index] for index in range(len(ids)))
+class _Parted(Sequence[str]):
+    """Prompts with a line break behind those that need one, made as they are walked through."""
+
+    def __init__(self, prompts: Sequence[str], completions: Sequence[str]) -> None:
+        self._prompts, self._completions = prompts, completions
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[str]:
+        for prompt, completion in zip(self._prompts, self._completions, strict=True):
+            parted = not prompt or prompt[-1].isspace() or completion[0].isspace()
+            yield prompt if parted else prompt + "\n"
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
-def _ended(ids: Ids, tokenizer: Any) -> Ids:
+def _ended(given: Sequence[int] | Ids, tokenizer: Any) -> Ids:
+    ids = np.asarray(given, dtype=np.int32)
     end = end_id(tokenizer)
     if end is None or (len(ids) and ids[-1] == end):
         return ids
@@ -111,7 +129,7 @@ def _without_end(ids: Ids, end: int | None) -> Ids:
     return ids[:-1] if len(ids) and ids[-1] == end else ids
 
 
-def blocks(ids: Ragged, length: int) -> Ragged:
+def blocks(ids: Iterable[Ids], length: int) -> Ragged:
     """Cuts long sequences into pieces; a piece of one token, which has nothing to predict it, is left out.
 
     Args:
@@ -123,20 +141,26 @@ def blocks(ids: Ragged, length: int) -> Ragged:
     """
     return Ragged.of(
         piece
-        for document in _each(ids)
+        for document in ids
         for start in range(0, len(document), length)
         if len(piece := document[start : start + length]) > 1
     )
 
 
-def counted(ids: Ragged, prompts: Indices) -> Indices:
+def counted(ids: Ragged, prompts: Indices, marks: Marks | None = None) -> Indices:
     """Returns how many labels of each sequence count: all but those of the prompt and of the first token.
 
     Args:
         ids: Token ids.
         prompts: Tokens at the front that are not learned, int64 `[N]`.
+        marks: Whether each token is learned, where that is not all behind the front.
 
     Returns:
         int64, `[N]`.
     """
+    if marks is not None:
+        learned = marks.copy()
+        learned[ids.offsets[:-1][ids.lengths > 0]] = False  # nothing predicts a first token
+        sums = np.concatenate([[0], np.cumsum(learned, dtype=np.int64)])
+        return sums[ids.offsets[1:]] - sums[ids.offsets[:-1]]  # type: ignore[no-any-return]
     return np.maximum(ids.lengths - np.maximum(prompts, 1), 0)

@@ -13,7 +13,7 @@ from snugfit.workloads.text.columns import label_column, text_column
 from snugfit.workloads.text.ragged import Indices, Ragged, pad, pad_mask, padded_length
 from snugfit.workloads.text.tables import Table, texts_of
 
-LabelledRows = tuple[list[str], list[str]]
+LabelledRows = tuple[Sequence[str], list[str]]
 """Texts, and the name of each one's label."""
 
 
@@ -87,7 +87,8 @@ def labelled_rows(table: Table, *, text: str | None, label: str | None) -> Label
     column = label_column(table, label)
     values = table.columns[column]
     names = table.label_names.get(column)
-    labels = []
+    labels: list[str] = []
+    shared: dict[str, str] = {}
     for row, value in enumerate(values):
         named = _label_name(value, names)
         if named is None:
@@ -95,7 +96,7 @@ def labelled_rows(table: Table, *, text: str | None, label: str | None) -> Label
                 f"data {table.name!r}, {table.where(row)}: {column} is {value!r}, and a label is a word or a whole number. "
                 "Give each row one, or name another column with --label-column."
             )
-        labels.append(named)
+        labels.append(shared.setdefault(named, named))
     return texts, labels
 
 

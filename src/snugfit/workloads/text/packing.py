@@ -18,6 +18,7 @@ import torch
 
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch import IGNORED_LABEL
+from snugfit.workloads.text.causal import Marks
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 
 
@@ -55,7 +56,7 @@ class PackedSequences:
         }
 
 
-def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int) -> PackedSequences:
+def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int, marks: Marks | None = None) -> PackedSequences:
     """Lays sequences end to end in rows.
 
     Args:
@@ -63,6 +64,7 @@ def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int) -> PackedSe
         prompts: Tokens at the front of each that are not learned, int64 `[samples]`.
         length: Tokens of a row, T.
         pad_id: What the last row is filled up with.
+        marks: Whether each token is learned, where that is not all behind the front.
 
     Returns:
         The rows in which something is learned.
@@ -77,6 +79,8 @@ def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int) -> PackedSe
     position = place - starts[sample]
     fronts = np.concatenate([np.maximum(prompts, 1), [rows * length]])
     labelled = position >= fronts[sample]
+    if marks is not None:
+        labelled[:total] &= marks
     # A sample that goes on in another row starts again there, and its first token there has nothing to predict it.
     row_start = place // length * length
     position = np.minimum(position, place - row_start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -37,10 +38,11 @@ class Ragged:
         Returns:
             The sequences, copied.
         """
-        parts = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
-        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
-        return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), offsets)
+        values, offsets = array("i"), array("q", [0])
+        for sequence in sequences:  # one array that grows: the sequences may be made as they are asked for
+            values.frombytes(np.ascontiguousarray(sequence, dtype=np.int32).tobytes())
+            offsets.append(len(values))
+        return cls(np.frombuffer(values, dtype=np.int32), np.frombuffer(offsets, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -1,26 +1,36 @@
 """Tables of text: `csv:`, `jsonl:` and `parquet:` files or folders, and `hf:NAME` through the library datasets.
 
+A file is looked through once, for its rows and mistakes, and stays where it is: columns are read from it when they are used.
+
 A folder has one file for each part: train, and validation or test or both. A mistake in a file is reported with its line.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
 from snugfit.workloads.hf_files import quiet
+from snugfit.workloads.text.stored import Shown, StoredColumn
 
 KINDS = ("csv", "jsonl", "parquet", "hf")
 PARTS = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "dev"), "test": ("test",)}
 """Names of files, and of splits, for each part."""
 
+_BATCH = 1000
+"""Rows of a binary table that are in memory at a time."""
+_ENDED_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ENDINGS = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".json"), "parquet": (".parquet",)}
 
 
@@ -91,54 +101,107 @@ def _file_of(folder: Path, names: Sequence[str], endings: Sequence[str]) -> Path
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _read_csv(path: Path) -> Table:
+class _Lines:
+    """The lines of a UTF-8 file, told apart as csv wants them, with their ends."""
+
+    def __init__(self, path: Path, *, show: bool = False) -> None:
+        self._path, self._show = path, show
+
+    def __iter__(self) -> Iterator[str]:
+        shown = Shown(f"reading {self._path}", self._path.stat().st_size) if self._show else None
+        offset = 0
+        with self._path.open("rb") as file:
+            for number, data in enumerate(file):
+                mark = len(codecs.BOM_UTF8) if number == 0 and data.startswith(codecs.BOM_UTF8) else 0
+                try:
+                    text = data[mark:].decode("utf-8")
+                except UnicodeDecodeError as error:
+                    at = offset + mark
+                    raise UnicodeDecodeError(
+                        "utf-8", error.object, at + error.start, at + error.end, error.reason
+                    ) from None
+                offset += len(data)
+                if "\r" in text[:-2]:  # files of old systems end their lines so
+                    yield from _ENDED_LINE.findall(text)
+                else:
+                    yield text
+                if shown is not None and not number & 1023:
+                    shown.at(offset)
+        if shown is not None:
+            shown.end(offset)
+
+
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
     limit = csv.field_size_limit(sys.maxsize if sys.maxsize < 2**31 else 2**31 - 1)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    reader = None
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            header = next(reader, [])
-            line = reader.line_num + 1
-            for row in reader:
-                if row:
-                    if len(row) != len(header):
-                        raise InputError(
-                            f"data file {str(path)!r}, line {line}: {len(row)} fields, and the header has {len(header)} "
-                            f"({', '.join(header)}). Put texts with commas or line breaks into double quotes."
-                        )
-                    rows.append(row)
-                    lines.append(line)
-                line = reader.line_num + 1
-    except csv.Error as error:
-        at = reader.line_num if reader is not None else 1
-        raise InputError(f"data file {str(path)!r}, line {at}: {error}. Repair that line.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
+        yield
     finally:
         csv.field_size_limit(limit)
-    if len(set(header)) < len(header) or not all(name.strip() for name in header):
-        raise InputError(
-            f"data file {str(path)!r}: its first line must name each column once; it is {', '.join(header) or 'empty'}."
-        )
-    columns = {name.strip(): [row[place] for row in rows] for place, name in enumerate(header)}
-    return Table(name=str(path), columns=columns, lines=lines)
+
+
+def _csv_rows(path: Path, *, show: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yields the header and each row that is not empty, with the line it begins in."""
+    reader = csv.reader(_Lines(path, show=show), strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    line = 1
+    try:
+        for row in reader:
+            if row or line == 1:
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"data file {str(path)!r}, line {reader.line_num}: {error}. Repair that line.") from error
+
+
+def _read_csv(path: Path) -> Table:
+    lines = array("q")
+    header: list[str] = []
+    try:
+        with _long_fields():
+            rows = _csv_rows(path, show=True)
+            header = next(rows, (1, []))[1]
+            if len(set(header)) < len(header) or not all(name.strip() for name in header):
+                raise InputError(
+                    f"data file {str(path)!r}: its first line must name each column once; it is "
+                    f"{', '.join(header) or 'empty'}."
+                )
+            for line, row in rows:
+                if len(row) != len(header):
+                    raise InputError(
+                        f"data file {str(path)!r}, line {line}: {len(row)} fields, and the header has {len(header)} "
+                        f"({', '.join(header)}). Put texts with commas or line breaks into double quotes."
+                    )
+                lines.append(line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+    def column(place: int) -> StoredColumn:
+        def read() -> Iterator[str]:
+            with _long_fields():
+                yield from (row[place] for _, row in islice(_csv_rows(path), 1, None))
+
+        return StoredColumn(len(lines), read)
+
+    return Table(
+        name=str(path), columns={name.strip(): column(place) for place, name in enumerate(header)}, lines=lines
+    )
 
 
 def _read_jsonl(path: Path) -> Table:
-    rows: list[dict[str, Any]] = []
-    lines: list[int] = []
+    lines = array("q")
+    names: dict[str, None] = {}
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    rows.append(_json_object(path, number, text))
-                    lines.append(number)
+        for number, text in enumerate(_Lines(path, show=True), start=1):
+            if text.strip():
+                names.update(dict.fromkeys(_json_object(path, number, text)))
+                lines.append(number)
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(name=str(path), columns={name: [row.get(name) for row in rows] for name in names}, lines=lines)
+
+    def column(name: str) -> StoredColumn:
+        return StoredColumn(len(lines), lambda: (json.loads(text).get(name) for text in _Lines(path) if text.strip()))
+
+    return Table(name=str(path), columns={name: column(name) for name in names}, lines=lines)
 
 
 def _json_object(path: Path, number: int, text: str) -> dict[str, Any]:
@@ -166,13 +229,32 @@ def _read_parquet(path: Path) -> Table:
             "Run: pip install snugfit[text]"
         ) from error
     try:
-        columns = parquet.read_table(path).to_pydict()
+        with parquet.ParquetFile(path) as file:
+            names, count = list(file.schema_arrow.names), file.metadata.num_rows
+            for _ in file.iter_batches(batch_size=1, columns=names[:1]):
+                break
     except (OSError, ArrowException) as error:
-        raise InputError(
-            f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, cut "
-            "short, or another kind of file."
-        ) from error
-    return Table(name=str(path), columns=columns)
+        raise _no_parquet(path, error) from error
+
+    def column(name: str) -> StoredColumn:
+        def read() -> Iterator[Any]:
+            try:
+                with parquet.ParquetFile(path) as file:
+                    for batch in file.iter_batches(batch_size=_BATCH, columns=[name]):
+                        yield from batch.column(0).to_pylist()
+            except (OSError, ArrowException) as error:
+                raise _no_parquet(path, error) from error
+
+        return StoredColumn(count, read)
+
+    return Table(name=str(path), columns={name: column(name) for name in names})
+
+
+def _no_parquet(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, cut "
+        "short, or another kind of file."
+    )
 
 
 def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
@@ -218,7 +300,14 @@ def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
 
 def _table_of(spec: str, split: Any) -> Table:
     names = {name: tuple(kind.names) for name, kind in split.features.items() if hasattr(kind, "names") and kind.names}
-    columns = {name: list(split[name]) for name in split.column_names}
+
+    def column(name: str) -> StoredColumn:
+        only = split.select_columns([name])
+        return StoredColumn(
+            len(split), lambda: (value for batch in only.iter(batch_size=_BATCH) for value in batch[name])
+        )
+
+    columns = {name: column(name) for name in split.column_names}
     return Table(name=spec, columns=columns, label_names=names)
 
 
@@ -230,7 +319,7 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
     return InputError(f"data file {str(path)!r} cannot be read: {error.strerror}.")
 
 
-def texts_of(table: Table, column: str, *, empty: bool = False) -> list[str]:
+def texts_of(table: Table, column: str, *, empty: bool = False) -> Sequence[str]:
     """Returns a column as texts.
 
     Args:
@@ -239,26 +328,25 @@ def texts_of(table: Table, column: str, *, empty: bool = False) -> list[str]:
         empty: Whether a text may be empty.
 
     Returns:
-        The texts.
+        The texts; those of a stored column stay stored.
 
     Raises:
         InputError: Some are missing, empty, or no text; names the first.
     """
     values = table.columns[column]
-    odd = _rows(values, lambda value: value is not None and not isinstance(value, str))
-    if odd:
-        raise InputError(
-            f"data {table.name!r}, {table.where(odd[0])}: {column} is {values[odd[0]]!r} "
-            f"({type(values[odd[0]]).__name__}), not text. Name another column with --text-column."
-        )
-    bare = _rows(values, lambda value: value is None or not (empty or value.strip()))
+    bare, first = 0, 0
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, str):
+            raise InputError(
+                f"data {table.name!r}, {table.where(row)}: {column} is {repr(value)[:200]} ({type(value).__name__}), not "
+                "text. Name another column with --text-column."
+            )
+        if value is None or not (empty or value.strip()):
+            bare += 1
+            first = first if bare > 1 else row
     if bare:
         raise InputError(
-            f"data {table.name!r}: {len(bare)} of {len(values)} rows have no text in column {column!r} (first: "
-            f"{table.where(bare[0])}). Remove them."
+            f"data {table.name!r}: {bare} of {len(values)} rows have no text in column {column!r} (first: "
+            f"{table.where(first)}). Remove them."
         )
-    return list(values)
-
-
-def _rows(values: Iterable[Any], odd: Callable[[Any], bool]) -> list[int]:
-    return [row for row, value in enumerate(values) if odd(value)]
+    return values

@@ -1,0 +1,178 @@
+"""Constants of the clock that no document gives, fitted to published times of single operators, never of whole models.
+
+    python -m benchmarks.clock_fit TRUTH        (writes benchmarks/results/clock_fit.json)
+
+TRUTH is a folder with operator times that others measured: NeuSight's (github.com/sitar-lab/NeuSight, elementwise kernels,
+normalisation, softmax and products in float32 on V100, A100, P100, T4 and P4) and Vidur's (github.com/microsoft/vidur, the
+products of transformer layers in 16 bits on A100 and A40). They are not part of this repository; what is fitted is.
+
+- The share of the memory bandwidth that a long elementwise kernel reaches, by card.
+- How often layer norm and softmax move their input: their share against that of an elementwise kernel.
+- How much of the peak a matrix product reaches with tiles of each size, on tensor cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import results_file
+from snugfit.simulator.kernel_times import TILES
+
+LONG_BYTES = 2**29
+"""Kernels that move more are bound by the memory, whatever it costs to start them."""
+BANDWIDTHS = {
+    "Tesla V100-PCIE-32GB": 897e9, "NVIDIA A100-PCIE-40GB": 1555e9, "Tesla P100-PCIE-16GB": 732e9,
+    "Tesla T4": 320e9, "Tesla P4": 192e9, "a100": 2039e9, "a40": 696e9,
+}  # fmt: skip
+"""Bytes a second, as NVIDIA's data sheets of these cards print them."""
+ELEMENTWISE = {"add": 3, "addu": 2, "relu": 2, "gelu": 2, "tanh": 2}
+"""File -> tensors that it reads and writes."""
+FLOAT32 = {
+    "Tesla V100-PCIE-32GB": 14.0e12, "NVIDIA A100-PCIE-40GB": 19.5e12, "Tesla P100-PCIE-16GB": 9.3e12,
+    "Tesla T4": 8.1e12, "Tesla P4": 5.5e12,
+}  # fmt: skip
+"""Peak FLOP/s in float32, as NVIDIA's data sheets print them."""
+TENSOR_CORES = {"a100": (312e12, 108), "a40": (149.7e12, 84)}
+"""FLOP/s in 16 bits and streaming multiprocessors, as NVIDIA's data sheets print them."""
+
+
+def table(path: Path) -> dict[str, list[str]]:
+    """Returns the columns of a compressed csv file."""
+    import csv
+
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+VIDUR_SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers", "num_tokens")
+
+
+def shares(path: Path, tensors: int, kernel: str = "") -> dict[str, float]:
+    """Returns, by card, the median share of the bandwidth in kernels that are long enough."""
+    columns = table(path)
+    found: dict[str, list[float]] = {}
+    parts = zip(*(columns[name] for name in ("Device", "B", "H", "Latency", "Kernel Name")), strict=True)
+    for device, rows, width, milliseconds, name in parts:
+        moved = float(rows) * float(width) * 4 * tensors
+        if moved > LONG_BYTES and kernel in name and device in BANDWIDTHS:
+            found.setdefault(device, []).append(moved / (float(milliseconds) * 1e-3) / BANDWIDTHS[device])
+    return {device: round(float(np.median(values)), 3) for device, values in sorted(found.items())}
+
+
+def large_products(path: Path) -> dict[str, float]:
+    """Returns, by card, the median share of the float32 peak that products of more than 1e12 operations reach."""
+    columns = table(path)
+    found: dict[str, list[float]] = {}
+    for device, *numbers in zip(*(columns[name] for name in ("Device", "B", "M", "N", "K", "Latency")), strict=True):
+        *sizes, milliseconds = map(float, numbers)
+        flops = 2 * float(np.prod(sizes))
+        if flops > 1e12 and device in FLOAT32:
+            found.setdefault(device, []).append(flops / (milliseconds * 1e-3) / FLOAT32[device])
+    return {device: round(float(np.median(values)), 3) for device, values in sorted(found.items())}
+
+
+def products(folder: Path) -> list[tuple[str, int, int, int, float]]:
+    """Returns card, rows, columns, inner size and seconds of Vidur's products."""
+    found = []
+    for path in sorted(folder.glob("vidur_compute_*_mlp.csv.gz")):
+        card = path.name.split("_")[2]
+        columns = table(path)
+        for index in range(len(columns["num_tokens"])):
+            row = {name: values[index] for name, values in columns.items()}
+            heads, kv, width, wide, workers, tokens = (int(row[name]) for name in VIDUR_SIZES)
+            gates = 2 if row["use_gated_mlp"] == "True" else 1
+            sizes = {
+                "attn_pre_proj": ((heads + 2 * kv) * (width // heads) // workers, width),
+                "attn_post_proj": (width, width // workers),
+                "mlp_up_proj": (wide * gates // workers, width),
+                "mlp_down_proj": (width, wide // workers),
+            }
+            for name, (outputs, inner) in sizes.items():
+                milliseconds = row.get(f"time_stats.{name}.median")
+                if milliseconds:
+                    found.append((card, tokens, outputs, inner, float(milliseconds) * 1e-3))
+    return found
+
+
+def predicted(rows: np.ndarray, columns: np.ndarray, inner: np.ndarray, card: str, efficiency: tuple[float, ...],
+              fixed: float, share: float) -> np.ndarray:  # fmt: skip
+    """Returns seconds of many products by the rule of `snugfit.simulator.kernel_times`."""
+    peak, processors = TENSOR_CORES[card]
+    best = np.zeros(len(rows))
+    for (high, wide), efficient in zip(TILES, efficiency, strict=True):
+        for split in (1, 2, 4, 8):
+            tiles = -(-rows // high) * -(-columns // wide) * split
+            waves = -(-tiles // processors)
+            used = efficient * rows * columns * split / (waves * processors * high * wide)
+            if split > 1:
+                used = np.where((tiles <= processors) & (inner // split >= 256), used, 0)
+            best = np.maximum(best, used)
+    flops = 2 * rows * columns * inner
+    moved = 2 * (rows * columns + rows * inner + columns * inner)
+    return np.maximum(flops / (peak * share * best), moved / (BANDWIDTHS[card] * 0.9)) + fixed
+
+
+def fit_tiles(rows: list[tuple[str, int, int, int, float]]) -> dict[str, Any]:
+    """Returns the efficiencies of tiles, and the shares of the peak, with the smallest median error over both cards."""
+    by_card = {card: np.array([row[1:] for row in rows if row[0] == card], dtype=float) for card in TENSOR_CORES}
+    generator = np.random.default_rng(0)
+    by_card = {card: data[generator.permutation(len(data))[:3000]] for card, data in by_card.items()}
+
+    def error(efficiency: tuple[float, ...], fixed: float, share: float) -> float:
+        errors = [
+            np.abs(np.log(predicted(data[:, 0], data[:, 1], data[:, 2], card, efficiency, fixed, share) / data[:, 3]))
+            for card, data in by_card.items()
+        ]
+        return float(np.mean([one.mean() for one in errors]))
+
+    best: tuple[float, Any] = (np.inf, None)
+    parts = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)
+    for square, half, small in itertools.combinations_with_replacement(parts, 3):
+        by_area = {256 * 128: 1.0, 128 * 128: square, 128 * 64: half, 64 * 64: small}
+        efficiency = tuple(by_area[high * wide] for high, wide in TILES)
+        for share, fixed in itertools.product((0.75, 0.8, 0.85), (2e-6, 5e-6, 8e-6)):
+            found = error(efficiency, fixed, share)
+            if found < best[0]:
+                best = (found, (efficiency, fixed, share))
+    efficiency, fixed, share = best[1]
+    left = {}
+    for card, data in by_card.items():
+        ratio = predicted(data[:, 0], data[:, 1], data[:, 2], card, efficiency, fixed, share) / data[:, 3]
+        left[card] = {f"p{q}": round(float(np.percentile(ratio, q)), 3) for q in (10, 50, 90)}
+    return {
+        "tiles": [[*tile, part] for tile, part in zip(TILES, efficiency, strict=True)],
+        "share_of_peak": share,
+        "seconds_to_start": fixed,
+        "mean_absolute_log_error": round(best[0], 4),
+        "predicted_over_measured": left,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("truth", type=Path, help="folder with op_times/")
+    folder = parser.parse_args().truth / "op_times"
+    document = {
+        "memory_share": {
+            name: shares(folder / f"neusight_{name}.csv.gz", count) for name, count in ELEMENTWISE.items()
+        },
+        "layer_norm_share": shares(folder / "neusight_ln.csv.gz", 2),
+        "softmax_share": {
+            "rows up to 1024": shares(folder / "neusight_softmax.csv.gz", 2, "softmax_warp_forward"),
+            "longer rows": shares(folder / "neusight_softmax.csv.gz", 2, "cunn_SoftMaxForward"),
+        },
+        "products_in_float32": large_products(folder / "neusight_linear.csv.gz"),
+        "products_on_tensor_cores": fit_tiles(products(folder)),
+    }
+    results_file.write("clock_fit", document)
+
+
+if __name__ == "__main__":
+    main()

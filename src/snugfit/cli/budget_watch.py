@@ -1,0 +1,198 @@
+"""A run with a budget that takes more than the budget says so, and goes on with less.
+
+On CUDA the budget is a limit of the process, and a step that wants more runs out of memory, which `training/recovery.py`
+answers. A CPU has no such limit: there the measured tensor bytes of the build, of the first steps and of the first
+evaluation are held against the budget. Above it, the run goes on with the next fallback of the plan that gives the same
+update, which is measured in its turn; after the last one, with the one that was measured to take the least. A run that
+trains to its end is done whatever it took, so it ends with exit code 0; the message, the card and the JSON document
+(`over_budget_bytes`, `over_budget`) say by how much it was over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import SnugfitWarning
+from snugfit.recipe import Recipe
+from snugfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.measure.meter import Meter
+    from snugfit.training.step import Trainer
+
+ALIKE = 1.01
+"""Recipes are as lean as one another when they take so nearly the same."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OverBudget:
+    """The run took more than its budget."""
+
+    during: str
+    """build, a step and its number, or evaluation."""
+    recipe: Recipe
+    """What the run went by."""
+    peak_tensor_bytes: int
+    """What it took."""
+    over_bytes: int
+    """By how much that was over the budget."""
+    next_recipe: Recipe | None
+    """What the run goes on with; None: the same, because there is nothing that needs less, or nothing to be done."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns it as plain data."""
+        following = None if self.next_recipe is None else self.next_recipe.to_mapping()
+        return {
+            "during": self.during,
+            "recipe": self.recipe.to_mapping(),
+            "peak_tensor_bytes": self.peak_tensor_bytes,
+            "over_bytes": self.over_bytes,
+            "next_recipe": following,
+        }
+
+
+class BudgetWatch:
+    """Stands between the loop and the meter, and holds what was measured against the budget."""
+
+    def __init__(self, meter: Meter, trainer: Trainer, predicted: Mapping[str, Any] | None) -> None:
+        """Starts when the trainer is built.
+
+        Args:
+            meter: It has measured the build.
+            trainer: What trains.
+            predicted: What the plan promises; None: there is no budget.
+        """
+        self._meter, self._trainer = meter, trainer
+        self._predicted = predicted
+        self._at_end = False
+        self._measured: list[tuple[int, Recipe]] = []
+        self._seen_since_change = True
+        self.exceeded: list[OverBudget] = []
+        """What was over the budget, in order."""
+        if self._over():
+            self._tell("building the model", "build", change=False)
+
+    def after_step(self, steps_done: int) -> None:
+        """Notes that a step ended, and looks whether it stayed within the budget.
+
+        Args:
+            steps_done: Updates done by this process.
+        """
+        self._meter.after_step(steps_done)
+        self._seen_since_change = True
+        if self._over():
+            step = self._trainer.steps_done
+            self._tell(f"step {step}", f"step {step}", change=True)
+
+    def before_evaluation(self) -> None:
+        """Notes that an evaluation begins."""
+        self._meter.before_evaluation()
+
+    def after_evaluation(self) -> None:
+        """Notes that an evaluation ended, and looks whether it stayed within the budget."""
+        self._meter.after_evaluation()
+        if self._over():
+            self._tell("the evaluation", "evaluation", change=True)
+
+    @property
+    def _budget_bytes(self) -> int:
+        assert self._predicted is not None
+        return int(self._predicted["budget_bytes"])
+
+    def _over(self) -> bool:
+        if self._predicted is None or self._at_end:
+            return False
+        peak = self._meter.recent_peak_bytes()
+        return peak is not None and peak > self._budget_bytes
+
+    def _tell(self, what: str, during: str, *, change: bool) -> None:
+        peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
+        assert peak is not None and self._predicted is not None
+        if during.startswith("step"):  # an evaluation alone does not tell what a recipe's steps take
+            self._measured.append((peak, before))
+        self._seen_since_change = False
+        with self._meter.changing():
+            self._at_end = change and not self._trainer.take_next_fallback()
+            if self._at_end and self._measured:
+                # What needs nearly as little as the leanest, and came first, is faster.
+                least = min(size for size, _ in self._measured)
+                self._trainer.change_recipe(next(one for size, one in self._measured if size <= ALIKE * least))
+        changed = self._trainer.recipe != before
+        over = OverBudget(
+            during=during,
+            recipe=before,
+            peak_tensor_bytes=peak,
+            over_bytes=peak - self._budget_bytes,
+            next_recipe=self._trainer.recipe if changed else None,
+        )
+        first = not self.exceeded
+        self.exceeded.append(over)
+        promised = self._predicted.get("peak_tensor_bytes")
+        beside = f"; {format_bytes(promised)} were predicted" if first and promised is not None else ""
+        warnings.warn(
+            f"{what} took {format_bytes(peak)} of tensors, {format_bytes(over.over_bytes)} over the budget of "
+            f"{format_bytes(self._budget_bytes)}{beside}. {self._follows(over, change)}",
+            SnugfitWarning,
+            stacklevel=3,
+        )
+
+    def _follows(self, over: OverBudget, change: bool) -> str:
+        if not change:
+            return "The model is built now, and training goes on; init=device or init=meta need less for that."
+        if over.next_recipe is None:
+            return (
+                "Nothing that takes less and gives the same update is left, so the run goes on as it is. Next time give "
+                "a larger --budget, or --allow rounding."
+            )
+        found = over.next_recipe.to_mapping(defaults=False)
+        words = ", ".join(f"{name}={_word(value)}" for name, value in found.items()) or "the plain recipe"
+        why = ", whose steps took the least of all that were measured" if self._at_end else ", which needs less"
+        return f"The run goes on with {words}{why}; the update is the same."
+
+    def result(self, measured: Mapping[str, int | None]) -> dict[str, Any]:
+        """Returns what the run's result says about its budget.
+
+        Args:
+            measured: What the meter has measured in all.
+
+        Returns:
+            `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the limit),
+            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since;
+            None where no step came after).
+        """
+        peak = measured.get("peak_tensor_bytes")
+        if self._predicted is None or peak is None:
+            return {"over_budget_bytes": None, "over_budget": []}
+        found: dict[str, Any] = {
+            "over_budget_bytes": max(0, peak - self._budget_bytes),
+            "over_budget": [one.to_mapping() for one in self.exceeded],
+        }
+        if self.exceeded:
+            found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None
+        return found
+
+
+def card_line(summary: Mapping[str, Any]) -> str | None:
+    """Returns what the card says of a budget that was exceeded; None where it was kept, or there is none.
+
+    Args:
+        summary: The result of a run.
+    """
+    over = summary.get("over_budget_bytes")
+    if not over:
+        return None
+    exceeded = summary["over_budget"]
+    if not exceeded:
+        return f"by {format_bytes(over)} (measured)"
+    during = ", ".join(dict.fromkeys(one["during"] for one in exceeded))
+    at_end = summary["peak_tensor_bytes_at_end"]
+    changed = at_end is not None and any(one["next_recipe"] is not None for one in exceeded)
+    then = f"; {format_bytes(at_end)} with the recipe above, taken after that" if changed else ""
+    return f"by {format_bytes(over)} (measured), in {during}{then}"
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

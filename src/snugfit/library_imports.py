@@ -1,0 +1,39 @@
+"""Imports of optional libraries, without what they say about themselves. Imports no torch.
+
+torchao warns that its enums are registered the old way, bitsandbytes that a kernel of the hub is not there: nobody who
+trains can do anything about either, and each comes once for every process. All imports of such libraries go through here.
+Errors are logged and raised as ever; warnings after the import, and everything of ours, are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+from snugfit.errors import SnugfitWarning
+
+TALKATIVE = ("torch.utils._pytree", "torchao", "bitsandbytes", "peft")
+"""Loggers that speak at import: of the libraries, and of torch where they register classes with it."""
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Holds back what libraries warn of while they are imported.
+
+    Yields:
+        Nothing.
+    """
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", SnugfitWarning)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

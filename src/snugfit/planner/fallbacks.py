@@ -1,0 +1,106 @@
+"""Fallbacks of a plan: what a run changes over to where it needs more than was predicted.
+
+A fallback needs less memory than the one before it, as little slower as possible, and may follow the plan's recipe in the
+middle of a run. Whether it may is asked of training's own rule (`training/changeable.py`). Other recipes that the search
+has simulated lend the fields that may change; where that leaves too few, the plan's own recipe is turned up. All of them
+are simulated. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from snugfit.errors import RecipeError
+from snugfit.planner.probe import Probe
+from snugfit.planner.search import Search
+from snugfit.planner.space import SWITCHES, Changes
+from snugfit.recipe import Recipe
+from snugfit.training.changeable import CHANGEABLE, problems_of_change
+
+LESS, ANY_LESS = 0.97, 0.995
+"""A fallback needs at most this part of what the one before it needs; where none does, one that saves anything will do."""
+ENOUGH = 2
+"""With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
+MOST_LENT = 8
+"""Recipes that are simulated because another one lends its fields, at most."""
+_TURNS: tuple[Changes, ...] = (
+    {"inplace": True},
+    {"attention": "sdpa"},
+    {"loss_impl": "chunked"},
+    {"checkpoint": "selective"},
+    {"checkpoint": "all"},
+    {"checkpoint": "all", "offload_activations": "checkpoints"},
+    {"step_in_backward": True},
+    {"offload_optimizer": True},
+)
+"""What can be turned up by itself; smaller microbatches come beside it."""
+
+
+def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
+    """Returns the fallbacks of a plan.
+
+    Args:
+        search: What was simulated.
+        best: The plan's recipe.
+
+    Returns:
+        Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
+    """
+    if len(_chain(search, best)) < ENOUGH:
+        search.laboratory.look(_lent(search, best))
+    if len(_chain(search, best)) < ENOUGH:
+        search.laboratory.look(_turned_up(search, best))
+    return tuple(probe.recipe for probe in _chain(search, best) or _chain(search, best, less=ANY_LESS))
+
+
+def _may_follow(search: Search, best: Probe, recipe: Recipe) -> bool:
+    return next(problems_of_change(best.recipe, recipe, search.space.workload), None) is None
+
+
+def _lent(search: Search, best: Probe) -> list[Recipe]:
+    """The plan's recipe with those fields of leaner ones that may change."""
+    found: dict[Recipe, None] = {}
+    for other in sorted(search.usable(), key=lambda one: (one.seconds, one.need_bytes)):
+        if other.need_bytes >= best.need_bytes:
+            continue
+        try:
+            recipe = best.recipe.replace(**{name: getattr(other.recipe, name) for name in CHANGEABLE})
+        except RecipeError:  # they do not go with the fields that stay
+            continue
+        refused = search.space.constraints.refusal(recipe, search.space.workload) is not None
+        if recipe not in search.laboratory.probes and not refused and _may_follow(search, best, recipe):
+            found[recipe] = None
+    return list(found)[:MOST_LENT]
+
+
+def _chain(search: Search, best: Probe, *, less: float = LESS) -> list[Probe]:
+    """The fastest that needs less than the plan, then the fastest that needs less than that, and so on."""
+    kept: list[Probe] = []
+    for probe in sorted(search.usable(), key=lambda one: (one.seconds, one.need_bytes)):
+        least = kept[-1].need_bytes if kept else best.need_bytes
+        if probe.need_bytes <= less * least and _may_follow(search, best, probe.recipe):
+            kept.append(probe)
+    return kept
+
+
+def _turned_up(search: Search, best: Probe) -> Iterator[Recipe]:
+    """The plan's recipe with more of everything that saves memory: each alone, microbatches halved, all at once."""
+    space, own = search.space, best.recipe.to_mapping()
+    dead = set(SWITCHES) - set(best.recorded.switchable)
+    turns = [change for change in _TURNS if not dead & set(change)]
+    sizes: list[Changes] = [{"microbatch_size": size} for size in _smaller(search, best.recipe)]
+    for change in (*turns, *sizes):
+        yield from space.allowed(own, change)
+    everything: dict[str, object] = {}
+    for change in (*turns, *sizes[-1:]):
+        if space.allowed(own, everything, change):
+            everything.update(change)
+    yield from space.allowed(own, everything)
+
+
+def _smaller(search: Search, recipe: Recipe) -> Iterable[int]:
+    """A half and a quarter of the microbatch, and one sample."""
+    size = recipe.microbatch_size or search.space.batch
+    if size is None or "microbatch_size" in search.space.constraints.pins:
+        return ()
+    return sorted({max(size // 2, 1), max(size // 4, 1), 1} - {size}, reverse=True)

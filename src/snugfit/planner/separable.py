@@ -1,0 +1,225 @@
+"""Before planning: do microbatches of this model and loss add up to the batch? Tried for real, where that is cheap.
+
+`training/separation.py` needs values. A model that was given runs as it is, where it is; one that is only a description
+(on meta, a function, a name) is built without memory and filled with random values on the host. A batch without values is
+filled with random ones too. Models that would take long or much memory are left to the first step of training, and the
+plan says so. Nothing is changed on what was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.simulator.request import NamedModel
+    from snugfit.training.separation import Separation
+    from snugfit.workload import Workload
+
+MOST_PARAMETERS = 2**28
+"""Parameters of a model that is tried."""
+MOST_FLOPS = {"cpu": 3e11}
+"""Arithmetic that the check may take, by kind of device: a few seconds; elsewhere `FLOPS_ON_A_CARD`."""
+FLOPS_ON_A_CARD = 1e13
+_PASSES = 4.5
+"""Times that the few samples go through forward and backward pass."""
+
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """What a check before planning has found."""
+
+    separation: Separation
+    """The verdict."""
+    real_values: bool
+    """Whether the batch had values; random ones do not show what depends on them, such as unequal numbers of labels."""
+
+
+Check = Callable[[Call, float, int], "Checked | None"]
+"""Takes a way to call a function in a worker, the arithmetic of a sample and the number of parameters."""
+
+
+def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any]) -> Check:
+    """Returns the check of a model that was given; it runs in this process.
+
+    Args:
+        model: A module, or a function without arguments that builds one.
+        batch: As it was given.
+        shapes: The same without memory.
+        arguments: loss, forward, split and loss_weight of `snugfit.prepare`.
+    """
+
+    def check(_: Call, flops: float, parameters: int) -> Checked | None:
+        import torch
+
+        if parameters > MOST_PARAMETERS:
+            return None
+        given = isinstance(model, torch.nn.Module)
+        tensors = [*model.parameters(), *model.buffers()] if given else []
+        whole = given and not any(tensor.is_meta for tensor in tensors)
+        device = tensors[0].device if whole and tensors else torch.device("cpu")
+        samples = _samples(flops, device)
+        if samples is None:
+            return None
+        usable = model if whole else _filled(copy.deepcopy(model) if given else _built(model))
+        one = (batch[0] if isinstance(shapes, list) else batch) if _has_values(batch) else None
+        return _checked(usable, one, shapes[0] if isinstance(shapes, list) else shapes, samples, device, arguments)
+
+    return check
+
+
+def named_check(named: NamedModel, workload: Workload) -> Check:
+    """Returns the check of a model by its name; it runs in a worker.
+
+    Args:
+        named: The model and the shape of its batch.
+        workload: What is learned.
+    """
+
+    def check(call: Call, flops: float, parameters: int) -> Checked | None:
+        if parameters > MOST_PARAMETERS or flops * _PASSES * 2 > MOST_FLOPS["cpu"]:
+            return None
+        found: Checked | None = call(_check_named, named, workload.freeze, flops)
+        return found
+
+    return check
+
+
+def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Checked | None:
+    import torch
+
+    from snugfit.simulator.request import build_named
+    from snugfit.workloads.model_batches import batch_for
+    from snugfit.workloads.weights import freeze_parameters
+
+    device = torch.device("cpu")
+    samples = _samples(flops, device)
+    if samples is None:
+        return None
+    task, model = build_named(named)
+    if freeze:
+        freeze_parameters(model, freeze)
+    shapes, loss, loss_weight = batch_for(
+        model, named.spec, task, batch_size=samples, image_size=named.image_size, seq_len=named.seq_len
+    )
+    return _checked(_filled(model), None, shapes, samples, device, {"loss": loss, "loss_weight": loss_weight})
+
+
+def _samples(flops: float, device: torch.device) -> int | None:
+    """How many samples may be tried; None where two are too many."""
+    most = MOST_FLOPS.get(device.type, FLOPS_ON_A_CARD)
+    return next((samples for samples in (8, 4, 2) if samples * _PASSES * flops <= most), None)
+
+
+def _checked(
+    model: torch.nn.Module,
+    batch: Any,
+    shapes: Any,
+    samples: int,
+    device: torch.device,
+    arguments: Mapping[str, Any],
+) -> Checked:
+    import torch
+
+    from snugfit.techniques.microbatch import map_tensors, split_batch
+    from snugfit.training.caches import caching_configs, without_caches
+    from snugfit.training.model_call import loss_of, output_of
+    from snugfit.training.separation import Separation, separation
+    from snugfit.workloads.traits import model_traits
+
+    loss, forward = arguments.get("loss"), arguments.get("forward")
+    split = arguments.get("split") or split_batch
+    configs = caching_configs(model)
+
+    def loss_of_samples(few: Any) -> torch.Tensor:
+        with without_caches(configs):
+            moved = map_tensors(few, lambda tensor: tensor.to(device))
+            return loss_of(output_of(model, moved, forward), moved, loss)
+
+    training = model.training
+    model.train()
+    try:
+        if batch is None:
+            generator = torch.Generator().manual_seed(0)
+            batch = map_tensors(split(shapes, samples)[0], lambda tensor: _random(tensor, generator))
+            real = False
+        else:
+            real = True
+        found = separation(
+            loss_of_samples,
+            batch,
+            parts=(model, loss, forward, split),
+            parameters=[weight for weight in model.parameters() if weight.requires_grad],
+            split=split,
+            size=samples,
+            loss_weight=arguments.get("loss_weight") or "samples",
+            quiet=any(model_traits(model).values()),
+        )
+    except Exception as error:  # the caller's own split, with a batch of random values
+        found, real = Separation(separates=None, sentence=str(error)), False
+    finally:
+        model.train(training)
+    return Checked(separation=found, real_values=real)
+
+
+def _has_values(batch: Any) -> bool:
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return not batch.is_meta
+    if isinstance(batch, torch.dtype):
+        return False
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return all(_has_values(part) for part in parts)
+
+
+def _built(model: Callable[[], Any]) -> torch.nn.Module:
+    from snugfit.simulator.request import without_memory
+
+    return without_memory(lambda _: model())
+
+
+def _filled(model: torch.nn.Module) -> torch.nn.Module:
+    """Gives what has no memory random values of a sensible size, in place; tied parameters stay tied."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.is_meta:
+                if id(weight) not in made:
+                    values = torch.randn(weight.shape, generator=generator) * 0.05
+                    values = values + 1 if weight.dim() == 1 and name == "weight" else values
+                    made[id(weight)] = torch.nn.Parameter(values.to(weight.dtype), weight.requires_grad)
+                module._parameters[name] = made[id(weight)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = _neutral(buffer)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                vars(module)[name] = _neutral(value)
+    return model
+
+
+def _neutral(buffer: torch.Tensor) -> torch.Tensor:
+    """Ones (a variance, a mask that masks nothing), and zeros for indices."""
+    import torch
+
+    whole = buffer.dtype.is_floating_point or buffer.dtype == torch.bool
+    return torch.full(buffer.shape, 1 if whole else 0, dtype=buffer.dtype)
+
+
+def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random values that any model takes: whole numbers are 0 or 1."""
+    import torch
+
+    if tensor.dtype.is_floating_point:
+        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+    return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype)

@@ -1,0 +1,50 @@
+"""What of a recipe may change in the middle of a run: the one rule, asked by training and by the planner.
+
+Between two steps nothing is saved for a backward pass, so everything that only changes how the passes run can be taken off
+and put on anew, and an update can be replaced by one that takes over its state. What was decided when the model was built
+stays: the dtype of the weights, what is trained, which algorithm updates it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from snugfit.fidelity import contradictions
+from snugfit.recipe import Recipe
+from snugfit.workload import Workload
+
+PASS_FIELDS = ("inplace", "attention", "loss_impl", "checkpoint", "offload_activations")
+"""Fields that change how the forward and backward passes run."""
+UPDATE_FIELDS = ("optimizer_impl", "offload_optimizer", "step_in_backward", "accumulate_dtype")
+"""Fields that change the update and where gradients add up."""
+CHANGEABLE = ("microbatch_size", *PASS_FIELDS, *UPDATE_FIELDS, "workers", "pin_memory", "prefetch")
+"""Fields of a recipe that may change in the middle of a run; those of loading are for the caller's loader."""
+
+
+def differing(recipe: Recipe, reference: Recipe) -> list[str]:
+    """Returns the fields in which two recipes differ.
+
+    Args:
+        recipe: One recipe.
+        reference: The other one.
+    """
+    return [name for name, value in recipe.to_mapping().items() if value != reference.to_mapping()[name]]
+
+
+def problems_of_change(recipe: Recipe, other: Recipe, workload: Workload) -> Iterator[str]:
+    """Yields a sentence for each reason why a run cannot go on with another recipe.
+
+    Args:
+        recipe: What the run goes by.
+        other: What it would go on with.
+        workload: What is learned.
+
+    Yields:
+        What stands in the way.
+    """
+    fixed = [name for name in differing(other, recipe) if name not in CHANGEABLE]
+    if fixed:
+        stay = "stays" if len(fixed) == 1 else "stay"
+        yield f"{', '.join(fixed)} {stay} for the whole run; a fallback may change {', '.join(CHANGEABLE)}."
+        return
+    yield from contradictions(other, workload)

@@ -1,0 +1,216 @@
+"""An optimizer instance that the caller made of the model's parameters.
+
+It is used as it is wherever a recipe lets it: its groups, its settings, its state. A recipe that updates one parameter at
+a time, or holds the state in fewer bits, builds optimizers of the same settings from its groups, and the instance stays
+what schedulers and people write to (`optimizer_handle.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.recipe import Recipe
+from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS
+
+NAMES: dict[type[Optimizer], str] = {Adam: "adam", AdamW: "adamw", SGD: "sgd", Adafactor: "adafactor"}
+"""Classes of torch.optim that an instance may have to be known by name, and so to be built for one parameter alone."""
+_TAKEN_OVER = {
+    **dict.fromkeys(LOW_BIT_OPTIMIZERS, ("lr", "betas", "eps", "weight_decay")),
+    **dict.fromkeys(("adam", "adamw"), ("lr", "betas", "eps", "weight_decay")),
+    "muon": ("lr", "weight_decay"),
+    "sgd": ("lr", "weight_decay"),
+    "adafactor": ("lr", "weight_decay"),
+}
+"""Optimizer of a recipe -> settings of the given one that it goes by."""
+
+
+def name_of(optimizer: Any) -> str:
+    """Returns the workload's word for an optimizer argument.
+
+    Args:
+        optimizer: A name, a function from parameters to an optimizer, or an optimizer.
+
+    Returns:
+        A name of `Workload.optimizer`.
+
+    Raises:
+        InputError: It is none of these.
+    """
+    if isinstance(optimizer, str):
+        return optimizer
+    if isinstance(optimizer, Optimizer):
+        return NAMES.get(type(optimizer), CUSTOM_OPTIMIZER)
+    if callable(optimizer):
+        return CUSTOM_OPTIMIZER
+    raise InputError(
+        f"optimizer is a {type(optimizer).__name__}; give a name or a function from parameters to an optimizer, "
+        "or an optimizer of the model's parameters."
+    )
+
+
+class GivenOptimizer:
+    """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """Notes which parameters of the model it has.
+
+        Args:
+            optimizer: The instance.
+            model: The model, before anything is changed on it.
+
+        Raises:
+            InputError: It has no parameter of the model.
+        """
+        self.optimizer = optimizer
+        self.name = name_of(optimizer)
+        names = {id(weight): name for name, weight in model.named_parameters()}
+        groups = optimizer.param_groups
+        self._names = [[names.get(id(weight)) for weight in group["params"]] for group in groups]
+        if not any(name is not None for group in self._names for name in group):
+            raise InputError(
+                f"the {type(optimizer).__name__} given has none of the model's parameters; build it of "
+                "model.parameters(), after anything that replaces parameters."
+            )
+
+    def follow(self, model: nn.Module, before: set[str]) -> None:
+        """Gives the instance the parameters of the changed model, and its state their places.
+
+        Args:
+            model: The changed model.
+            before: Names of all parameters before it was changed; new ones that are trained join the first group.
+        """
+        current = dict(model.named_parameters(remove_duplicate=False))
+        groups, state = self.optimizer.param_groups, self.optimizer.state
+        for group, names in zip(groups, self._names, strict=True):
+            kept = []
+            for name, weight in zip(names, group["params"], strict=True):
+                now = weight if name is None else current.get(name)
+                if now is not weight and weight in state:
+                    old = state.pop(weight)
+                    if now is not None:
+                        state[now] = old
+                if now is not None:
+                    kept.append(now)
+            group["params"] = kept
+        for weight in list(state):
+            state[weight] = {name: _placed(value, weight, name) for name, value in state[weight].items()}
+        added = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
+        if added:
+            groups[0]["params"].extend(dict.fromkeys(added))
+            warnings.warn(
+                f"the recipe trains {len(added)} parameters that the {type(self.optimizer).__name__} given does not know; "
+                "they join its first group.",
+                SnugfitWarning,
+                stacklevel=4,
+            )
+
+    def others(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Returns what the instance has beside the model's trained parameters: a learned part of the loss, frozen ones.
+
+        Args:
+            named: What training changes of the model.
+
+        Returns:
+            Parameters by a name of their own; their gradients belong to the step too.
+        """
+        known = {id(weight) for weight in named.values()}
+        return {
+            f"optimizer.param_groups[{number}]['params'][{at}]": weight
+            for number, group in enumerate(self.optimizer.param_groups)
+            for at, weight in enumerate(group["params"])
+            if id(weight) not in known
+        }
+
+    def groups(self, recipe: Recipe) -> list[dict[str, Any]]:
+        """Returns parameter groups for what a recipe builds in place of the instance.
+
+        Args:
+            recipe: Its `optimizer` may replace the algorithm.
+
+        Raises:
+            InputError: The replacement cannot do what a setting of the instance asks for, or cannot take over its state.
+        """
+        groups = [
+            {**group, "params": [weight for weight in group["params"] if weight.requires_grad]}
+            for group in self.optimizer.param_groups
+        ]
+        groups = [group for group in groups if group["params"]]
+        if recipe.optimizer is None:
+            return groups
+        taken = _TAKEN_OVER[recipe.optimizer]
+        for option in ("amsgrad", "maximize"):
+            if any(group.get(option) for group in groups):
+                raise InputError(
+                    f"the {type(self.optimizer).__name__} given has {option}, which the recipe's optimizer "
+                    f"{recipe.optimizer!r} has not. Leave one of the two out."
+                )
+        if self.optimizer.state:
+            raise InputError(
+                f"the {type(self.optimizer).__name__} given has state of {len(self.optimizer.state)} parameters, which the "
+                f"recipe's optimizer {recipe.optimizer!r} cannot take over. Give it without state, or leave the recipe's "
+                "optimizer out."
+            )
+        same = LOW_BIT_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer) in (self.name, "adam", "adamw")
+        names = taken if same else tuple(name for name in taken if name not in ("betas", "eps"))
+        return [
+            {**{name: group[name] for name in names if name in group}, "params": group["params"]} for group in groups
+        ]
+
+    def alone(self, settings: dict[str, Any], weight: nn.Parameter) -> Optimizer:
+        """Builds an optimizer of the same class and settings for one parameter.
+
+        Args:
+            settings: Those of its group.
+            weight: The parameter.
+        """
+        takes = inspect.signature(type(self.optimizer).__init__).parameters
+        given = {name: value for name, value in self.optimizer.defaults.items() if name in takes}
+        own = {name: value for name, value in settings.items() if name not in ("params", "initial_lr")}
+        return type(self.optimizer)([{**own, "params": [weight]}], **given)
+
+    def tell(self, recipe: Recipe) -> None:
+        """Says that a recipe updates by other optimizers than the instance.
+
+        Args:
+            recipe: The recipe.
+        """
+        fields = [
+            name
+            for name in ("optimizer", "step_in_backward", "offload_optimizer", "stochastic_rounding")
+            if getattr(recipe, name)
+        ]
+        what = recipe.optimizer or "one optimizer of its class and settings for each parameter"
+        warnings.warn(
+            f"{', '.join(fields)} updates by {what} in place of the {type(self.optimizer).__name__} given. It stays "
+            "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty.",
+            SnugfitWarning,
+            stacklevel=4,
+        )
+
+
+def _placed(value: Any, weight: Tensor, name: str) -> Any:
+    """State beside its parameter, as `load_state_dict` would put it."""
+    if not isinstance(value, Tensor) or not value.dim() or name == "step":
+        return value
+    return value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
+
+
+def checked_optimizer(made: Any) -> Optimizer:
+    """Returns what a caller's function made.
+
+    Args:
+        made: Its result.
+
+    Raises:
+        InputError: It is no optimizer.
+    """
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
+    return made

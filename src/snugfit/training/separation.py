@@ -1,0 +1,269 @@
+"""Is the loss of a batch the weighted sum of the losses of its pieces? Found out by trying it on a few samples.
+
+Microbatches give the update of the whole batch only where it is. It is not for contrastive losses and in-batch negatives,
+for statistics of the batch taken by hand, for a loss that divides by a quantity of the batch, for a sum that is weighted as
+a mean; and random numbers drawn in the forward pass are others for a piece than for the whole. None of this shows in the
+model's structure, so the model's own code runs: a few samples at once, the same samples in two pieces, and the first piece
+once more; and so with a few samples of the batch's end. Losses are compared, and gradients at some thousand places of all
+parameters.
+
+Where a second run of the same piece differs, random numbers were drawn. Layers known to draw masks or to take statistics
+are then put into evaluation mode, and after them the whole model, so that what couples samples is still seen beside them.
+
+The check holds no more than one microbatch does, leaves no trace on model and random numbers (`untouched.py`), changes no
+gradient, and runs once. It is a check of these samples: a loss that couples some samples and not others (by equal labels,
+by length) shows only where the few have such a pair. `coupled_samples` declares what is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.errors import InputError
+from snugfit.techniques.microbatch import LossWeight, Split, batch_length, loss_weights
+from snugfit.training.out_of_memory import is_out_of_memory, let_go
+from snugfit.training.untouched import untouched
+from snugfit.workloads.tasks import shifted_labels
+from snugfit.workloads.traits import draws_masks, uses_batch_statistics
+
+MOST = 8
+"""Samples that the check takes at most."""
+PLACES = 4096
+"""Elements of the gradients that are compared, over all parameters."""
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Relative difference that rounding may make, by the dtype of the loss and its gradients; 16 bits: `ROUGH`."""
+ROUGH = 3e-2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Separation:
+    """What the check has found."""
+
+    separates: bool | None
+    """Whether pieces add up to the batch; None: it could not be said."""
+    random: bool = False
+    """Whether two runs of the same samples differ."""
+    sentence: str = ""
+    """What was seen, where pieces do not add up or nothing could be said."""
+    fitting: tuple[str, ...] = ()
+    """What to give as `loss_weight`, so that they would."""
+
+    @property
+    def advice(self) -> str:
+        """What to do about pieces that do not add up."""
+        if self.fitting:
+            return f"With loss_weight={' or '.join(self.fitting)} they agree."
+        return "Leave microbatch_size out, or say coupled_samples=True where that is meant."
+
+    def joined(self, other: Separation) -> Separation:
+        """Returns what two groups of samples show together.
+
+        Args:
+            other: The verdict of the other group.
+        """
+        if self.separates is other.separates is False:
+            both = tuple(weight for weight in self.fitting if weight in other.fitting)
+            return dataclasses.replace(self, fitting=both)
+        if other.separates is False:
+            return other
+        return other if self.separates is None else self
+
+    def traits(self) -> dict[str, bool]:
+        """Returns the fields of `Workload` that are known now."""
+        found = {} if self.separates is None else {"coupled_samples": not self.separates}
+        return {**found, **({"dropout": True} if self.random else {})}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Look:
+    """One pass over some samples."""
+
+    loss: float
+    gradient: Tensor
+    """At some places of all parameters: float64 [places], on the host."""
+    tolerance: float
+
+
+def separation(
+    loss_of: Callable[[Any], Tensor],
+    batch: Any,
+    *,
+    parts: Sequence[object],
+    parameters: Sequence[nn.Parameter],
+    split: Split,
+    size: int,
+    loss_weight: LossWeight,
+    quiet: bool,
+    scale: float = 1.0,
+    rough: bool = False,
+) -> Separation:
+    """Tries whether a batch separates into pieces.
+
+    Args:
+        loss_of: The loss of some samples, with its graph.
+        batch: Samples; the first few are used.
+        parts: Model and functions whose state is put back; the first is the model.
+        parameters: What training changes.
+        split: How a batch is cut.
+        size: Samples of a microbatch.
+        loss_weight: How losses of microbatches combine.
+        quiet: Whether layers that draw masks or take statistics of the batch are known, and to be left out of it.
+        scale: Factor of the loss before its backward pass, where gradients would be too small for their dtype.
+        rough: Whether the passes compute in fewer than fp32's bits.
+
+    Returns:
+        What was found; never raises for what the caller's code does with a few samples.
+    """
+    model = parts[0]
+    assert isinstance(model, nn.Module)
+    stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]
+    random = False
+    try:
+        groups = _cut(batch, split, size)
+        if not groups:
+            return Separation(separates=None, sentence="the batch has too few samples to be cut.")
+        for stage in stages:
+            with untouched(parts):
+                stage(model)
+
+                def look(samples: Any) -> _Look:
+                    return _look(loss_of, samples, parameters, scale, rough)
+
+                few, pieces = groups[0]
+                first = look(pieces[0])
+                if not _agree(first, look(pieces[0])):
+                    random = True
+                    continue
+                found = _judged(few, pieces, look(few), [first, *map(look, pieces[1:])], loss_weight)
+                for few, pieces in groups[1:]:
+                    found = found.joined(
+                        _judged(few, pieces, look(few), [look(piece) for piece in pieces], loss_weight)
+                    )
+            return dataclasses.replace(found, random=random)
+        return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
+    except Exception as error:
+        if is_out_of_memory(error):
+            let_go(error)
+        text = " ".join(str(error).split())[:200]
+        return Separation(separates=None, random=random, sentence=f"a few samples cannot run: {text}")
+
+
+def _as_it_is(model: nn.Module) -> None:
+    """The first look is at the model as it trains."""
+
+
+def _known_layers_quiet(model: nn.Module) -> None:
+    for module in model.modules():
+        if draws_masks(module) or uses_batch_statistics(module):
+            module.training = False
+
+
+def _all_quiet(model: nn.Module) -> None:
+    model.eval()
+
+
+def _cut(batch: Any, split: Split, size: int) -> list[tuple[Any, list[Any]]]:
+    """A few samples from the batch's begin and its end, each with the same in two pieces of the microbatch's parity."""
+    pair = 2 if size % 2 == 0 and size >= 4 else 1
+    half = max(min(size // 2, MOST // 2) // pair * pair, 1)
+    try:
+        few = split(batch, 2 * half) if batch_length(batch) > 2 * half else [batch]
+    except InputError:  # a batch that only the caller's own split knows
+        few = split(batch, 2 * half)
+    ends = [few[0], few[-1]] if len(few) > 1 else [few[0]]
+    groups = [(end, list(split(end, half))) for end in ends]
+    return [(end, pieces) for end, pieces in groups if len(pieces) > 1]
+
+
+def _look(
+    loss_of: Callable[[Any], Tensor], samples: Any, parameters: Sequence[nn.Parameter], scale: float, rough: bool
+) -> _Look:
+    loss = loss_of(samples)
+    try:
+        gradients = torch.autograd.grad(loss * scale, list(parameters), allow_unused=True)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        gradients = ()  # reentrant checkpointing of the model's own refuses this; the loss must do
+    each = max(PLACES // max(len(parameters), 1), 4)
+    found = [
+        torch.zeros(min(each, weight.numel()), dtype=torch.float64) if gradient is None else _places(gradient, each)
+        for gradient, weight in zip(gradients, parameters, strict=bool(gradients))
+    ]
+    dtypes = {gradient.dtype for gradient in gradients if gradient is not None} | {loss.dtype}
+    tolerance = ROUGH if rough else max(TOLERANCES.get(dtype, ROUGH) for dtype in dtypes)
+    gradient = torch.cat(found) / scale if found else torch.zeros(0, dtype=torch.float64)
+    return _Look(float(loss.detach()), gradient, tolerance)
+
+
+def _places(gradient: Tensor, count: int) -> Tensor:
+    if gradient.layout is not torch.strided:
+        gradient = gradient.to_dense()
+    flat = gradient.detach().reshape(-1)
+    return flat[:: max(flat.numel() // count, 1)][:count].to("cpu", torch.float64)
+
+
+def _judged(few: Any, pieces: list[Any], whole: _Look, looks: list[_Look], loss_weight: LossWeight) -> Separation:
+    if not _finite(whole):
+        return Separation(separates=None, sentence=f"the loss of a few samples is {whole.loss:g}.")
+    if whole.gradient.numel() and not bool(whole.gradient.any()):
+        return Separation(separates=None, sentence="the gradient of a few samples is zero.")
+    sizes = " + ".join(str(batch_length(piece)) if _has_length(piece) else "some" for piece in pieces)
+    combined = _combined(pieces, looks, loss_weight)
+    if combined is not None and _agree(combined, whole):
+        return Separation(separates=True)
+    got = "none" if combined is None else f"{combined.loss:.4g}"
+    sentence = (
+        f"the loss of {batch_length(few) if _has_length(few) else 'a few'} samples is {whole.loss:.4g}, and that of the "
+        f"same samples in pieces of {sizes} is {got}"
+    )
+    if combined is not None and _close(combined.loss, whole.loss, whole.tolerance) and whole.gradient.numel():
+        off = float((combined.gradient - whole.gradient).norm() / whole.gradient.norm())
+        sentence += f", but their gradients differ by {100 * off:.2g} %"
+    weights: dict[str, LossWeight] = {repr(name): name for name in ("samples", "sum", "tokens") if name != loss_weight}
+    if isinstance(pieces[0], Mapping) and "labels" in pieces[0]:
+        weights["shifted_labels (from snugfit.workloads.tasks)"] = shifted_labels
+    others = {name: _combined(pieces, looks, weight) for name, weight in weights.items()}
+    fitting = tuple(name for name, other in others.items() if other is not None and _agree(other, whole))
+    return Separation(separates=False, sentence=f"{sentence}.", fitting=fitting)
+
+
+def _has_length(batch: Any) -> bool:
+    try:
+        return batch_length(batch) > 0
+    except InputError:
+        return False
+
+
+def _combined(pieces: list[Any], looks: list[_Look], loss_weight: LossWeight) -> _Look | None:
+    try:
+        weights = [float(weight) for weight in loss_weights(pieces, loss_weight)]
+    except (InputError, LookupError, TypeError):  # labels of another form
+        return None
+    parts = [(weight, look) for weight, look in zip(weights, looks, strict=True) if weight != 0]
+    gradient = sum((weight * look.gradient for weight, look in parts), torch.zeros_like(looks[0].gradient))
+    return _Look(sum(weight * look.loss for weight, look in parts), gradient, looks[0].tolerance)
+
+
+def _finite(look: _Look) -> bool:
+    return math.isfinite(look.loss) and bool(torch.isfinite(look.gradient).all())
+
+
+def _agree(one: _Look, other: _Look) -> bool:
+    if not (_finite(one) and _finite(other)):
+        return not _finite(one) and not _finite(other)
+    tolerance = max(one.tolerance, other.tolerance)
+    if not _close(one.loss, other.loss, tolerance):
+        return False
+    size = max(float(one.gradient.norm()), float(other.gradient.norm())) if one.gradient.numel() else 0.0
+    return size == 0 or float((one.gradient - other.gradient).norm()) <= tolerance * size
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance * 1e-3)

@@ -1,0 +1,133 @@
+"""Conversations: both spellings, with and without a template; exactly what the assistant says is learned."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from snugfit.errors import InputError
+from snugfit.workloads.text import TextOptions, chats, open_text
+from snugfit.workloads.text.tables import Table
+from snugfit.workloads.text.tokenizer import byte_tokenizer
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hé?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "No."},
+]
+SHAREGPT = [
+    {"from": {"user": "human", "assistant": "gpt"}.get(turn["role"], turn["role"]), "value": turn["content"]}
+    for turn in TURNS
+]
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FORGETS = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}(thought) {% endif %}"
+    "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def tokenizer_with(template):
+    made = byte_tokenizer()
+    made.chat_template = template
+    return made
+
+
+def learned_text(tokenizer, turns):
+    return [text for text, learned in chats.pieces_of(tokenizer, turns) if learned]
+
+
+def test_without_a_template_a_turn_is_a_line():
+    plain = tokenizer_with(None)
+    assert learned_text(plain, TURNS) == ["Yes.</s>", "No.</s>"]
+    whole = "".join(text for text, _ in chats.pieces_of(plain, TURNS))
+    assert whole == "system: Be brief.\nuser: Hé?\nassistant: Yes.</s>\nuser: Sure?\nassistant: No.</s>\n"
+
+
+def test_with_a_template_the_whole_is_the_templates():
+    tokenizer = tokenizer_with(CHATML)
+    assert learned_text(tokenizer, TURNS) == ["Yes.<end>\n", "No.<end>\n"]
+    whole = "".join(text for text, _ in chats.pieces_of(tokenizer, TURNS))
+    assert whole == tokenizer.apply_chat_template(TURNS, tokenize=False)
+
+
+def test_a_template_that_rewrites_earlier_turns_has_its_last_learned():
+    assert learned_text(tokenizer_with(FORGETS), TURNS) == ["(thought) No.\n"]
+
+
+def test_a_template_that_refuses_is_named():
+    refuses = tokenizer_with("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InputError, match=r"refuses a conversation of system, user.*roles must alternate"):
+        chats.pieces_of(refuses, TURNS)
+
+
+def options(**given):
+    return TextOptions(**{"task": "causal-lm", "seq_len": 128, **given})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("name", "turns"), [("messages", TURNS), ("conversations", SHAREGPT), ("said", TURNS)])
+def test_files_of_conversations_become_batches(tmp_path, kind, name, turns):
+    file = tmp_path / f"chats.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps({"id": row, name: turns}) + "\n" for row in range(20)))
+    else:
+        pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"id": list(range(20)), name: [turns] * 20}), file)
+    tokenizer = tokenizer_with(None)
+    given = {"text_column": name} if name == "said" else {}
+    data = open_text(f"{kind}:{file}", options(**given), tokenizer=tokenizer, vocabulary=384)
+    batch = data.train.batch([0, 1])
+    for row in range(2):
+        labels = batch["labels"][row].tolist()
+        learned = [label for label in labels if label != -100]
+        assert tokenizer.decode(learned, skip_special_tokens=False).replace(" ", "") == "Yes.</s>No.</s>"
+        assert all(label in (-100, one) for label, one in zip(labels, batch["input_ids"][row].tolist(), strict=True))
+
+
+def test_conversations_are_cut_and_packed_with_their_marks(tmp_path):
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": TURNS}) + "\n" for _ in range(20)))
+    tokenizer = tokenizer_with(None)
+    packed = open_text(f"jsonl:{file}", options(packing=True, seq_len=64), tokenizer=tokenizer, vocabulary=384).train
+    labels = np.concatenate([packed.batch([row])["labels"][0].numpy() for row in range(len(packed))])
+    counts = np.bincount(labels[labels >= 0], minlength=300)
+    assert counts[ord("Y") + 3] == 16 and counts[ord("B") + 3] == 0 and counts[ord("S") + 3] == 0
+    with pytest.warns(UserWarning, match="were cut"):
+        short = open_text(f"jsonl:{file}", options(seq_len=46), tokenizer=tokenizer, vocabulary=384)
+    first = short.train.batch([0])
+    assert first["input_ids"].shape[1] <= 48 and (first["labels"] != -100).sum() == 5  # Yes. and its end
+    with pytest.raises(InputError, match="nothing is left to predict"):
+        open_text(f"jsonl:{file}", options(seq_len=20), tokenizer=tokenizer, vocabulary=384)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([], "give a list of turns"),
+        ([{"content": "a"}], r"messages\[0\] is .*a turn is"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "the content of 'user' is a list, not text"),
+        (["a"], r"messages\[0\] is 'a'"),
+        (None, "give a list of turns"),
+    ],
+)
+def test_rows_that_are_no_conversation_are_named(value, says):
+    table = Table(name="a.jsonl", columns={"messages": [TURNS, value]}, lines=[1, 3])
+    with pytest.raises(InputError, match=f"line 3.*{says}"):
+        list(chats.turns_of(table, "messages"))
+
+
+def test_texts_and_prompts_that_are_named_win():
+    table = Table(name="a", columns={"messages": [TURNS], "text": ["a"]})
+    assert chats.chat_column(table, None, None) == "messages"
+    assert chats.chat_column(table, None, "text") is None
+    assert chats.chat_column(table, "text", None) is None
+    assert chats.chat_column(Table(name="a", columns={"messages": ["a text"]}), None, None) is None
