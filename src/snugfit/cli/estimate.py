@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--timeline", metavar="FILE", type=Path, help="also draw memory over the run: FILE.html or FILE.png")
     add("--snapshot", metavar="FILE", type=Path, help="also write a memory snapshot for PyTorch's viewer")
+    options.add_assume_option(parser)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.simulator.assumptions import assumptions_from
     from snugfit.simulator.estimate import cards_of, estimate_named
     from snugfit.simulator.request import NamedModel
 
@@ -84,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         task=args.task,
         image_size=args.image_size,
         seq_len=args.seq_len,
+        assume=assumptions_from(args.assume),
     )
     estimate = estimate_named(named, recipe=recipe, workload=workload, device=args.device)
     if args.timeline is not None:

@@ -282,12 +282,20 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast, convolution_layout, own_kernels, recurrent_kernels
+    from snugfit.simulator import (
+        attention_kernels,
+        autocast,
+        convolution_layout,
+        grouped_products,
+        own_kernels,
+        recurrent_kernels,
+    )
 
     autocast.register()
     attention_kernels.register()
     convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
+    grouped_products.register()
     own_kernels.register()
 
 

@@ -44,6 +44,13 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def without_modes() -> Any:
+    """Returns a context in which operators run for real, whatever modes are active."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def forget_conversions(mode: FakeTensorMode) -> None:
     """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
 
@@ -295,6 +302,23 @@ def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
     return found
 
 
+def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
+    """Puts a function in the place of an operator's fake version.
+
+    Args:
+        operator: The overload.
+        make: Takes the operator's arguments, as fake tensors, and makes its results.
+    """
+    from torch._subclasses import fake_impls
+
+    def made(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return make(*args, **kwargs)
+
+    fake_impls.op_implementations_dict.pop(operator, None)  # a later torch may have one of its own
+    fake_impls.register_op_impl(operator)(made)
+
+
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
@@ -386,6 +410,93 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Itera
         yield
     finally:
         torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """Returns the names of a module's parametrized tensors; None for a module without.
+
+    Args:
+        module: Any module.
+    """
+    from torch.nn.utils import parametrize
+
+    return tuple(module.parametrizations) if parametrize.is_parametrized(module) else None  # type: ignore[arg-type]
+
+
+def plain_class(module: torch.nn.Module) -> type:
+    """Returns the class that a module had before it was parametrized.
+
+    Args:
+        module: A parametrized module.
+    """
+    return type(module).__bases__[0]
+
+
+def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Gives a module that has the attributes of a parametrized one its class.
+
+    Args:
+        module: The module.
+        names: Its parametrized tensors.
+    """
+    from torch.nn.utils import parametrize
+
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether a parameter or buffer waits for its shape.
+
+    Args:
+        tensor: Any tensor.
+    """
+    return bool(torch.nn.parameter.is_lazy(tensor))
+
+
+def lazy_parameter(kind: type, dtype: torch.dtype, requires_grad: bool) -> Any:
+    """Returns a parameter or buffer without memory that waits for its shape.
+
+    Args:
+        kind: Its class.
+        dtype: Its dtype.
+        requires_grad: Whether it is trained.
+    """
+    keywords = {"requires_grad": requires_grad, "device": _META, "dtype": dtype}
+    return kind(**keywords)
+
+
+def registry_path(value: Any) -> tuple[str, ...] | None:
+    """Returns where `torch.ops`, `torch.classes` or something in them is found from torch on; None for all else.
+
+    Args:
+        value: Any object.
+    """
+    kind = type(value)
+    if kind.__module__ == "torch._classes":
+        return ("classes",) if value is torch.classes else ("classes", value.name)
+    if kind.__module__ != "torch._ops":
+        return None
+    if value is torch.ops:
+        return ("ops",)
+    if isinstance(value, torch._ops._OpNamespace):
+        return "ops", value.name
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return "ops", *value._qualified_op_name.split("::")
+    if isinstance(value, torch._ops.OpOverload):
+        return "ops", value.namespace, value._opname, value._overloadname
+    return None
+
+
+def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Makes two tensor objects change places, wherever they are referred to.
+
+    Args:
+        one: A tensor.
+        other: Another.
+    """
+    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
 
 
 def rounds_to_tf32(operator: str, is_product: bool) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.recipe import Recipe
 from snugfit.simulator.accelerator import Personality
+from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.pool import Pool, shared_pool
 from snugfit.simulator.trace import Trace
 
@@ -42,12 +43,19 @@ class Recording:
     """The processor on which a CPU run was asked what operators take; None for a card."""
 
 
-def record(run: Callable[[Any], None], personality: Personality) -> Recording:
+def record(
+    run: Callable[[Any], None],
+    personality: Personality,
+    captured: Iterable[Any] = (),
+    assumptions: Assumptions | None = None,
+) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
 
     Args:
         run: Called with the recorder, whose `personality.device` is where tensors belong.
         personality: The kind of device.
+        captured: Tensors that the code to be recorded holds by itself.
+        assumptions: What may be taken for granted about values; None: the defaults.
 
     Returns:
         The recording.
@@ -56,13 +64,17 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
 
     from snugfit.simulator.accelerator import threads_of
     from snugfit.simulator.library_kernels import stand_ins
+    from snugfit.simulator.nested_tensors import told_padded_anywhere
     from snugfit.simulator.packed_sequences import told_unpacked
     from snugfit.simulator.padding_masks import told_padded
+    from snugfit.simulator.read_values import arrays_given
+    from snugfit.simulator.recorded_outputs import outputs_found
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
 
-    recorder = Recorder(personality)
+    recorder = Recorder(personality, assumptions)
+    recorder.bring(captured)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -75,6 +87,9 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
             around.enter_context(stand_ins(personality.kind))
             around.enter_context(told_unpacked(recorder.answered.add))
             around.enter_context(told_padded(recorder.answered.add))
+            around.enter_context(told_padded_anywhere(recorder.answered.add))
+            around.enter_context(outputs_found())
+            around.enter_context(arrays_given(recorder.values))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
@@ -102,6 +117,7 @@ def simulate_step(
     steps: int = STEPS,
     batch_on: Literal["device", "host"] = "device",
     pool: Pool | None = None,
+    assumptions: Assumptions | None = None,
 ) -> Recording:
     """Records a hand-written training step as it is, "cuda" in it included.
 
@@ -114,6 +130,7 @@ def simulate_step(
         steps: How many steps are recorded.
         batch_on: Where the step finds the batch.
         pool: Workers to use; None: those of this process.
+        assumptions: What may be taken for granted about values; None: the defaults.
 
     Returns:
         The recording.
@@ -123,7 +140,7 @@ def simulate_step(
         CannotSimulateError: Something in the step needs values.
     """
     return (pool or shared_pool()).call(
-        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on
+        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on, assumptions
     )
 
 
@@ -150,7 +167,8 @@ def simulate_training(
         evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
         task: What is reported in evaluation; None: the loss.
         pool: Workers to use; None: those of this process.
-        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings.
+        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
+            and `assume`, an `Assumptions`.
 
     Returns:
         The recording.
@@ -188,12 +206,16 @@ def _step_job(
     personality: Personality,
     steps: int,
     batch_on: str,
+    assumptions: Assumptions | None,
 ) -> Recording:
     import torch
 
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
     from snugfit.simulator.materialise import Materialiser
 
     model = _built(model)
+    captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
 
     def run(recorder: Any) -> None:
         device = personality.device
@@ -212,7 +234,7 @@ def _step_job(
             step(model, used, given)
             del given
 
-    return record(run, personality)
+    return record(run, personality, captured, assumptions)
 
 
 def _training_job(
@@ -260,12 +282,15 @@ def _recorded_training(
 ) -> Recording:
     import torch
 
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
     from snugfit.simulator.materialise import Materialiser
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
 
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
+    given_to_prepare = {name: value for name, value in arguments.items() if name != "assume"}
 
     def run(recorder: Any) -> None:
         device = personality.device
@@ -279,8 +304,8 @@ def _recorded_training(
                 fake.optimizer(arguments["optimizer"], built_on)
             del fake  # it holds every tensor it made, and the weights before they are cast would live as long
         # Whether samples are coupled takes values to find out, and a fake step has none.
-        coupled = bool(arguments.get("coupled_samples"))
-        trainer = prepare(model, recipe, device=device, **{**arguments, "coupled_samples": coupled})
+        coupled = bool(given_to_prepare.get("coupled_samples"))
+        trainer = prepare(model, recipe, device=device, **{**given_to_prepare, "coupled_samples": coupled})
         recorder.watch(trainer.model)
         for number in range(steps):
             recorder.step = number
@@ -291,7 +316,8 @@ def _recorded_training(
                 evaluation.run(trainer, place)
             del given
 
-    return record(run, personality)
+    captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(arguments.get("optimizer")))
+    return record(run, personality, captured, arguments.get("assume"))
 
 
 class _Evaluation:
@@ -346,6 +372,11 @@ def _in_its_own_memory(tensor: Any) -> Any:
     import torch
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _held_by(optimizer: Any) -> tuple[Any, ...]:
+    """Parameters and state of an optimizer that came as an object."""
+    return (optimizer.param_groups, list(optimizer.state.values())) if hasattr(optimizer, "param_groups") else ()
 
 
 def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = None) -> None:

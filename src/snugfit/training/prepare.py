@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
@@ -45,6 +46,7 @@ from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
 from snugfit.training.optimizers import (
     OPTIMIZER_TABLE,
+    check_takes_no_closure,
     make_optimizer,
     optimizer_groups,
     parameter_groups,
@@ -53,6 +55,7 @@ from snugfit.training.optimizers import (
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
+from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
@@ -111,7 +114,8 @@ def prepare(
         recipe: How the step is held in memory, or a plan, which has a `recipe` and may have `fallbacks`; None: plainly.
         fallbacks: Recipes to go on with, in this order, where memory runs out in training; None: those of the plan. After
             the last one, the microbatch is halved.
-        loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
+        loss: Function of (output, batch) giving a 0-dim tensor; or a loss of torch.nn, which gets (output, batch[1]); a
+            module moves to the device. None where the model returns its loss.
         optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, an optimizer of the model's parameters,
             or a function from parameters to an optimizer. A name with low-bit state (adamw8bit) is adamw, its state held
             so by the recipe. `trainer.optimizer` is the object for learning-rate schedulers.
@@ -152,6 +156,8 @@ def prepare(
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 
+    _check_lazy(model, recipe)
+    sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -162,6 +168,8 @@ def prepare(
             with about("quantize"):
                 quantize_layers(model, recipe, place)
         settle(model, device=place, dtype=_held_in(recipe))
+        if isinstance(loss, nn.Module):
+            loss.to(place)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
@@ -171,6 +179,8 @@ def prepare(
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
             given = GivenOptimizer(checked_optimizer(optimizer(list(named.values()))), model)
+        if given is not None:
+            check_takes_no_closure(given.optimizer)
         scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
         generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
 
@@ -179,7 +189,7 @@ def prepare(
             gradients = Gradients(everything, _fp32_sums(setup.recipe, list(named.values())), workload)
             gradients.drop()
             health = Health(place, setup.recipe.precision, in_backward=setup.recipe.step_in_backward)
-            return _update(model, setup, given, named, gradients, health, scaler, generator), health
+            return _update(model, setup, given, named, gradients, health, scaler, generator, sparse), health
 
         update, health = update_of(setup)
         if given is not None:
@@ -286,6 +296,17 @@ def _check_arguments(model: object, *, loss_weight: object, **functions: object)
         )
 
 
+def _check_lazy(model: nn.Module, recipe: Recipe) -> None:
+    """A layer without a shape trains plainly, since torch gives its parameters one in place; no technique can touch it."""
+    waiting = [name for name, weight in model.named_parameters() if is_lazy(weight)]
+    buffers = [name for name, buffer in model.named_buffers() if is_lazy(buffer)]
+    if buffers or (waiting and recipe != Recipe()):
+        raise InputError(
+            f"{(buffers or waiting)[0]!r} is lazy and has no shape yet. Call the model on one batch (under torch.no_grad()) "
+            "before you prepare it."
+        )
+
+
 def _place(device: torch.device | str | None, model: nn.Module) -> torch.device:
     tensors = [*model.parameters(), *model.buffers()]
     if device is None:
@@ -352,6 +373,7 @@ def _update(
     health: Health,
     scaler: torch.amp.GradScaler | None,
     generator: torch.Generator | None,
+    sparse: bool,
 ) -> WholeUpdate | PerParameterUpdate:
     recipe, workload = setup.recipe, setup.workload
     each = recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding
@@ -364,7 +386,8 @@ def _update(
     if given is not None:
         given.tell(recipe)
     if not each:
-        return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)
+        made = make_optimizer(recipe, workload, groups, setup.device, sparse=sparse)
+        return WholeUpdate(made, gradients, health, scaler)
 
     def one(weight: nn.Parameter, settings: dict[str, Any]) -> ParameterUpdate:
         def make(owned: nn.Parameter) -> torch.optim.Optimizer:

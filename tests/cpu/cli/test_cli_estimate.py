@@ -134,3 +134,38 @@ def test_mistakes_are_one_message(there, capfd, words, code, says):
     shown = capfd.readouterr()  # of the worker as well
     assert says in shown.err and shown.out == ""
     assert shown.err.startswith("snugfit: ") and shown.err.count("\n") == 1
+
+
+def test_what_values_decide_can_be_assumed(there, capsys):
+    words = ["model.py:picky", "--image-size", "8", "--batch-size", "16", "--device", "cpu", "--json"]
+    assert main(["estimate", *words]) == 5
+    assert "--assume branch=true" in capsys.readouterr().err
+    assert main(["estimate", *words, "--assume", "branch=false", "--assume", "loss_finite"]) == 0
+    answered = json.loads(capsys.readouterr().out)["answered"]
+    assert any(text.startswith("assumed branch=false: a condition on values at") for text in answered)
+
+
+def test_assumptions_reach_a_plan(there, capsys):
+    words = [
+        "model.py:picky",
+        "--image-size",
+        "8",
+        "--batch-size",
+        "16",
+        "--device",
+        "cpu",
+        "--budget",
+        "64MiB",
+        "--json",
+    ]
+    assert main(["plan", *words]) == 5
+    assert "--assume branch=true" in capsys.readouterr().err
+    assert main(["plan", *words, "--assume", "branch"]) == 0
+    assert any("assumed branch=true" in text for text in json.loads(capsys.readouterr().out)["estimate"]["answered"])
+
+
+@pytest.mark.parametrize("word, says", [("brunch", "did you mean 'branch'"), ("nonzero=3", "from 0 to 1")])
+def test_wrong_assumptions_are_one_message(there, capsys, word, says):
+    assert main(["estimate", "model.py:picky", "--image-size", "8", "--assume", word]) == 2
+    text = capsys.readouterr().err
+    assert says in text and "Traceback" not in text
