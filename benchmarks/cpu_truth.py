@@ -2,7 +2,8 @@
 
 Each row trains for two steps with an evaluation between them, once for real under torch's memory events and once
 simulated, by the very same `snugfit.prepare`. What a recipe keeps in the host pool is counted apart and compared too. Both
-run on this machine, in this process and its worker, so the numbers belong to its vector instructions and threads.
+run on this machine, in this process and its worker, so the numbers belong to its vector instructions and threads
+(`ONEDNN_MAX_CPU_ISA` and `OMP_NUM_THREADS` make it another machine; the result says which one it was).
 
     python -m benchmarks.cpu_truth        (writes benchmarks/results/cpu_truth.json)
 """
@@ -24,6 +25,7 @@ from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.simulator.accelerator import Personality
 from snugfit.simulator.pool import Pool
+from snugfit.simulator.processor import this_processor
 from snugfit.simulator.session import STEPS, simulate_training
 from snugfit.simulator.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace
 
@@ -253,6 +255,7 @@ def main() -> None:
     host_equal = all(row.predicted_host_bytes == row.measured_host_bytes for row in rows)
     within = sum(abs(row.ratio - 1) <= TOLERANCE for row in rows)
     results = {
+        "processor": this_processor().in_words(),
         "tolerance": TOLERANCE,
         "combinations": len(rows),
         "within_tolerance": within,

@@ -19,6 +19,8 @@ OUTSIDE = -1
 """Index that stands for what runs in no block."""
 Label = tuple[str, int, int]
 """A stretch: phase, index of the block or `OUTSIDE`, and how many blocks are open."""
+EVALUATION: Label = ("evaluation", OUTSIDE, 0)
+"""The stretch of evaluation, in which no block is open: nothing is saved for a backward pass."""
 _FIXED = ("weights", "optimizer_state")
 
 
@@ -50,9 +52,9 @@ class Profile:
     forward_seconds: tuple[float, ...]
     """For each block: how long its forward passes keep the card or the host busy in a step."""
     rows: dict[Label, Row]
-    """The stretches of forward and backward."""
+    """The stretches of forward and backward, and evaluation."""
     outside_bytes: int
-    """The most bytes alive outside of the last step's forward and backward: building, update, evaluation."""
+    """The most bytes alive outside of the last step's forward and backward: building, update."""
     gradient_bytes: int
     """The most bytes in gradients."""
 
@@ -201,6 +203,10 @@ class _Walk:
             known = self._rows.get(label)
             if known is None or total > known.total_bytes:
                 self._rows[label] = Row(self._fixed, self._gradients, self._other + workspace_bytes, tuple(self._open))
+        elif "evaluation" in self._phases:  # grows with the microbatch, as forward does
+            known = self._rows.get(EVALUATION)
+            if known is None or total > known.total_bytes:
+                self._rows[EVALUATION] = Row(self._fixed, self._gradients, self._other + workspace_bytes, ())
         elif self._phase not in ("forward", "backward"):
             self._outside = max(self._outside, total)
 

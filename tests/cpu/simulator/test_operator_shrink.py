@@ -78,12 +78,19 @@ def test_a_small_call_is_run_as_it_is():
 
 @pytest.mark.parametrize("number", [8, 12, 16, 33, 64, 100, 197, 768, 1576, 4096, 50257])
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.001])
-def test_sizes_are_apart_and_leave_the_same_remainder(number, share):
+def test_sizes_are_apart_and_leave_the_same_remainder(number, share, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     points = sizes_to_run(number, share)
     assert points is not None and len(set(points)) == 4 and list(points) == sorted(points, reverse=True)
     assert torch.get_num_threads() < points[-1] and points[0] <= number * 3 // 4
     if number >= 4096:
         assert {point % 16 for point in points} == {number % 16}
+
+
+def test_fewer_samples_than_threads_are_left_as_they_are(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert sizes_to_run(24, 0.1) is None
+    assert min(sizes_to_run(256, 0.1)) > 16
 
 
 def test_a_size_is_changed_wherever_it_occurs():
