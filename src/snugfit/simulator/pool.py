@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
@@ -18,6 +19,14 @@ from snugfit.simulator import wire
 
 T = TypeVar("T")
 START_TIMEOUT_SECONDS = 120.0
+
+
+def _folder() -> str | None:
+    """The current folder, from which relative paths count; None where it is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
 
 
 class _UnknownModuleError(InputError):
@@ -77,7 +86,7 @@ class Worker:
                 self._receive(timed_out, timeout_seconds)
                 self._ready = True
             try:
-                wire.send(self._stdin, pickle.dumps((list(sys.path), request)))
+                wire.send(self._stdin, pickle.dumps((list(sys.path), _folder(), request)))
             except OSError:
                 self._died(timed_out, timeout_seconds)
             kind, value = self._receive(timed_out, timeout_seconds)

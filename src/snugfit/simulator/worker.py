@@ -7,6 +7,7 @@ standard error.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -54,7 +55,10 @@ def _serve() -> None:
 
 
 def _answer(message: bytes, loads: Any) -> bytes:
-    path, request = pickle.loads(message)
+    path, folder, request = pickle.loads(message)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
     if path != sys.path:  # a script or notebook may have added to it since
         sys.path[:] = path
         importlib.invalidate_caches()

@@ -150,6 +150,12 @@ def test_a_folder_that_joins_the_path_later_is_found(pool, tmp_path, monkeypatch
         del sys.modules["snugfit_late_module"]
 
 
+def test_relative_paths_count_from_the_folder_that_asks(pool, tmp_path, monkeypatch):
+    pool.call(lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert pool.call(os.getcwd) == str(tmp_path)
+
+
 def test_a_module_that_no_folder_has_travels_with_its_code(pool, tmp_path):
     path = tmp_path / "by_hand.py"
     path.write_text("BASE = 40\ndef more(x):\n    return BASE + x\n")
