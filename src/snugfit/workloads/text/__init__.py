@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.workloads.hf import CAUSAL_LM, TEXT_CLASSIFICATION
+from snugfit.workloads.hf_tasks import CAUSAL_LM, TEXT_CLASSIFICATION
 from snugfit.workloads.text import causal, documents, embedded
 from snugfit.workloads.text.classification import LabelledRows, LabelledTexts, has_labels, label_order, labelled_rows
 from snugfit.workloads.text.columns import prompt_columns, text_column
