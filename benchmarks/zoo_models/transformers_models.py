@@ -47,7 +47,7 @@ VISION = {
 STAGES = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 2, 1]}
 
 SOUND = {
-    **ENCODER, "conv_dim": [32, 32, 32], "conv_stride": [5, 4, 4], "conv_kernel": [10, 8, 8],
+    **ENCODER, "conv_dim": [32, 32, 32], "conv_stride": [10, 8, 4], "conv_kernel": [20, 16, 8],
     "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
     "mask_time_prob": 0.0, "vocab_size": 32,
 }  # fmt: skip
