@@ -11,6 +11,7 @@ in a way that makes the origin of a view ambiguous.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from snugfit.simulator.private_torch import FakeFactory, FakeTensor
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})
-_BY_GRADIENT = (torch.ops.aten.mkldnn_rnn_layer.default,)
-"""Operators that return other tensors where gradients are recorded."""
+BY_GRADIENT = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default)
+"""Operators that do other things where gradients are recorded."""
 _BY_VALUE = ("upsample", "arange", "linspace", "logspace", "range", "interpolate")
 
 
@@ -55,6 +56,8 @@ class Plan(NamedTuple):
     """What a run costs."""
     workspaces: tuple[InnerBytes, ...]
     """What it takes inside itself, in order."""
+    order: tuple[int, ...]
+    """Its new results by the order in which their memory is taken; empty where it is their own."""
     device: str
     """`device`, `host` (the CPU computes) or `link` (a copy between the two)."""
     blocking: bool
@@ -87,7 +90,7 @@ def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
         parts.append(
             repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)])
         )
-    if operator in _BY_GRADIENT:
+    if operator in BY_GRADIENT:
         parts.append(torch.is_grad_enabled())
     return tuple(parts), tensors
 
@@ -114,7 +117,7 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
             parts.append(kind)
             parts.append(value)
         elif kind is float:
-            parts.append(float)
+            parts.append(value if value.is_integer() or not math.isfinite(value) else float)  # 2-norm or maximum
         elif kind is list or kind is tuple:
             parts.append(len(value))
             if not _add(parts, tensors, value):

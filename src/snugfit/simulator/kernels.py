@@ -1,6 +1,6 @@
-"""Memory that kernels take and give back inside one operator, which fake tensors cannot show.
+"""Memory that CUDA kernels take and give back inside one operator, which fake tensors cannot show.
 
-One table by operator and kind of device, each row with its source; the rows of CPU runs are in `cpu_kernels.py`. A row by
+One table by operator, each row with its source; for CPU runs the machine is asked (`cpu_operators.py`). A row by
 technique or by model would be a bug: it would mean that the step is not recorded as it runs. A kernel whose temporary
 memory no source gives counts 0, and is named in `UNKNOWN`: cuDNN's convolution workspace depends on the algorithm its
 heuristics pick on the card.
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from snugfit.simulator.cpu_kernels import CPU_ROWS
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 
 MIB = 2**20
@@ -42,23 +41,19 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def workspaces(
-    operator: str, args: Args, kwargs: Mapping[str, Any], kind: str, capability: tuple[int, int]
+    operator: str, args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]
 ) -> tuple[InnerBytes, ...]:
-    """Returns what an operator takes inside itself.
+    """Returns what an operator takes inside itself on CUDA.
 
     Args:
         operator: Its name.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        kind: `cuda` or `cpu`.
         capability: Compute capability of the card.
 
     Returns:
         One workspace after the other: each is given back before the next one is taken.
     """
-    if kind == "cpu":
-        cpu_row = CPU_ROWS.get(operator)
-        return tuple(space for space in cpu_row(args, kwargs) if space.nbytes) if cpu_row else ()
     row = _CUDA.get(operator)
     return tuple(InnerBytes(size, AFTER_ALL) for size in row(args, kwargs, capability) if size) if row else ()
 

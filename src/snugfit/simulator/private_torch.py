@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -208,23 +208,6 @@ def register_backend(name: str, module: Any) -> None:
 _libraries: list[torch.library.Library] = []
 
 
-def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
-    """Puts a function in the place of an operator's fake version.
-
-    Args:
-        operator: The overload.
-        make: Takes the operator's positional arguments, as fake tensors, and makes its results.
-    """
-    from torch._subclasses import fake_impls
-
-    def made(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return make(*args, **kwargs)
-
-    fake_impls.op_implementations_dict.pop(operator, None)  # a later torch may have one of its own
-    fake_impls.register_op_impl(operator)(made)
-
-
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
@@ -348,43 +331,48 @@ def source_line(skip: tuple[str, ...]) -> str:
     return ""
 
 
-def vector_bytes() -> int:
-    """Returns the width of this machine's vector registers, which decides the blocks of oneDNN's layouts."""
-    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
-
-
-def adds_bf16_in_float32() -> bool:
-    """Returns whether oneDNN computes bf16 on this machine without bf16 instructions, in float32 buffers."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
-
-
-def convolution_layout(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    bias_sizes: Sequence[int] | None = None,
-) -> bool | None:
-    """Returns whether oneDNN runs a convolution with channels last; None where another library runs it.
+@contextmanager
+def nothing_above(gradients: bool | None) -> Iterator[None]:
+    """Lets operators reach their kernels at once: no mode, no autograd, no autocast; random numbers are drawn in vain.
 
     Args:
-        source: The input.
-        weight: The weights.
-        stride: As of `aten.convolution`.
-        padding: As of `aten.convolution`.
-        dilation: As of `aten.convolution`.
-        transposed: As of `aten.convolution`.
-        output_padding: As of `aten.convolution`.
-        groups: As of `aten.convolution`.
-        bias_sizes: Shape of the bias, None without one.
+        gradients: Whether gradients count as recorded, for kernels that ask; None as False.
+
+    Yields:
+        Nothing.
     """
-    backend = torch._C._select_conv_backend(
-        source, weight, None, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with ExitStack() as around:
+        around.enter_context(_disable_current_modes())
+        around.enter_context(torch._C.DisableTorchFunction())
+        around.enter_context(torch._C._DisableAutocast())
+        around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        around.enter_context(torch.set_grad_enabled(bool(gradients)))
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+
+def processor_settings() -> tuple[str, ...]:
+    """Returns the switches of torch, besides threads, by which CPU kernels are chosen."""
+    onednn = torch.backends.mkldnn
+    precisions = [getattr(getattr(onednn, part, None), "fp32_precision", "") for part in ("matmul", "conv", "rnn")]
+    return (
+        f"onednn={torch._C._get_mkldnn_enabled()}",
+        f"fp32={','.join(map(str, precisions))}",
+        f"deterministic={torch.are_deterministic_algorithms_enabled()}",
     )
-    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
-        return None
-    return torch._C._conv_determine_backend_memory_format(source, weight, backend) == torch.channels_last
+
+
+def processor_capability() -> str:
+    """Returns the widest instructions that torch and oneDNN compute with here, limits by environment variables apart."""
+    for name, supported in (
+        ("AMX", "_is_amx_tile_supported"),
+        ("AVX512_BF16", "_is_avx512_bf16_supported"),
+    ):
+        if getattr(torch.cpu, supported, bool)():
+            return name
+    return str(torch.backends.cpu.get_cpu_capability())

@@ -16,11 +16,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from snugfit.simulator import accelerator, attention_kernels, dispatch_plan, fake_failure, kernels, private_torch
+from snugfit.simulator import (
+    accelerator,
+    attention_kernels,
+    cpu_operators,
+    dispatch_plan,
+    fake_failure,
+    kernels,
+    operator_truth,
+    private_torch,
+)
 from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
 from snugfit.simulator.dispatch_plan import Plan
 from snugfit.simulator.module_path import ModulePath
 from snugfit.simulator.operator_costs import cost_of
+from snugfit.simulator.operator_truth import Result, tensors_in
 from snugfit.simulator.private_torch import FakeTensor
 from snugfit.simulator.storage_ledger import StorageLedger
 from snugfit.simulator.trace import OperatorRun, Trace, TraceBuilder
@@ -43,7 +53,7 @@ _CARRIES: dict[Any, Callable[[float], float]] = {
     _aten.any.default: lambda value: value,
 }
 """Operators that carry a known truth value on."""
-_plans: dict[Personality, dict[Any, Plan]] = {}
+_plans: dict[Any, dict[Any, Plan]] = {}
 _composite: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
@@ -64,7 +74,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.modules = ModulePath()
-        self._plans = _plans.setdefault(personality, {})
+        self._plans: dict[Any, Plan] = {}
+        self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
@@ -95,6 +106,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
         backend.capability = self.personality.capability
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if self._cuda:
+            self._plans = _plans.setdefault(self.personality, {})
+        else:
+            self._operators = cpu_operators.of_this_processor()
+            self._plans = _plans.setdefault(self._operators, {})
+            self._entered.enter_context(self._operators.in_use())
         self._entered.enter_context(self.modules)
         self._entered.enter_context(self._watch_optimizers())
         self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
@@ -237,7 +254,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: tuple[Any, list[torch.Tensor]] | None,
     ) -> Any:
         """Runs an operator that has no plan, and makes one where that is possible."""
-        tensors = _tensors_in((*args, *kwargs.values()))
+        tensors = tensors_in((*args, *kwargs.values()))
         if func is _item:
             return self._item(tensors[0], module)
         if _all_real(tensors, kwargs):
@@ -250,9 +267,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = func(*args, **kwargs)
             except Exception as error:
                 problem = fake_failure.explain(error, str(func), module)
-                if problem is None:
+                if problem is not None:
+                    raise problem from error
+                result = self._as_the_machine_does(func, args, kwargs)
+                if result is None:
                     raise
-                raise problem from error
             private_torch.forget_conversions(self._mode)
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
         if unscaling:
@@ -261,11 +280,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         resizing = func._opname in _RESIZING
         if resizing:
             self._ledger.resized(args[0].untyped_storage())
-        results = _tensors_in(result if isinstance(result, list | tuple) else (result,))
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
-        fresh = [t for t in results if made_of_values or t.untyped_storage()._cdata not in known]
-        plan = self._plan(func, args, kwargs, result, tensors, fresh)
+        fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
+        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh)
+        if corrected:
+            made = dict(enumerate(fresh))
+            for number, real in corrected:
+                made[number] = self._tensor(real, made)
+            fresh = list(made.values())
+            result = _replaced(result, known, iter(fresh))
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
@@ -289,23 +313,52 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result: Any,
         tensors: Sequence[torch.Tensor],
         fresh: Sequence[torch.Tensor],
-    ) -> Plan:
-        """Returns what a run of an operator costs, without the results."""
+    ) -> tuple[Plan, Sequence[tuple[int, Result]]]:
+        """Returns what a run of an operator costs, without the results, and the new results that are not as they seem."""
         written = [*fresh, *_mutated(func, args, kwargs)]
         devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
         link = self._cuda and devices == {"cpu", DEVICE_TYPE}
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
-        kind, capability = self.personality.kind, self.personality.capability
-        return Plan(
+        cost = cost_of(func, args, kwargs, result, written)
+        inner = cpu_operators.NOTHING
+        if self._operators is not None and cost.kernels:
+            inner = self._operators.ask(func, args, kwargs, fresh, cost)
+        elif self._cuda and not on_host:
+            spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)
+            inner = inner._replace(spaces=spaces)
+        plan = Plan(
             name=str(func),
             outputs=(),
             shape=None,
-            cost=cost_of(func, args, kwargs, result, written),
-            workspaces=() if on_host else kernels.workspaces(str(func), args, kwargs, kind, capability),
+            cost=cost,
+            workspaces=inner.spaces,
+            order=inner.order,
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
         )
+        return plan, inner.corrected
+
+    def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
+        if self._operators is None:
+            return None
+        results = self._operators.results_of(func, args, kwargs)
+        if results is None:
+            return None
+        made: dict[int, torch.Tensor] = {}
+        for number, layout in enumerate(results):
+            made[number] = self._tensor(layout, made)
+        return made[0] if len(made) == 1 else tuple(made.values())
+
+    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Returns a fake tensor as the machine makes it."""
+        if layout.shares >= 0:
+            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
+        made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
+        if made.untyped_storage().nbytes() != layout.nbytes:
+            made.untyped_storage().resize_(layout.nbytes)
+        return made
 
     def _item(self, tensor: torch.Tensor, module: str) -> Any:
         value = self._ledger.value(tensor)
@@ -354,6 +407,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
+        if plan.order and len(plan.order) == len(fresh):
+            fresh = [fresh[number] for number in plan.order]
         seen = 0
         for size, results in plan.workspaces:
             for tensor in fresh[seen:results]:
@@ -455,14 +510,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
 
-def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(_tensors_in(value))
-    return found
+def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
+    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage()._cdata in known else next(made)
+    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
 
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -471,7 +523,7 @@ def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tor
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[i] if i < len(args) else kwargs.get(argument.name))
-    return _tensors_in(found)
+    return tensors_in(found)
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
