@@ -275,11 +275,12 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast, recurrent_kernels
+    from snugfit.simulator import attention_kernels, autocast, grouped_products, recurrent_kernels
 
     autocast.register()
     attention_kernels.register()
     recurrent_kernels.register()
+    grouped_products.register()
 
 
 @contextmanager

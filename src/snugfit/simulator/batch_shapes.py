@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
+from snugfit.techniques.microbatch import is_dataclass_instance, parts_of, with_fields
 
 
 def skeleton_of(batch: Any) -> Any:
@@ -44,8 +45,7 @@ def lives_on_host(batch: Any) -> bool:
     """
     if isinstance(batch, torch.Tensor):
         return batch.device.type == "cpu"
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return any(lives_on_host(part) for part in parts)
+    return any(lives_on_host(part) for part in parts_of(batch))
 
 
 def _skeleton(value: Any) -> Any:
@@ -61,6 +61,8 @@ def _skeleton(value: Any) -> Any:
     if isinstance(value, tuple | list):
         parts = [_skeleton(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass_instance(value):
+        return with_fields(value, _skeleton)
     return value
 
 

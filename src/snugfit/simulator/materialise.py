@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+
+from snugfit.techniques.microbatch import map_tensors
 
 
 class Materialiser:
@@ -96,22 +97,20 @@ class Materialiser:
         """Returns a batch with fake tensors in place of meta tensors.
 
         Args:
-            value: Tensors in any nesting of tuples, lists and dicts.
+            value: Tensors in any nesting of tuples, lists, dicts and dataclasses.
             device: Where they are, or a function that says so for each.
 
         Returns:
             The same nesting.
         """
 
-        def one(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+        def one(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.device.type != "meta":
                 leaf = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
                 self._keep.append(leaf)
             return self.tensor(leaf, device(leaf) if callable(device) else device)
 
-        return tree_map(one, value)
+        return map_tensors(value, one)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -9,7 +9,8 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
@@ -17,6 +18,17 @@ from snugfit.simulator import wire
 
 T = TypeVar("T")
 START_TIMEOUT_SECONDS = 120.0
+
+
+class _UnknownModuleError(InputError):
+    """The simulation's process cannot import a module that this one has."""
+
+    def __init__(self, name: str | None, text: str) -> None:
+        super().__init__(
+            f"the simulation's process cannot import {name or 'a module'} ({text}). Put the code that defines model and "
+            "loss where `import` finds it: into a folder of sys.path, or an installed package."
+        )
+        self.name = name
 
 
 class Worker:
@@ -65,7 +77,7 @@ class Worker:
                 self._receive(timed_out, timeout_seconds)
                 self._ready = True
             try:
-                wire.send(self._stdin, request)
+                wire.send(self._stdin, pickle.dumps((list(sys.path), request)))
             except OSError:
                 self._died(timed_out, timeout_seconds)
             kind, value = self._receive(timed_out, timeout_seconds)
@@ -73,6 +85,8 @@ class Worker:
             timer.cancel()
         if kind == "error":
             raise wire.error_from_plain(value)
+        if kind == "unknown module":
+            raise _UnknownModuleError(*value)
         return value
 
     def _receive(self, timed_out: threading.Event, timeout_seconds: float) -> Any:
@@ -150,19 +164,24 @@ class Pool:
             SnugfitError: What the function raised.
             CannotSimulateError: The worker died or took too long.
         """
-        try:
-            request = _dumps((function, args, kwargs))
-        except Exception as error:
-            raise InputError(
-                f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
-                "It must not hold open files, locks, processes or running generators."
-            ) from error
+        by_value: list[Any] = []
+        while True:
+            try:
+                result: T = self._call(_request((function, args, kwargs), by_value), timeout_seconds)
+                return result
+            except _UnknownModuleError as error:
+                # A module that was loaded from a file by hand, say: its code travels with the request instead.
+                module = sys.modules.get(error.name or "")
+                if module is None or module in by_value:
+                    raise
+                by_value.append(module)
+
+    def _call(self, request: bytes, timeout_seconds: float) -> Any:
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive:
                 worker = self._new()
-            result: T = worker.call(request, timeout_seconds)
-            return result
+            return worker.call(request, timeout_seconds)
         finally:
             self._idle.put(worker)
 
@@ -177,6 +196,24 @@ class Pool:
         for worker in self._started:
             worker.close()
         self._started = []
+
+
+def _request(request: object, by_value: Sequence[Any]) -> bytes:
+    """Pickles a request; the code of some modules goes with it."""
+    import cloudpickle
+
+    with ExitStack() as around:
+        for module in by_value:
+            cloudpickle.register_pickle_by_value(module)
+            around.callback(cloudpickle.unregister_pickle_by_value, module)
+        try:
+            return _dumps(request)
+        except Exception as error:
+            raise InputError(
+                f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
+                "Give a function that builds the model in place of the model, and leave what is no part of training out of "
+                "loss and forward."
+            ) from error
 
 
 def _dumps(request: object) -> bytes:

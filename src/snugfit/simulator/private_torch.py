@@ -301,6 +301,93 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Itera
         torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
 
 
+def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """Returns the names of a module's parametrized tensors; None for a module without.
+
+    Args:
+        module: Any module.
+    """
+    from torch.nn.utils import parametrize
+
+    return tuple(module.parametrizations) if parametrize.is_parametrized(module) else None  # type: ignore[arg-type]
+
+
+def plain_class(module: torch.nn.Module) -> type:
+    """Returns the class that a module had before it was parametrized.
+
+    Args:
+        module: A parametrized module.
+    """
+    return type(module).__bases__[0]
+
+
+def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Gives a module that has the attributes of a parametrized one its class.
+
+    Args:
+        module: The module.
+        names: Its parametrized tensors.
+    """
+    from torch.nn.utils import parametrize
+
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether a parameter or buffer waits for its shape.
+
+    Args:
+        tensor: Any tensor.
+    """
+    return bool(torch.nn.parameter.is_lazy(tensor))
+
+
+def lazy_parameter(kind: type, dtype: torch.dtype, requires_grad: bool) -> Any:
+    """Returns a parameter or buffer without memory that waits for its shape.
+
+    Args:
+        kind: Its class.
+        dtype: Its dtype.
+        requires_grad: Whether it is trained.
+    """
+    keywords = {"requires_grad": requires_grad, "device": _META, "dtype": dtype}
+    return kind(**keywords)
+
+
+def registry_path(value: Any) -> tuple[str, ...] | None:
+    """Returns where `torch.ops`, `torch.classes` or something in them is found from torch on; None for all else.
+
+    Args:
+        value: Any object.
+    """
+    kind = type(value)
+    if kind.__module__ == "torch._classes":
+        return ("classes",) if value is torch.classes else ("classes", value.name)
+    if kind.__module__ != "torch._ops":
+        return None
+    if value is torch.ops:
+        return ("ops",)
+    if isinstance(value, torch._ops._OpNamespace):
+        return "ops", value.name
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return "ops", *value._qualified_op_name.split("::")
+    if isinstance(value, torch._ops.OpOverload):
+        return "ops", value.namespace, value._opname, value._overloadname
+    return None
+
+
+def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Makes two tensor objects change places, wherever they are referred to.
+
+    Args:
+        one: A tensor.
+        other: Another.
+    """
+    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
+
+
 def rounds_to_tf32(operator: str, is_product: bool) -> bool:
     """Returns whether a float32 operator computes in TF32 on a card that has it.
 

@@ -27,6 +27,7 @@ from snugfit.simulator import (
     private_torch,
 )
 from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
+from snugfit.simulator.captured import Captured
 from snugfit.simulator.dispatch_plan import Plan
 from snugfit.simulator.module_path import ModulePath
 from snugfit.simulator.operator_costs import cost_of
@@ -90,6 +91,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._library_workspaces: set[tuple[bool, int]] = set()
         self._models: list[torch.nn.Module] = []
         self._entered = ExitStack()
+        self._captured = Captured(self._factory, personality.device, ())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -133,6 +135,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def bring(self, captured: Iterable[torch.Tensor]) -> None:
+        """Takes tensors that the step's code holds besides model and batch; before the recording begins.
+
+        Args:
+            captured: From `captured_tensors`.
+        """
+        self._captured = Captured(self._factory, self.personality.device, captured)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Takes a model's module names, and its parameters and buffers as weights.
@@ -217,6 +227,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = _add_
         kwargs = kwargs or {}
         module = self._where()
+        if self._captured.unused:
+            self._take_captured(args, kwargs, module)
         found = dispatch_plan.key_of(func, args, kwargs)
         if found is not None:
             plan = self._plans.get(found[0])
@@ -245,6 +257,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
 
+    def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
+        """A captured tensor counts from its first use on."""
+        used = self._captured.used(_tensors_in((*args, *kwargs.values())))
+        for tensor in used:
+            self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
+        self._ledger.claim(used, "weights")
+
     def _work_out(
         self,
         func: Any,
@@ -257,6 +276,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = tensors_in((*args, *kwargs.values()))
         if func is _item:
             return self._item(tensors[0], module)
+        if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
+            args = self._captured.on_device(args)
+            tensors = _tensors_in((*args, *kwargs.values()))
+            self._take_captured(args, kwargs, module)
         if _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -36,12 +36,13 @@ class Recording:
     """The torch whose operators were recorded."""
 
 
-def record(run: Callable[[Any], None], personality: Personality) -> Recording:
+def record(run: Callable[[Any], None], personality: Personality, captured: Iterable[Any] = ()) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
 
     Args:
         run: Called with the recorder, whose `personality.device` is where tensors belong.
         personality: The kind of device.
+        captured: Tensors that the code to be recorded holds by itself.
 
     Returns:
         The recording.
@@ -52,11 +53,13 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
     from snugfit.simulator.library_kernels import stand_ins
     from snugfit.simulator.packed_sequences import told_unpacked
     from snugfit.simulator.padding_masks import told_padded
+    from snugfit.simulator.recorded_outputs import outputs_found
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
 
     recorder = Recorder(personality)
+    recorder.bring(captured)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -69,6 +72,7 @@ def record(run: Callable[[Any], None], personality: Personality) -> Recording:
             around.enter_context(stand_ins(personality.kind))
             around.enter_context(told_unpacked(recorder.answered.add))
             around.enter_context(told_padded(recorder.answered.add))
+            around.enter_context(outputs_found())
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
@@ -178,9 +182,13 @@ def _step_job(
 ) -> Recording:
     import torch
 
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
     from snugfit.simulator.materialise import Materialiser
 
     model = _built(model)
+    owned = (optimizer.param_groups, list(optimizer.state.values())) if hasattr(optimizer, "param_groups") else ()
+    captured = captured_tensors(skeleton.arrived(), model, batch, *owned)
 
     def run(recorder: Any) -> None:
         device = personality.device
@@ -199,7 +207,7 @@ def _step_job(
             step(model, used, given)
             del given
 
-    return record(run, personality)
+    return record(run, personality, captured)
 
 
 def _training_job(
@@ -241,6 +249,8 @@ def _recorded_training(
 ) -> Recording:
     import torch
 
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
     from snugfit.simulator.materialise import Materialiser
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
@@ -262,22 +272,36 @@ def _recorded_training(
             given = _batch(recorder, batches[number % len(batches)], host if personality.kind == "cuda" else device)
             trainer.step(given)
             if evaluate and number == 0:
-                _evaluate(trainer, given)
+                _evaluate(recorder, trainer, given)
             del given
 
-    return record(run, personality)
+    return record(run, personality, captured_tensors(skeleton.arrived(), model, batches))
 
 
-def _evaluate(trainer: Any, batch: Any) -> None:
-    """One batch of evaluation, as the loop does it: a forward pass without gradients, in evaluation mode."""
+NOT_EVALUATED = (
+    "evaluation is not part of this estimate: a forward pass without gradients, in evaluation mode, cannot be simulated"
+)
+"""Said where training goes through and evaluation does not; why follows."""
+
+
+def _evaluate(recorder: Any, trainer: Any, batch: Any) -> None:
+    """One batch of evaluation, as the loop does it: a forward pass without gradients, in evaluation mode.
+
+    Code whose forward pass asks for gradients (autograd.grad in a physics-informed network or a critic's penalty) trains
+    although it cannot be evaluated so; the training steps are then all that the estimate has.
+    """
     import torch
 
+    from snugfit.training.out_of_memory import let_go
     from snugfit.training.phases import phase
 
     modes = {module: module.training for module in trainer.model.modules()}
     trainer.model.eval()
-    with phase("evaluation"), torch.no_grad():
-        trainer.evaluate_batch(batch)
+    try:
+        with phase("evaluation"), torch.no_grad():
+            trainer.evaluate_batch(batch)
+    except Exception as error:
+        recorder.answered.add(f"{NOT_EVALUATED} ({type(error).__name__}: {let_go(error)[:200]})")
     for module, mode in modes.items():
         module.training = mode
 

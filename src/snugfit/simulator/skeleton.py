@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 
+from snugfit.simulator import odd_objects, private_torch
+
 REAL_ELEMENTS = 1024
 _storages: dict[int, torch.UntypedStorage] = {}
+_arrived: list[torch.Tensor] = []
 
 
 def dumps(value: Any) -> bytes:
@@ -30,6 +33,16 @@ def dumps(value: Any) -> bytes:
     Raises:
         Exception: What pickling raises for something that cannot travel.
     """
+    try:
+        return _dumps(value, stand_ins=False)
+    except Exception as error:
+        try:
+            return _dumps(value, stand_ins=True)
+        except Exception:
+            raise error from None  # the first one is about the user's object
+
+
+def _dumps(value: Any, *, stand_ins: bool) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -38,7 +51,10 @@ def dumps(value: Any) -> bytes:
                 return _reduce(obj)
             if isinstance(obj, torch.Generator):
                 return torch.Generator, ()
-            return super().reducer_override(obj)
+            reduced = odd_objects.reduce(obj)
+            if reduced is None and stand_ins:
+                reduced = odd_objects.stand_in(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
 
     buffer = io.BytesIO()
     Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
@@ -55,13 +71,21 @@ def loads(data: bytes) -> Any:
         The value.
     """
     _storages.clear()
+    _arrived.clear()
     try:
         return pickle.loads(data)
     finally:
         _storages.clear()
 
 
+def arrived() -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of the last `loads`, wherever in it they are: in a model, a batch, a closure, an attribute."""
+    return tuple(_arrived)
+
+
 def _reduce(tensor: torch.Tensor) -> Any:
+    if private_torch.is_lazy(tensor):
+        return private_torch.lazy_parameter, (type(tensor), tensor.dtype, tensor.requires_grad)
     parameter = isinstance(tensor, torch.nn.Parameter)
     device = tensor.device.type
     if (
@@ -90,7 +114,9 @@ def _reduce(tensor: torch.Tensor) -> Any:
 
 
 def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype)
+    made = torch.tensor(values, dtype=dtype)
+    _arrived.append(made)
+    return made
 
 
 def _meta(
@@ -115,4 +141,5 @@ def _meta(
     result = torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
     for name, value in marks.items():
         setattr(result, f"_snugfit_{name}", value)
+    _arrived.append(result)
     return result

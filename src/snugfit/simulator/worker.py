@@ -8,6 +8,7 @@ standard error.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pickle
 import sys
@@ -51,9 +52,16 @@ def _serve() -> None:
         gc.collect()
 
 
-def _answer(request: bytes, loads: Any) -> bytes:
+def _answer(message: bytes, loads: Any) -> bytes:
+    path, request = pickle.loads(message)
+    if path != sys.path:  # a script or notebook may have added to it since
+        sys.path[:] = path
+        importlib.invalidate_caches()
     try:
-        function, args, kwargs = loads(request)
+        try:
+            function, args, kwargs = loads(request)
+        except ImportError as error:
+            return pickle.dumps(("unknown module", (error.name, str(error))))
         result = function(*args, **kwargs)
         return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
     except SnugfitError as error:

@@ -13,7 +13,9 @@ huggingface/transformers#34191.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -33,7 +35,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Returns a batch with a function applied to every tensor in it.
 
     Args:
-        batch: A tensor, or tuples, lists and mappings of such; anything else is kept.
+        batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else is kept.
         change: What becomes of each tensor.
 
     Returns:
@@ -46,22 +48,61 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, tuple | list):
         parts = [map_tensors(value, change) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if is_dataclass_instance(batch):
+        return with_fields(batch, lambda value: map_tensors(value, change))
     return batch
+
+
+def is_dataclass_instance(value: Any) -> bool:
+    """Returns whether a value is an object of a dataclass.
+
+    Args:
+        value: Anything.
+    """
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def with_fields(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a dataclass object with a function applied to its fields; frozen ones included.
+
+    Args:
+        value: The object.
+        change: What becomes of each field's value.
+    """
+    made = copy.copy(value)  # in place of its constructor, which may do other things than store its arguments
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(made, field.name, change(getattr(value, field.name)))
+    return made
+
+
+def parts_of(batch: Any) -> Iterable[Any]:
+    """Returns what a batch consists of; nothing for anything but tuples, lists, mappings and dataclasses.
+
+    Args:
+        batch: A batch, or a part of one.
+    """
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, tuple | list):
+        return batch
+    if is_dataclass_instance(batch):
+        return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
+    return ()
 
 
 def first_tensor(batch: Any) -> Tensor | None:
     """Returns the first tensor of a batch that has a dimension, or None.
 
     Args:
-        batch: A tensor, or tuples, lists and mappings of such.
+        batch: A tensor, or tuples, lists, mappings and dataclasses of such.
 
     Returns:
         The tensor whose dimension 0 is the batch's length.
     """
     if isinstance(batch, Tensor):
         return batch if batch.dim() else None
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next((found for value in values if (found := first_tensor(value)) is not None), None)
+    return next((found for value in parts_of(batch) if (found := first_tensor(value)) is not None), None)
 
 
 def batch_length(batch: Any) -> int:
