@@ -3,15 +3,21 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 EXTRAS = vision,report
+THREADS ?= 1
+TORCH ?= torch
 
-.PHONY: demo test check gpu bench docs clean
+.PHONY: demo test test-torch check gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
 		--epochs 5 --lr 2e-3 --lr-schedule cosine --warmup-steps 60 --sgd-lr 0.05
 
-test: $(VENV)/.dev  ## the whole test suite
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
+test: $(VENV)/.dev  ## the whole test suite; THREADS=2: with two threads of computation in each process
+	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2
+
+test-torch:  ## the whole test suite with another torch, in an environment of its own: make test-torch VERSION=2.11.0
+	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
+	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=torch==$(VERSION)
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(RUN) -m ruff check src tests benchmarks examples
@@ -34,7 +40,7 @@ docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from r
 	$(RUN) -m benchmarks.documents
 
 clean:
-	rm -rf $(VENV) runs build
+	rm -rf $(VENV) .venv-torch-* runs build
 
 $(VENV)/bin/python:
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 10), 'snugfit needs Python 3.10 or newer'"
@@ -45,5 +51,5 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet -e '.[$(EXTRAS),text,lowbit,dev]'
+	$(RUN) -m pip install --quiet -e '.[$(EXTRAS),text,lowbit,dev]' '$(TORCH)'
 	touch $@ $(VENV)/.demo

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import patience
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -252,7 +253,7 @@ def test_plans_compete_with_more_than_ten_others(gpu):
 def test_a_row_is_predicted_and_measured_in_a_process_of_its_own(gpu, tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "accuracy", "--match", "vit_b_16 plain",
                "--results", str(tmp_path)]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience.SECONDS)
     summary = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0 and summary["measured"] == 1, done.stdout + done.stderr
     (row,) = gpu.rows.read_rows(tmp_path / summary["place"] / "accuracy.jsonl")

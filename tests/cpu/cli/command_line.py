@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import patience
+
 MODEL_FILE = """
 import torch
 from torch import nn
@@ -38,11 +40,11 @@ def command(*words: object) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread: bitwise equality is a promise for the same number of threads, and small models run faster."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    """The threads of the tests: bitwise equality is a promise for the same number of them."""
+    return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
-def run_command(*words: object, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, cwd: Path, timeout: float = patience.SECONDS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
     )

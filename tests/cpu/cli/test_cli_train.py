@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import patience
 import pytest
 import torch
 from command_line import command, environment, run_command, tiny_run
@@ -28,7 +29,7 @@ def start(folder, *words):
     )
 
 
-def wait_for(condition, process, seconds=90):
+def wait_for(condition, process, seconds=patience.SECONDS):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -92,18 +93,20 @@ def test_digits_from_command_to_plain_model(folder):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(folder):
-    process = start(folder, *tiny_run("--max-steps", 400, "--eval-every", 100, "--run-dir", "my run"))
-    wait_for(lambda: list((folder / "my run").glob("checkpoints/*.ckpt")), process)
+    process = start(folder, *tiny_run("--max-steps", 100000, "--save-every", 20, "--run-dir", "my run"))
+    checkpoints = folder / "my run" / "checkpoints"
+    wait_for(lambda: list(checkpoints.glob("*.ckpt")), process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=patience.SECONDS)
     assert process.returncode == 130, err
     assert out == ""
     assert "Ctrl-C again stops at once" in err
     assert err.endswith("Go on with: snugfit train --run-dir 'my run' --resume\n")
-    ended = run_command("train", "--run-dir", "my run", "--resume", "--json", cwd=folder)
+    last = int(max(checkpoints.glob("*.ckpt")).stem[5:]) + 3
+    ended = run_command("train", "--run-dir", "my run", "--resume", "--max-steps", last, "--json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     assert "going on after step" in ended.stderr
-    assert json.loads(ended.stdout)["steps"] == 400
+    assert json.loads(ended.stdout)["steps"] == last
 
 
 def test_disk_that_takes_no_more_is_exit_4_and_the_checkpoint_before_stays(folder):
@@ -112,7 +115,7 @@ def test_disk_that_takes_no_more_is_exit_4_and_the_checkpoint_before_stays(folde
     wait_for(lambda: list(checkpoints.glob("*.ckpt")), process)
     # A limit on the size of files stands in for the full disk: writes fail in the middle of the next checkpoint.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, 2000))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=patience.SECONDS)
     assert process.returncode == 4, err
     assert out == ""
     said = err.splitlines()[-1]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import patience
 import pytest
 
 from snugfit.cli import ladder as command
@@ -218,4 +219,4 @@ def test_help_loads_no_torch():
             f"except SystemExit: pass\n"
             f"assert not {{'torch', 'matplotlib', 'numpy'}} & set(sys.modules)"
         )
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=patience.SECONDS)

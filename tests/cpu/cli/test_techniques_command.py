@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import patience
+
 from snugfit.cli import main
 from snugfit.techniques import TECHNIQUES
 
@@ -45,4 +47,4 @@ def test_no_torch_is_loaded():
     program = (
         "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=patience.SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import patience
 import pytest
 import torch
 
@@ -71,6 +72,6 @@ def test_temporaries_inside_operators_are_seen():
 
 def test_interpreter_may_end_in_an_open_window():
     program = "import torch; from snugfit.measure.allocator_events import AllocatorEvents as A; A().start(); 1 / 0"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience.SECONDS)
     assert run.returncode == 1
     assert run.stderr.rstrip().endswith("ZeroDivisionError: division by zero")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import patience
 import pytest
 
 from snugfit.measure import fresh
@@ -32,7 +33,7 @@ def show(tmp_path, typed):
     process = subprocess.Popen(
         [sys.executable, "-X", "utf8", str(script), "a b", "--c"], stdout=subprocess.PIPE, env=plain_environment()
     )
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=patience.SECONDS)
     return json.loads(output), process.pid
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import patience
 import pytest
 
 from snugfit.errors import InputError
@@ -49,8 +50,11 @@ print(json.dumps(result))
 def measure(*settings):
     run = subprocess.run(
         [sys.executable, "-c", RUN, *map(str, settings)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, **TUNED_ENVIRONMENT, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=patience.SECONDS,
+        env={"OMP_NUM_THREADS": "1", **os.environ, **TUNED_ENVIRONMENT},
+    )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     return json.loads(run.stdout)

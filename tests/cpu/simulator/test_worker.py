@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import patience
 import pytest
 import torch
 
@@ -94,7 +95,9 @@ def test_a_script_is_not_run_again(tmp_path):
         "print(pool.call(twice, 21))\n"
         "pool.close()\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=patience.SECONDS, check=True
+    )
     assert done.stdout.split() == ["started", "42"]
 
 

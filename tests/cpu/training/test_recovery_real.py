@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import patience
 import pytest
 
 CHILD = """
@@ -45,7 +46,7 @@ def test_the_first_step_does_not_fit(fields):
         text=True,
         cwd=Path(__file__).parents[1],
         check=False,
-        timeout=120,
+        timeout=patience.SECONDS,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
