@@ -76,8 +76,8 @@ def with_task(request: Request, *, download: bool) -> Request:
     found = task_of(request.model, task, _readable(request.data))
     if found not in TRAINED:
         raise InputError(
-            f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(TRAINED)} only. Train "
-            "it from Python: snugfit.prepare(model, plan) and trainer.step(batch) in your own loop."
+            f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(TRAINED)} only. "
+            "Train it from Python: snugfit.prepare(model, plan) and trainer.step(batch) in your own loop."
         )
     return dataclasses.replace(request, task=found)
 
@@ -171,9 +171,7 @@ def _check_shapes(data: Splits, request: Request) -> None:
     except Exception:
         # Some operators do not run without memory; what is really wrong, if anything, a real model says.
         model_args = parse_model_args(request.model_args)
-        model = build_model(
-            request.model, model_args=model_args, num_classes=data.num_classes, task=request.task
-        )
+        model = build_model(request.model, model_args=model_args, num_classes=data.num_classes, task=request.task)
         try:
             found = scores(model)
         except InputError:

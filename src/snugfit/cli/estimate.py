@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("model", metavar="MODEL", help="torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND (hf:llama) or path/file.py:function")
+    add(
+        "model",
+        metavar="MODEL",
+        help="torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function",
+    )
     add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
     add(
         "--task",

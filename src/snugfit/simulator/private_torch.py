@@ -208,6 +208,23 @@ def register_backend(name: str, module: Any) -> None:
 _libraries: list[torch.library.Library] = []
 
 
+def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
+    """Puts a function in the place of an operator's fake version.
+
+    Args:
+        operator: The overload.
+        make: Takes the operator's positional arguments, as fake tensors, and makes its results.
+    """
+    from torch._subclasses import fake_impls
+
+    def made(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return make(*args, **kwargs)
+
+    fake_impls.op_implementations_dict.pop(operator, None)  # a later torch may have one of its own
+    fake_impls.register_op_impl(operator)(made)
+
+
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
     """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)

@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
         """A captured tensor counts from its first use on."""
-        used = self._captured.used(_tensors_in((*args, *kwargs.values())))
+        used = self._captured.used(tensors_in((*args, *kwargs.values())))
         for tensor in used:
             self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
         self._ledger.claim(used, "weights")
@@ -278,7 +278,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._item(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
-            tensors = _tensors_in((*args, *kwargs.values()))
+            tensors = tensors_in((*args, *kwargs.values()))
             self._take_captured(args, kwargs, module)
         if _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
