@@ -39,10 +39,10 @@ SGD_RATE = 0.01
 """Learning rate of the runs whose losses are compared; SGD's update shows every error of a gradient, Adam's hides scales."""
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    **timm_models.SUBJECTS,
+    **user_models.SUBJECTS,
     **transformers_models.SUBJECTS,
     **torchvision_models.SUBJECTS,
-    **user_models.SUBJECTS,
+    **timm_models.SUBJECTS,
 }
 """Name -> makes the model."""
 
