@@ -85,6 +85,8 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
         gc.collect()
         events.start()
     torch.manual_seed(0)
+    if subject.again is not None:
+        subject = subject.again()  # captured networks belong to what is measured
     model = subject.build()
     trainer = snugfit.prepare(model, recipe, optimizer=optimizer, device="cpu", **subject.arguments, **settings)
     losses = []
@@ -95,7 +97,8 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
         if number == 0:
             modes = {module: module.training for module in trainer.model.modules()}
             trainer.model.eval()
-            with torch.no_grad(), contextlib.suppress(NotImplementedError):
+            # Code that takes gradients in forward cannot be evaluated; up to where it fails it is measured.
+            with torch.no_grad(), contextlib.suppress(RuntimeError):
                 trainer.evaluate_batch(batch)
             for module, mode in modes.items():
                 module.training = mode

@@ -34,6 +34,8 @@ class Subject:
     """Samples of a batch."""
     optimizer: Any = "adamw"
     """A name, or a function from parameters to an optimizer."""
+    again: Callable[[], Subject] | None = None
+    """Makes it anew, with what its loss or forward captured; None: they captured nothing."""
     assume: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Assumptions that the simulation must be told, for code that selects by values."""
 

@@ -18,6 +18,7 @@ def _make(make: Callable[[], Case]) -> Subject:
         batch=lambda _: case.batch(),
         arguments={name: value for name, value in case.arguments().items() if name != "optimizer"},
         optimizer=case.optimizer,
+        again=partial(_make, make),
         assume=case.assume,
     )
 

@@ -19,6 +19,7 @@ from snugfit.fidelity import Fidelity
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.places import budget_for, place_for
 from snugfit.recipe import Recipe
+from snugfit.simulator.assumptions import AssumeArgument, assumptions_from
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.request import NamedModel
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
@@ -140,6 +141,7 @@ def plan(
     forward: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
+    assume: AssumeArgument = None,
     pool: Pool | None = None,
     **settings: Any,
 ) -> Plan:
@@ -162,6 +164,7 @@ def plan(
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
+        assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
         pool: Workers to use; None: two, which end with the search.
         **settings: Fields of `Workload`.
 
@@ -191,7 +194,7 @@ def plan(
 
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
-        "loss_weight": loss_weight,
+        "loss_weight": loss_weight, "assume": assumptions_from(assume),
     }  # fmt: skip
     with Planner(given_subject(model, skeleton_of(batch), arguments), place, constraints, pool=pool) as planner:
         return planner.at(budget_bytes)

@@ -17,6 +17,7 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.simulator import request
+from snugfit.simulator.assumptions import AssumeArgument, assumptions_from
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
 from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
@@ -41,6 +42,7 @@ def estimate(
     forward: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
+    assume: AssumeArgument = None,
     pool: Pool | None = None,
     **settings: Any,
 ) -> Estimate:
@@ -61,6 +63,8 @@ def estimate(
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
+        assume: What to take for values that simulated tensors do not have, such as `{"nonzero": 0.25}`: fields of
+            `Assumptions` (`simulator/assumptions.py`). What was used is named in the estimate's `answered`.
         pool: Workers to use; None: one of this process, which stays warm.
         **settings: Fields of `Workload`.
 
@@ -73,6 +77,7 @@ def estimate(
         CannotSimulateError: Something needs values, which simulated tensors do not have.
     """
     cards = cards_of(device)
+    assumptions = assumptions_from(assume)
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
     if step is not None:
@@ -86,6 +91,7 @@ def estimate(
     from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
     from snugfit.simulator.pool import shared_pool
 
+    settings = {**settings, "assume": assumptions}
     simulated = _uncompiled(recipe or Recipe())
     shapes = skeleton_of(batch)
     workers = pool or shared_pool()

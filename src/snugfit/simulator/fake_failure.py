@@ -10,12 +10,13 @@ from snugfit.simulator import private_torch
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-def no_value(operator: str, module: str) -> CannotSimulateError:
+def no_value(operator: str, module: str, assumption: str = "") -> CannotSimulateError:
     """Returns the error for an operator that needs the values of a tensor.
 
     Args:
         operator: Its name.
         module: Dotted path of the module that runs.
+        assumption: The assumption that would answer it, as it is typed.
 
     Returns:
         The error.
@@ -30,6 +31,10 @@ def no_value(operator: str, module: str) -> CannotSimulateError:
             f"It is in the code of {library}: if it belongs to the loss that the model computes by itself, leave the labels "
             "out of what the model gets and give snugfit the loss (loss=...), or set an option of the model that takes "
             "another way"
+        )
+    if assumption:
+        advice = (
+            f"Say what to take for it (--assume {assumption}; assume= in Python). Or: {advice[0].lower()}{advice[1:]}"
         )
     return CannotSimulateError(
         f"{operator}{_place(module)} needs the values of a tensor, and a simulated tensor has none. "
@@ -59,10 +64,9 @@ def explain(error: Exception, operator: str, module: str) -> CannotSimulateError
     return None
 
 
-def asked_by_training_step() -> bool:
-    """Returns whether the code that reads a value is snugfit's own step, which only asks whether all is well."""
-    place = private_torch.source_line((str(Path(__file__).parent),))
-    return place.startswith((str(Path(_PACKAGE) / "training"), str(Path(_PACKAGE) / "techniques")))
+def place_outside() -> str:
+    """Returns `file:line` of the innermost code that is neither torch's nor in this package; empty where all of it is."""
+    return private_torch.source_line((_PACKAGE,))
 
 
 def _library_of(line: str) -> str:

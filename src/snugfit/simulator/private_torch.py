@@ -43,6 +43,13 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def without_modes() -> Any:
+    """Returns a context in which operators run for real, whatever modes are active."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def forget_conversions(mode: FakeTensorMode) -> None:
     """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
 

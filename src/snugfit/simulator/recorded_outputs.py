@@ -25,9 +25,9 @@ def outputs_found() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    registry = getattr(sys.modules.get(_MODULE), "_CAN_RECORD_REGISTRY", None)
+    registry: Any = getattr(sys.modules.get(_MODULE), "_CAN_RECORD_REGISTRY", None)
     changes: list[Change] = []
-    kind = type(registry)
+    kind: Any = type(registry)
     if registry is not None and kind is not dict:
         original = kind.get
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,12 +27,16 @@ from snugfit.simulator import (
     private_torch,
 )
 from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
+from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.captured import Captured
 from snugfit.simulator.dispatch_plan import Plan
+from snugfit.simulator.known_values import follow
 from snugfit.simulator.module_path import ModulePath
 from snugfit.simulator.operator_costs import cost_of
 from snugfit.simulator.operator_truth import Result, tensors_in
 from snugfit.simulator.private_torch import FakeTensor
+from snugfit.simulator.read_values import FACTS, ReadValues, size_from_values
+from snugfit.simulator.sparse_gradients import refuse_sparse
 from snugfit.simulator.storage_ledger import StorageLedger
 from snugfit.simulator.trace import OperatorRun, Trace, TraceBuilder
 
@@ -52,8 +56,24 @@ _CARRIES: dict[Any, Callable[[float], float]] = {
     _aten._to_copy.default: lambda value: value,
     _aten.all.default: lambda value: value,
     _aten.any.default: lambda value: value,
+    _aten.all.dim: lambda value: value,
+    _aten.any.dim: lambda value: value,
+    _aten.view.default: lambda value: value,
+    _aten.detach.default: lambda value: value,
 }
 """Operators that carry a known truth value on."""
+_NEUTRAL: dict[Any, float] = {
+    _aten.mul.Tensor: 1.0,
+    _aten.logical_and.default: 1.0,
+    _aten.bitwise_and.Tensor: 1.0,
+    _aten.logical_or.default: 0.0,
+    _aten.bitwise_or.Tensor: 0.0,
+}
+"""Operators of two truth values -> the value that leaves the other as it is."""
+_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
+"""Operators that make zero of what is nowhere true."""
+_is_all_true = _aten._is_all_true.default
+_KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _is_all_true})
 _plans: dict[Any, dict[Any, Plan]] = {}
 _composite: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
@@ -62,11 +82,12 @@ _bodies: dict[Any, Callable[..., Any] | None] = {}
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what happens while it is entered; `build` then gives the trace."""
 
-    def __init__(self, personality: Personality) -> None:
+    def __init__(self, personality: Personality, assumptions: Assumptions | None = None) -> None:
         """Makes a recorder with nothing recorded.
 
         Args:
             personality: The kind of device.
+            assumptions: What may be taken for granted about values; None: the defaults.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.personality = personality
@@ -80,6 +101,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
+        self.values = ReadValues(assumptions or Assumptions(), self._ledger, self.answered)
+        """Answers to questions about values."""
         self._mode = private_torch.new_fake_mode()
         self._factory = private_torch.FakeFactory(self._mode)
         self._state = _FORWARD
@@ -236,8 +259,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
                     self._note(plan, fresh, module)
-                    if func in _CARRIES:
-                        self._inherit(func, found[1], fresh)
+                    if func in _KNOWING:
+                        self._know(func, args, found[1], fresh)
+                follow(func, args, kwargs, found[1], result)
                 return result
         composite = _composite.get(func)
         if composite is None:
@@ -280,7 +304,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = self._captured.on_device(args)
             tensors = tensors_in((*args, *kwargs.values()))
             self._take_captured(args, kwargs, module)
-        if _all_real(tensors, kwargs):
+        refuse_sparse(str(func), args, kwargs)
+        sized = None if _all_real(tensors, kwargs) else self._sized(func, args, kwargs, module)
+        if sized is not None:
+            result, found = sized, None  # it holds for these values alone
+            if result is not None and type(result) is _Whole:
+                return result.value
+        elif _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
         else:
             if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
@@ -318,9 +348,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if outputs is not None:
                 self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
-        if func in _CARRIES:
-            self._inherit(func, tensors, fresh)
+        if func in _KNOWING:
+            self._know(func, args, tensors, fresh)
+        follow(func, args, kwargs, tensors, result)
         return result
+
+    def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Returns the result of an operator whose size depends on values; None for all others."""
+        if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            with self._also_inside():
+                places: list[Any] = []
+                for index in args[1]:
+                    places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
+                return _Whole(func(args[0], places))
+        make = size_from_values(self.values, func, args, kwargs, module)
+        if make is None:
+            return None
+        device = args[0].device
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            strides = [1] * len(shape)
+            for at in range(len(shape) - 2, -1, -1):
+                strides[at] = strides[at + 1] * max(1, shape[at + 1])
+            return self._factory.empty(shape, strides, dtype, device)
+
+        return make(empty)
 
     def _fakes(self, value: Any) -> Any:
         """Returns arguments with fake tensors in place of real host tensors."""
@@ -384,17 +436,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def _item(self, tensor: torch.Tensor, module: str) -> Any:
-        value = self._ledger.value(tensor)
-        constant = getattr(tensor, "constant", None)
-        if value is None and constant is not None:
-            return constant.item()
-        if value is None and fake_failure.asked_by_training_step():
-            value = 0.0 if tensor.dtype == torch.bool else 1.0
-        if fake_failure.asked_by_training_step():
-            self.answered.add("the training step was told that losses and gradients are finite")
-        if value is not None:
-            return bool(value) if tensor.dtype == torch.bool else value
-        raise fake_failure.no_value("reading a number out of a tensor (.item(), float(), int(), bool(), if)", module)
+        return self.values.number(tensor, module)
 
     # -- taking down
 
@@ -465,15 +507,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
 
-    def _inherit(self, func: Any, sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+    def _know(
+        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None:
         """A batch that is copied to the device is still the batch; a known truth value stays known."""
         if not sources or not copies:
             return
         if self._ledger.category(sources[0]) == "inputs":
             self._ledger.claim(copies, "inputs")
-        value = self._ledger.value(sources[0])
-        if value is not None:
-            self._ledger.set_value(copies[0], _CARRIES[func](value))
+        if func in FACTS or func is _is_all_true:
+            self.values.fact(func, args, copies[0])
+        known = [self._ledger.value(source) for source in sources]
+        first = known[0]
+        if first is None:
+            return
+        if func in _CARRIES:
+            self._ledger.set_value(copies[0], _CARRIES[func](first))
+        elif func in _NEUTRAL and len(known) == 2:
+            other, neutral = known[1], _NEUTRAL[func]
+            if other is not None:
+                self._ledger.set_value(copies[0], other if first == neutral else first)
+        elif func in _NOTHING_THERE and first == 0.0:
+            self._ledger.set_value(copies[0], 0.0)
 
     def _library_workspace(self, phase: str) -> None:
         """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""
@@ -538,6 +593,16 @@ def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.untyped_storage()._cdata in known else next(made)
     return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
+
+
+class _Whole(NamedTuple):
+    """A result whose operators were recorded one by one."""
+
+    value: Any
+
+
+def _is_mask(index: Any) -> bool:
+    return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
 
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

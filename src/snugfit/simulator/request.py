@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.recipe import Recipe
+from snugfit.simulator import real_run
+from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.experts import expert_modules
+from snugfit.simulator.real_run import Refused
 from snugfit.simulator.trace import Trace
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
@@ -50,6 +53,8 @@ class NamedModel:
     """Tokens of a sequence; None: 512, or fewer where the model takes fewer."""
     frames: int | None = None
     """Frames of a clip, for models of video; None: the model's own."""
+    assume: Assumptions = dataclasses.field(default_factory=Assumptions)
+    """What may be taken for granted about values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +124,7 @@ def record_named(
         seq_len=named.seq_len,
         frames=named.frames,
     )
-    arguments = {**settings, "batch_size": batch_size, **made.arguments()}
+    arguments = {**settings, "batch_size": batch_size, **made.arguments(), "assume": named.assume}
     recorded = record_given(model, made.batch, recipe, kind, arguments)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
@@ -186,16 +191,28 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
         InputError: The model does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
+    from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_training
+    from snugfit.simulator.sparse_gradients import without_sparse_gradients
     from snugfit.techniques.attention import can_switch
     from snugfit.techniques.blocks import find_blocks
     from snugfit.techniques.inplace import may_gain
+    from snugfit.training.sparse_weights import check_sparse
     from snugfit.workloads.traits import model_traits
 
     model = _module(model)
+    batches = batch if isinstance(batch, list) else [batch]
+    give_shapes(model, batches[0], arguments.get("forward"))
+    if real_run.is_wanted():
+        captured = captured_tensors(skeleton.arrived(), model, batches)
+        real_run.try_step(model, recipe, batches[0], arguments, captured)
+    optimizer = arguments.get("optimizer", "adamw")
+    check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
+    dense = without_sparse_gradients(model)
     block_names = tuple(find_blocks(model))
     found = {"attention": can_switch(model), "inplace": may_gain(model)}
-    batches = batch if isinstance(batch, list) else [batch]
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
         given["batch_size"] = _longest(batches)
@@ -212,9 +229,10 @@ def record_given(model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: 
             model, recipe, batches, personality=personality, steps=steps, pool=_here(), arguments=given
         )
 
-    recorded = _recorded(run, model, workload, batches, weights, parameters)
+    recorded = _recorded(run, model, workload, batches, weights, parameters, kind)
     switchable = tuple(name for name, there in found.items() if there)
-    return dataclasses.replace(recorded, block_names=block_names, switchable=switchable)
+    answered = (*recorded.answered, *dense)
+    return dataclasses.replace(recorded, answered=answered, block_names=block_names, switchable=switchable)
 
 
 def record_step(
@@ -235,7 +253,7 @@ def record_step(
         optimizer: A name, a function from parameters to an optimizer, an optimizer of the model, or None.
         batch: A batch, or a list of batches.
         kind: The kind of device.
-        settings: lr, weight_decay, betas, momentum, for an optimizer by name.
+        settings: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`.
         on_host: Whether the step finds its batch on the host.
 
     Returns:
@@ -247,13 +265,23 @@ def record_step(
     """
     import torch
 
+    from snugfit.simulator import skeleton
+    from snugfit.simulator.captured import captured_tensors
+    from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.materialise import Materialiser
     from snugfit.simulator.session import STEPS, simulate_step
+    from snugfit.simulator.sparse_gradients import without_sparse_gradients
     from snugfit.training.phases import phase
 
     model = _module(model)
     batches = batch if isinstance(batch, list) else [batch]
+    give_shapes(model, batches[0], None)
+    settings = dict(settings)
+    assumptions = settings.pop("assume", None)
     used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
+    if real_run.is_wanted():
+        real_run.try_own_step(step, model, used, batches[0], captured_tensors(skeleton.arrived(), model, batches))
+    dense = without_sparse_gradients(model)
     personality = _personality(kind)
     place = torch.device("cpu") if on_host else personality.device
     turn = 0
@@ -278,9 +306,11 @@ def record_step(
             steps=max(STEPS, len(batches) + 1),
             batch_on="host" if on_host else "device",
             pool=_here(),
+            assumptions=assumptions,
         )
 
-    return _recorded(run, model, None, batches, weights, parameters)
+    recorded = _recorded(run, model, None, batches, weights, parameters, kind)
+    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense))
 
 
 def _module(model: Any) -> torch.nn.Module:
@@ -363,6 +393,7 @@ def _recorded(
     batches: list[Any],
     weights: Mapping[str, int],
     parameters: int,
+    kind: Kind,
 ) -> Recorded:
     _without_logs()
     with warnings.catch_warnings(record=True) as caught:
@@ -373,7 +404,7 @@ def _recorded(
         except SnugfitError:
             raise
         except Exception as error:
-            raise _mismatch(error, model) from error
+            raise _refused(error, model, kind) from error
     return Recorded(
         trace=recording.trace,
         answered=recording.answered,
@@ -388,7 +419,7 @@ def _recorded(
     )
 
 
-def _mismatch(error: Exception, model: torch.nn.Module) -> InputError:
+def _refused(error: Exception, model: torch.nn.Module, kind: Kind) -> Refused:
     """An error of torch or of the user's code, with the module and the line in which it happened."""
     import torch
 
@@ -402,11 +433,7 @@ def _mismatch(error: Exception, model: torch.nn.Module) -> InputError:
         file = frame.f_code.co_filename
         if not file.startswith((ours, "<")) and torch_folder not in file:
             line = f" at {file}:{number}"
-    text = " ".join(str(error).split())[:500].rstrip(".")
-    return InputError(
-        f"the step cannot run{line}{module}: {type(error).__name__}: {text}. "
-        "The same would happen in a real run; check that model, batch and loss fit each other."
-    )
+    return Refused(error, f"{line}{module}", on_card=kind[0] != "cpu")
 
 
 def _without_logs() -> None:

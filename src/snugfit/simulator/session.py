@@ -15,6 +15,7 @@ from typing import Any, Literal
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.simulator.accelerator import Personality
+from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.pool import Pool, shared_pool
 from snugfit.simulator.trace import Trace
 
@@ -36,13 +37,19 @@ class Recording:
     """The torch whose operators were recorded."""
 
 
-def record(run: Callable[[Any], None], personality: Personality, captured: Iterable[Any] = ()) -> Recording:
+def record(
+    run: Callable[[Any], None],
+    personality: Personality,
+    captured: Iterable[Any] = (),
+    assumptions: Assumptions | None = None,
+) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
 
     Args:
         run: Called with the recorder, whose `personality.device` is where tensors belong.
         personality: The kind of device.
         captured: Tensors that the code to be recorded holds by itself.
+        assumptions: What may be taken for granted about values; None: the defaults.
 
     Returns:
         The recording.
@@ -53,12 +60,13 @@ def record(run: Callable[[Any], None], personality: Personality, captured: Itera
     from snugfit.simulator.library_kernels import stand_ins
     from snugfit.simulator.packed_sequences import told_unpacked
     from snugfit.simulator.padding_masks import told_padded
+    from snugfit.simulator.read_values import arrays_given
     from snugfit.simulator.recorded_outputs import outputs_found
     from snugfit.simulator.recorder import Recorder
     from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
 
-    recorder = Recorder(personality)
+    recorder = Recorder(personality, assumptions)
     recorder.bring(captured)
     collecting = gc.isenabled()
     gc.disable()
@@ -73,6 +81,7 @@ def record(run: Callable[[Any], None], personality: Personality, captured: Itera
             around.enter_context(told_unpacked(recorder.answered.add))
             around.enter_context(told_padded(recorder.answered.add))
             around.enter_context(outputs_found())
+            around.enter_context(arrays_given(recorder.values))
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
@@ -95,6 +104,7 @@ def simulate_step(
     steps: int = STEPS,
     batch_on: Literal["device", "host"] = "device",
     pool: Pool | None = None,
+    assumptions: Assumptions | None = None,
 ) -> Recording:
     """Records a hand-written training step as it is, "cuda" in it included.
 
@@ -107,6 +117,7 @@ def simulate_step(
         steps: How many steps are recorded.
         batch_on: Where the step finds the batch.
         pool: Workers to use; None: those of this process.
+        assumptions: What may be taken for granted about values; None: the defaults.
 
     Returns:
         The recording.
@@ -116,7 +127,7 @@ def simulate_step(
         CannotSimulateError: Something in the step needs values.
     """
     return (pool or shared_pool()).call(
-        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on
+        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on, assumptions
     )
 
 
@@ -141,7 +152,8 @@ def simulate_training(
         steps: How many steps are recorded.
         evaluate: Whether a forward pass without gradients is recorded between the steps.
         pool: Workers to use; None: those of this process.
-        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings.
+        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
+            and `assume`, an `Assumptions`.
 
     Returns:
         The recording.
@@ -179,6 +191,7 @@ def _step_job(
     personality: Personality,
     steps: int,
     batch_on: str,
+    assumptions: Assumptions | None,
 ) -> Recording:
     import torch
 
@@ -207,7 +220,7 @@ def _step_job(
             step(model, used, given)
             del given
 
-    return record(run, personality, captured)
+    return record(run, personality, captured, assumptions)
 
 
 def _training_job(
@@ -257,6 +270,7 @@ def _recorded_training(
 
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
+    given_to_prepare = {name: value for name, value in arguments.items() if name != "assume"}
 
     def run(recorder: Any) -> None:
         device = personality.device
@@ -265,7 +279,7 @@ def _recorded_training(
             # Weights that are quantised go to the device layer by layer, from a model built on the host.
             built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
             _weights(recorder, Materialiser(), model, built_on, final if recipe.init != "host" else None)
-        trainer = prepare(model, recipe, device=device, **arguments)
+        trainer = prepare(model, recipe, device=device, **given_to_prepare)
         recorder.watch(trainer.model)
         for number in range(steps):
             recorder.step = number
@@ -275,7 +289,8 @@ def _recorded_training(
                 _evaluate(recorder, trainer, given)
             del given
 
-    return record(run, personality, captured_tensors(skeleton.arrived(), model, batches))
+    captured = captured_tensors(skeleton.arrived(), model, batches)
+    return record(run, personality, captured, arguments.get("assume"))
 
 
 NOT_EVALUATED = (

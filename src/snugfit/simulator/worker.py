@@ -17,6 +17,7 @@ from typing import Any
 
 from snugfit.errors import InputError, SnugfitError
 from snugfit.simulator import wire
+from snugfit.simulator.real_run import Refused, judged
 
 
 def main() -> None:
@@ -62,7 +63,11 @@ def _answer(message: bytes, loads: Any) -> bytes:
             function, args, kwargs = loads(request)
         except ImportError as error:
             return pickle.dumps(("unknown module", (error.name, str(error))))
-        result = function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except Refused as refused:
+            del function, args, kwargs  # changed in place by now
+            raise judged(refused, lambda: _called(loads(request))) from refused
         return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
     except SnugfitError as error:
         return pickle.dumps(("error", wire.error_to_plain(error)))
@@ -70,18 +75,23 @@ def _answer(message: bytes, loads: Any) -> bytes:
         return pickle.dumps(("error", wire.error_to_plain(_in_words(error))))
 
 
+def _called(request: Any) -> Any:
+    function, args, kwargs = request
+    return function(*args, **kwargs)
+
+
 def _in_words(error: Exception) -> InputError:
-    """An error of the user's code, or of torch about it: what it said, and where."""
+    """An error of the user's code, or of torch about it, outside of a step: what it said, and where."""
     from pathlib import Path
 
     ours, torch_folder = str(Path(__file__).resolve().parents[1]), os.sep + "torch" + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith(ours) and torch_folder not in f.filename]
     place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
-    text = " ".join(str(error).split())[:500]
+    text = " ".join(str(error).split())[:500].rstrip(".")
     return InputError(
-        f"the step cannot run{place}: {type(error).__name__}: {text}. "
-        "The same would happen in a real run; check that model, batch and loss fit each other."
+        f"the step cannot run{place}: {type(error).__name__}: {text}. Whether a real run fails as well was not tried. "
+        "Check that model, batch and loss fit each other."
     )
 
 

@@ -232,7 +232,7 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     Returns:
         A 0-dim tensor.
     """
-    gradients = [gradient for gradient in gradients if gradient.numel()] or gradients
+    gradients = [_strided(gradient) for gradient in gradients if gradient.numel()] or gradients
     if len(gradients) == 1:  # once a parameter, where it is updated in backward: as few calls as possible
         dtype = torch.float32 if gradients[0].dtype in (torch.float16, torch.bfloat16) else None
         alone: Tensor = torch.linalg.vector_norm(gradients[0], dtype=dtype)
@@ -255,4 +255,9 @@ def first_bad(named: dict[str, Tensor]) -> str:
     Returns:
         The name, or `?` when all are finite.
     """
-    return next((name for name, tensor in named.items() if not bool(torch.isfinite(tensor).all())), "?")
+    return next((name for name, tensor in named.items() if not bool(torch.isfinite(_strided(tensor)).all())), "?")
+
+
+def _strided(gradient: Tensor) -> Tensor:
+    """A gradient, or the rows that a sparse one has: as finite as it is, which is all that is asked of it."""
+    return gradient._values() if gradient.is_sparse else gradient

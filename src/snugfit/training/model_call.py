@@ -1,11 +1,18 @@
-"""How a batch reaches the model, what of its output is the loss, and how outputs of pieces make one output."""
+"""How a batch reaches the model, what of its output is the loss, and how outputs of pieces make one output.
+
+A loss is a function of (output, batch). The losses of torch itself, which take (output, target), are understood as well:
+of a batch that is a tuple or list, the target is its second element.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snugfit.errors import InputError
@@ -29,15 +36,79 @@ def output_of(model: nn.Module, batch: Any, forward: Forward | None) -> Any:
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return _called(model, (), batch)
     if isinstance(batch, tuple | list):
-        return model(batch[0])
+        return _called(model, batch[:1], {})
     if isinstance(batch, Tensor):
-        return model(batch)
+        return _called(model, (batch,), {})
     raise InputError(
         f"the batch is a {type(batch).__name__}; give a tensor, a tuple (the model gets its first element), a dict (the "
         "model gets its items), or forward=fn(model, batch)."
     )
+
+
+def _called(model: nn.Module, args: Any, keywords: Mapping[str, Any]) -> Any:
+    """Calls the model; a batch that does not go with its arguments is told in words."""
+    try:
+        return model(*args, **keywords)
+    except TypeError as error:
+        problem = _not_bound(model.forward, args, keywords)
+        if problem is None:
+            raise
+        given = f"items {', '.join(map(str, keywords))} of the dict batch" if keywords or not args else "the batch"
+        raise InputError(
+            f"the model gets the {given}, but its forward does not take them ({problem}). Say how a batch reaches the "
+            "model: forward=lambda model, batch: model(batch['x']), for example."
+        ) from error
+
+
+def _not_bound(function: Callable[..., Any], args: Any, keywords: Mapping[str, Any]) -> str | None:
+    """Returns why a function does not take some arguments; None where it does, or nobody can say."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _loss_value(loss: Loss, output: Any, batch: Any) -> Any:
+    name = getattr(loss, "__name__", type(loss).__name__)
+    right = f"loss=lambda output, batch: {'F.' if callable(getattr(F, name, None)) else ''}{name}(output, batch[1])"
+    if takes_target(loss):
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            labels = "['labels']"
+            raise InputError(
+                f"loss={name} takes (output, target), and of a batch that is a {type(batch).__name__} nobody knows the "
+                f"target. Give a function of (output, batch), such as {right.replace('[1]', labels)}."
+            )
+        return loss(output, batch[1])
+    try:
+        return loss(output, batch)
+    except (TypeError, AttributeError) as error:
+        problem = _not_bound(loss, (output, batch), {})
+        if problem is None and not isinstance(loss, nn.Module):
+            raise
+        raise InputError(
+            f"loss={name} was called with (output, batch), the batch as a whole, and failed: "
+            f"{problem or f'{type(error).__name__}: {error}'}. Where it takes a target, write {right}."
+        ) from error
+
+
+def takes_target(loss: object) -> bool:
+    """Returns whether a loss is one of torch's own, which take (output, target).
+
+    Args:
+        loss: A module of torch.nn, a function of torch.nn.functional, a functools.partial of one, or anything else.
+    """
+    if isinstance(loss, functools.partial):
+        return takes_target(loss.func)
+    if isinstance(loss, nn.Module):
+        return type(loss).__module__ == nn.CrossEntropyLoss.__module__  # not a subclass, whose arguments are its own
+    return getattr(F, getattr(loss, "__name__", ""), None) is loss
 
 
 def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
@@ -46,7 +117,7 @@ def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
     Args:
         output: The model's output.
         batch: The microbatch.
-        loss: Function of (output, batch), or None where the model returns its loss.
+        loss: Function of (output, batch), a loss of torch.nn, or None where the model returns its loss.
 
     Returns:
         0-dim tensor with a graph.
@@ -55,7 +126,7 @@ def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
         InputError: It is no number, or depends on no trained parameter.
     """
     if loss is not None:
-        found: Any = loss(output, batch)
+        found: Any = _loss_value(loss, output, batch)
     else:
         found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if not isinstance(found, Tensor) or found.dim() != 0:

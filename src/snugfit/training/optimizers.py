@@ -6,6 +6,7 @@ Those with low-bit state and Muon, which are not in torch.optim as they are, hav
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -122,7 +123,9 @@ def _parted(groups: Groups, chosen: set[nn.Parameter], mark: dict[str, Any], oth
     return parted
 
 
-def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: torch.device) -> Optimizer:
+def make_optimizer(
+    recipe: Recipe, workload: Workload, groups: Groups, device: torch.device, *, sparse: bool = False
+) -> Optimizer:
     """Builds an optimizer.
 
     Args:
@@ -130,6 +133,7 @@ def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: t
         workload: The optimizer's name and settings.
         groups: The parameter groups.
         device: Where the update runs.
+        sparse: Whether some gradients are sparse, which fused kernels do not take.
 
     Returns:
         The optimizer, without state yet.
@@ -142,9 +146,29 @@ def make_optimizer(recipe: Recipe, workload: Workload, groups: Groups, device: t
     if name in LOW_BIT_OPTIMIZERS:
         return low_bit_optimizer(name, groups, device, **given)
     if name == "muon":
-        kernels = _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups)
-        return MuonWithAdamW(groups, **given, kernels=kernels)  # type: ignore[arg-type]
-    return row.cls(groups, **given, **_kernels(recipe.optimizer_impl, row, device, groups))  # type: ignore[arg-type]
+        matrices = _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups)
+        return MuonWithAdamW(groups, **given, kernels=matrices)  # type: ignore[arg-type]
+    kernels = {} if sparse else _kernels(recipe.optimizer_impl, row, device, groups)
+    return row.cls(groups, **given, **kernels)  # type: ignore[arg-type]
+
+
+def check_takes_no_closure(optimizer: Optimizer) -> None:
+    """Refuses an optimizer that computes the loss itself, several times a step.
+
+    Args:
+        optimizer: An optimizer.
+
+    Raises:
+        InputError: Its `step` needs a closure.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        name = type(optimizer).__name__
+        raise InputError(
+            f"{name} computes the loss several times in one step: its step() needs a closure, and a step of snugfit is one "
+            f"forward and backward pass. Use another optimizer here, or train with {name} in your own loop and predict it "
+            "with snugfit.estimate(..., step=fn)."
+        )
 
 
 def _kernels(choice: str | None, row: OptimizerRow, device: torch.device, groups: Groups) -> dict[str, bool]:

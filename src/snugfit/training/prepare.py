@@ -37,10 +37,17 @@ from snugfit.techniques.tf32 import TF32
 from snugfit.techniques.true_precision import TruePrecision
 from snugfit.training.health import Health
 from snugfit.training.model_call import Forward, Loss
-from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, trained_parameters
+from snugfit.training.optimizers import (
+    OPTIMIZER_TABLE,
+    check_takes_no_closure,
+    make_optimizer,
+    optimizer_groups,
+    trained_parameters,
+)
 from snugfit.training.per_parameter import PerParameterUpdate
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
+from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
@@ -97,7 +104,8 @@ def prepare(
         recipe: How the step is held in memory, or a plan, which has a `recipe` and may have `fallbacks`; None: plainly.
         fallbacks: Recipes to go on with, in this order, where memory runs out in training; None: those of the plan. After
             the last one, the microbatch is halved.
-        loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
+        loss: Function of (output, batch) giving a 0-dim tensor; or a loss of torch.nn, which gets (output, batch[1]); a
+            module moves to the device. None where the model returns its loss.
         optimizer: adam, adamw, sgd, adafactor or muon, as torch.optim means them, or a function from parameters to an
             optimizer. A name with low-bit state (adamw8bit) is adamw, its state held so by the recipe.
         forward: Function of (model, batch); None: a tensor goes in as it is, of a tuple the first, a dict as keywords.
@@ -129,6 +137,7 @@ def prepare(
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 
+    sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
     with phase("build"):
@@ -137,6 +146,8 @@ def prepare(
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             quantize_layers(model, recipe, place)
         model.to(place)
+        if isinstance(loss, nn.Module):
+            loss.to(place)
         techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
         for technique in techniques:
             technique.change(model)
@@ -148,7 +159,7 @@ def prepare(
             gradients = Gradients(named, _fp32_sums(setup.recipe, list(named.values())), workload)
             gradients.drop()
             health = Health(place, setup.recipe.precision, in_backward=setup.recipe.step_in_backward)
-            return _update(model, setup, optimizer, gradients, health, scaler, generator), health
+            return _update(model, setup, optimizer, gradients, health, scaler, generator, sparse), health
 
         update, health = update_of(setup)
     watched = recipe.true_precision is not None and not recipe.stochastic_rounding
@@ -272,6 +283,7 @@ def _update(
     health: Health,
     scaler: torch.amp.GradScaler | None,
     generator: torch.Generator | None,
+    sparse: bool,
 ) -> WholeUpdate | PerParameterUpdate:
     recipe, workload = setup.recipe, setup.workload
     replaced = recipe.optimizer is not None
@@ -279,12 +291,14 @@ def _update(
         made = optimizer(list(gradients.named.values()))
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
+        check_takes_no_closure(made)
         return WholeUpdate(made, gradients, health, scaler)
     if recipe.optimizer in LOW_BIT_OPTIMIZERS:
         announce(recipe.optimizer, setup.device)
     groups = optimizer_groups(model, gradients.named.values(), recipe, workload)
     if not (recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding):
-        return WholeUpdate(make_optimizer(recipe, workload, groups, setup.device), gradients, health, scaler)
+        made = make_optimizer(recipe, workload, groups, setup.device, sparse=sparse)
+        return WholeUpdate(made, gradients, health, scaler)
 
     def one(weight: nn.Parameter, settings: dict[str, Any]) -> ParameterUpdate:
         def make(owned: nn.Parameter) -> torch.optim.Optimizer:

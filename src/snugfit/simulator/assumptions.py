@@ -1,0 +1,109 @@
+"""What a simulation may take for granted where code asks for values, which simulated tensors do not have.
+
+One rule decides, whoever asks (the user's code, a library, snugfit's own step), in this order:
+
+1. a value that follows from the code alone (a causal mask made of `torch.full` and `triu`, an `arange`) is worked out;
+2. `loss_finite`, on unless it is switched off: everything computed is finite, so isnan and isinf are False, isfinite is
+   True, and a floating-point number that is read (`loss.item()`) counts as 1.0. Checks that torch makes for libraries
+   (`torch._check`) hold;
+3. the other assumptions, where they were given;
+4. otherwise the simulation ends with exit code 5 and names the assumption that would help.
+
+Every assumption that was used is named in the estimate's `answered`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from snugfit.errors import InputError, RecipeError, did_you_mean
+from snugfit.fields import field_infos, from_text, type_problems
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Assumptions:
+    """Answers to questions about values."""
+
+    loss_finite: bool = True
+    """Losses, gradients and activations are finite; a floating-point number that is read counts as 1.0."""
+
+    nonzero: float | None = None
+    """Share of a mask that is true, or of numbers that are not zero (0 to 1): x[mask], nonzero, masked_select, where."""
+
+    unique: float | None = None
+    """Share of numbers that differ from all others (0 to 1): unique, unique_consecutive."""
+
+    integer: int | None = None
+    """A whole number read out of a tensor: a length, a count."""
+
+    branch: bool | None = None
+    """A condition on values (`if (x > 0).any():`)."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges.
+
+        Raises:
+            RecipeError: Listing every mistake.
+        """
+        problems = type_problems(self)
+        for name in ("nonzero", "unique"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                problems.append(f"{name} is {share}; it is a share, from 0 to 1.")
+        if self.integer is not None and self.integer < 0:
+            problems.append(f"integer is {self.integer}; it must be at least 0.")
+        if problems:
+            raise RecipeError(problems, subject="assume")
+
+
+AssumeArgument = Assumptions | Mapping[str, Any] | Iterable[str] | str | None
+
+
+def assumptions_from(given: AssumeArgument) -> Assumptions:
+    """Returns assumptions as they are given in Python or on the command line.
+
+    Args:
+        given: Name -> value (`{"nonzero": 0.25}`), or words such as `loss_finite` and `nonzero=0.25`; None: the defaults.
+
+    Returns:
+        The assumptions.
+
+    Raises:
+        RecipeError: For unknown names and values out of range.
+    """
+    if isinstance(given, Assumptions):
+        return given
+    if given is None:
+        return Assumptions()
+    infos = field_infos(Assumptions)
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in infos]
+        settings = dict(given)
+    else:
+        settings, unknown = {}, []
+        for word in [given] if isinstance(given, str) else given:
+            name, equals, text = str(word).partition("=")
+            name = name.strip().replace("-", "_")
+            if name not in infos:
+                unknown.append(name)
+                continue
+            if bool in infos[name].kinds:
+                settings[name] = _truth(name, text) if equals else True
+            elif not equals:
+                raise InputError(
+                    f"assume: {name} needs a value, such as {name}={'0.5' if float in infos[name].kinds else 8}."
+                )
+            else:
+                settings[name] = from_text(infos[name], text)
+    if unknown:
+        raise InputError(f"assume: {unknown[0]!r} is unknown; {did_you_mean(str(unknown[0]), infos)}")
+    return Assumptions(**settings)
+
+
+def _truth(name: str, text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.strip().lower() not in words:
+        raise InputError(f"assume: {name} is {text!r}; give {name}=true or {name}=false.")
+    return words[text.strip().lower()]

@@ -1,0 +1,40 @@
+"""Lazy modules (`nn.LazyLinear`) wait for a first batch to know their shapes; here they see one without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError
+from snugfit.simulator import private_torch
+from snugfit.techniques.microbatch import map_tensors
+from snugfit.training.model_call import output_of
+
+
+def give_shapes(model: torch.nn.Module, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
+    """Gives lazy parameters and buffers of a skeleton their shapes, in place; does nothing for a model without.
+
+    Args:
+        model: A model on meta.
+        batch: A batch.
+        forward: As for `snugfit.prepare`.
+
+    Raises:
+        InputError: The model does not run without values, so that nobody knows the shapes.
+    """
+    waiting = [
+        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if private_torch.is_lazy(tensor)
+    ]
+    if not waiting:
+        return
+    shapes = map_tensors(batch, lambda tensor: tensor.to("meta"))
+    try:
+        with torch.no_grad():
+            output_of(model, shapes, forward)
+    except Exception as error:
+        raise InputError(
+            f"{waiting[0]!r} is lazy and has no shape yet, and the model could not be looked at without values "
+            f"({type(error).__name__}: {str(error)[:200]}). Call the model on one batch before you give it to snugfit."
+        ) from error
