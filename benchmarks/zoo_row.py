@@ -125,7 +125,13 @@ def predicted(subject: Subject, pool: Pool) -> tuple[int, list[str]]:
     else:
         model = subject.build()
         estimate = snugfit.estimate(
-            model, subject.batch(model), optimizer=subject.optimizer, device="cpu", pool=pool, **subject.arguments
+            model,
+            subject.batch(model),
+            optimizer=subject.optimizer,
+            device="cpu",
+            assume=subject.assume,
+            pool=pool,
+            **subject.arguments,
         )
     return estimate.peak_allocated_bytes, list(estimate.answered)
 
@@ -177,6 +183,7 @@ def _plan(subject: Subject, budget_bytes: int, pool: Pool) -> Any:
             optimizer=subject.optimizer,
             budget=budget,
             device="cpu",
+            assume=subject.assume,
             pool=pool,
             **subject.arguments,
         )

@@ -124,7 +124,12 @@ def record_named(
         seq_len=named.seq_len,
         frames=named.frames,
     )
-    arguments = {**settings, "batch_size": batch_size, **made.arguments(), "assume": named.assume}
+    arguments = {
+        **settings,
+        "batch_size": batch_size,
+        **made.arguments(),
+        "assume": named.assume.completed(made.assume),
+    }
     recorded = record_given(model, made.batch, recipe, kind, arguments)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 

@@ -52,6 +52,9 @@ class HubBatch:
         self.batch_size, self.image_size, self.seq_len, self.frames = batch_size, image_size, seq_len, frames
         self.form, self.device = form, device
         self.assumed: list[str] = []
+        self.assume: dict[str, Any] = {
+            "branch": False
+        }  # layers that are dropped at random run, labels are in their range
 
     def make(self) -> dict[str, Any]:
         """Returns the batch.
@@ -198,9 +201,11 @@ class HubBatch:
         if kind == "pixels":
             return {"labels": self._below(self.config.num_labels, (*size, *first.shape[-2:]))}
         if kind == "boxes":
+            self.assume["nonzero"] = 1.0
             self.assumed.append(f"{BOXES} objects in each image")
             return {"labels": [self._objects() for _ in range(self.batch_size)]}
         if kind == "summary":
+            self.assume["nonzero"] = 1.0  # every label counts
             return {"labels": self._below(self._words(), (*size, self._summary_length(batch)))}
         words = self.config.num_labels if self.task.classes else self._words()
         shape = _tokens_of(batch).shape if _text_in(batch) else (*size, self._summary_length(batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class TrainingBatch:
     """Function of (batch, size) giving microbatches; None: along dimension 0."""
     assumed: tuple[str, ...] = ()
     """What neither the model nor the caller said, in words."""
+    assume: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a simulation may take for granted about the batch's values, by the names of `Assumptions`."""
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `snugfit.prepare` that are not the model's, the recipe's or the settings'."""
@@ -121,6 +123,7 @@ def batch_for(
             loss_weight=chosen.loss_weight,
             split=chosen.split,
             assumed=tuple(made.assumed),
+            assume=made.assume,
         )
     if spec.startswith("torchvision:") and task != IMAGE_CLASSIFICATION:
         if seq_len is not None:
@@ -167,6 +170,7 @@ def _torchvision(
             forward=torchvision_tasks.detector_loss,
             split=torchvision_tasks.split_detection,
             assumed=assumed,
+            assume=torchvision_tasks.ASSUME,
         )
     pixels = torchvision_tasks.segmentation_batch(spec, model, batch_size, image_size, device)
     return TrainingBatch(batch=pixels, loss=torchvision_tasks.segmentation_loss, loss_weight="samples")
