@@ -3,8 +3,8 @@
 In training a two-stage detector takes a fixed number of proposals of each image (`box_batch_size_per_image`, 512), of which
 at most a fixed share shows objects. Both are taken as reached: so many proposals there mostly are, and no step can take
 more. Which level of the pyramid a proposal is read from is taken to be the finest, whose share then takes most memory.
-Small and overlapping proposals are not thinned out before the sample is drawn. Of several sizes that images are scaled to, the largest is
-taken.
+Small and overlapping proposals are not thinned out before the sample is drawn. Of several sizes that images are scaled to,
+the largest is taken.
 
 Everything else that values decide in a detector is answered by the assumptions of `model_batches.batch_for`.
 
