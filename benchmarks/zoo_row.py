@@ -57,7 +57,7 @@ def compared(subject: Subject, pool: Pool) -> dict[str, Any]:
     Returns:
         `measured_bytes`, `predicted_bytes`, their `ratio`, and what was `answered`; or `refused` with the error.
     """
-    found: dict[str, Any] = {"family": subject.family, "name": subject.name}
+    found: dict[str, Any] = {"family": subject.family, "name": subject.name, "threads": torch.get_num_threads()}
     found["measured_bytes"], _ = trained(subject, Recipe(), subject.optimizer, measure=True)
     try:
         found["predicted_bytes"], found["answered"] = predicted(subject, pool)

@@ -14,18 +14,15 @@ DETECTOR = (*SINGLE_STAGE, "box_batch_size_per_image=32")
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "alexnet": {"image_size": 64},
-    "vgg11_bn": {"image_size": 32},
     "googlenet": {"image_size": 64, "model_args": ("aux_logits=false", "init_weights=false")},
     "squeezenet1_1": {"image_size": 64},
     "resnet18": {"image_size": 64},
-    "resnext50_32x4d": {"image_size": 64},
     "densenet121": {"image_size": 64},
     "shufflenet_v2_x0_5": {"image_size": 64},
     "mnasnet0_5": {"image_size": 64},
     "mobilenet_v2": {"image_size": 64},
     "mobilenet_v3_small": {"image_size": 64},
     "efficientnet_b0": {"image_size": 64},
-    "efficientnet_v2_s": {"image_size": 64},
     "regnet_y_400mf": {"image_size": 64},
     "convnext_tiny": {"image_size": 32},
     "vit_b_32": {"image_size": 64, "model_args": ("image_size=64",)},

@@ -275,12 +275,13 @@ def register() -> None:
     from snugfit.simulator.recorder import Recorder
 
     private_torch.skip_dispatch_rules(Recorder)
-    from snugfit.simulator import attention_kernels, autocast, grouped_products, recurrent_kernels
+    from snugfit.simulator import attention_kernels, autocast, ctc_kernels, grouped_products, recurrent_kernels
 
     autocast.register()
     attention_kernels.register()
     recurrent_kernels.register()
     grouped_products.register()
+    ctc_kernels.register()
 
 
 @contextmanager

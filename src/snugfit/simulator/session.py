@@ -83,7 +83,7 @@ def record(
             around.enter_context(told_unpacked(recorder.answered.add))
             around.enter_context(told_padded(recorder.answered.add))
             around.enter_context(stated_counts(recorder.answered.add))
-            around.enter_context(told_matched(recorder.answered.add))
+            around.enter_context(told_matched(recorder.values, recorder.answered.add))
             around.enter_context(outputs_found())
             around.enter_context(arrays_given(recorder.values))
             if personality.kind == "cuda":
