@@ -1,4 +1,4 @@
-"""Shared by all CPU tests: the same number of threads and the same signals wherever the suite is started."""
+"""Shared by all CPU tests: the same number of threads and the same signals wherever started, and caches of their own."""
 
 import os
 import signal
@@ -18,3 +18,11 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def _threads():
     torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_caches(tmp_path_factory):
+    """What operators take is asked anew by each session, and not kept among the user's answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield

@@ -58,6 +58,10 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
     yield "attention", kernels
     yield "time", _time_in_words(estimate)
+    yield (
+        "holds for",
+        f"{estimate.processor}: what operators take inside was measured there" if estimate.processor else "",
+    )
     yield "answered", "; ".join(estimate.answered)
 
 

@@ -164,9 +164,9 @@ def of_this_processor() -> CpuOperators:
 
 @functools.cache
 def _may_run(operator: Any) -> bool:
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in _ELSEWHERE:
+    if getattr(operator, "_schema", None) is None:  # not an operator but a function over operators, such as a loop
         return False
-    return operator._opname not in _NOT_RUN
+    return operator.namespace not in _ELSEWHERE and operator._opname not in _NOT_RUN
 
 
 @functools.cache

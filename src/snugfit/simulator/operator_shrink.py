@@ -1,10 +1,14 @@
 """What a large operator takes, found without running it at its size: it is run at smaller ones, and a line is proved.
 
-One size (the batch, the tokens, the vocabulary) is made smaller wherever it occurs among the arguments. Kernels take memory
+One size (the batch, the rows, the vocabulary) is made smaller wherever it occurs among the arguments. Kernels take memory
 in straight lines of such a size, as long as no block, thread or choice of kernel is on the way. So four sizes are run: a
 line goes through the largest and the smallest, and those between must lie on it, for every number that is told of the run.
-The four leave the same remainder by blocks of up to 64, and are larger than the number of threads. Where no size gives a
-line, the operator is run as it is if the machine's memory allows, and otherwise the answer says that it is not proved.
+The four leave the same remainder by blocks of up to 64, and are larger than the number of threads.
+
+The first dimension (samples or rows) is tried first: kernels go through it piece by piece. Other dimensions can hide a
+choice of kernel between the small sizes and the large one (attention takes other blocks from 768 queries on), so they are
+tried only where the operator is too large to be run as it is within seconds. Where nothing gives a line, it is run as it is
+if the machine's memory allows; otherwise the answer says that it is not proved.
 
 An operator on lists of tensors takes them one after the other on a processor: it is asked of each layout once.
 """
@@ -22,12 +26,17 @@ from snugfit.simulator.operator_call import Call, Layout
 from snugfit.simulator.operator_truth import CannotRun, Result, Truth
 
 MIB = 2**20
-_TOLERANCE = 0.001
-"""Share by which a point may lie beside the line: blocks are rounded up to whole pages or cache lines."""
-_TOLERANCE_BYTES = 4096
+_TOLERANCE = 0.0005
+"""Share by which a point may lie beside the line: blocks are rounded up to cache lines."""
+_TOLERANCE_BYTES = 256
+_SPREAD = 0.6
+"""The smallest size is at most this part of the largest: points that lie close say little of what is far away."""
 _DEEPEST = 3
 _BLOCKS = (64, 32, 16, 8, 4, 2, 1)
 _SMALLEST = 8
+"""Sizes under this are left as they are."""
+_FAR = 64
+"""Sizes of rows that are far from the choices kernels make for few of them."""
 _SHARE_OF_MEMORY = 0.25
 
 
@@ -56,6 +65,8 @@ AS_IT_IS = Size(3e9, 48 * MIB)
 """The largest call that is run at its own size without asking for more: a few hundredths of a second."""
 SMALL = Size(1e9, 12 * MIB)
 """The largest of the smaller calls."""
+WITHIN_SECONDS = 1e11
+"""Floating-point operations of a call that is run at its own size rather than shrunk in a dimension that may mislead."""
 
 Run = Callable[[Call], Truth]
 
@@ -84,15 +95,19 @@ def find(call: Call, size: Size, run: Run = operator_truth.run, *, free_bytes: i
     Raises:
         CannotRun: It cannot be run by itself.
     """
-    proved = _proved(call, size, run, 0)
+    free = free_memory_bytes() if free_bytes is None else free_bytes
+    has_room = 3 * size.nbytes <= _SHARE_OF_MEMORY * free
+    proved = _proved(call, size, run, first_only=True)
+    if proved is None and not (has_room and size.flops <= WITHIN_SECONDS):
+        proved = _proved(call, size, run, first_only=False)
     if proved is not None:
         return Found(proved)
-    if 3 * size.nbytes <= _SHARE_OF_MEMORY * (free_memory_bytes() if free_bytes is None else free_bytes):
+    if has_room:
         return Found(run(call))
     return Found(_guessed(call, size, run), proved=False)
 
 
-def _proved(call: Call, size: Size, run: Run, depth: int) -> Truth | None:
+def _proved(call: Call, size: Size, run: Run, *, first_only: bool, depth: int = 0) -> Truth | None:
     if size.within(AS_IT_IS):
         return run(call)
     if depth == _DEEPEST:
@@ -100,7 +115,7 @@ def _proved(call: Call, size: Size, run: Run, depth: int) -> Truth | None:
     parts = _one_by_one(call)
     if parts:
         return _of_parts(call, parts, size, run, depth)
-    for number in _candidates(call):
+    for number in _candidates(call, first_only=first_only and not depth):
         truth = _along(call, number, size, run, depth)
         if truth is not None:
             return truth
@@ -121,7 +136,7 @@ def _along(call: Call, number: int, size: Size, run: Run, depth: int) -> Truth |
         if smaller is None or not _fits_together(smaller):
             return None
         try:
-            truth = _proved(smaller, size.times(point / number), run, depth + 1)
+            truth = _proved(smaller, size.times(point / number), run, first_only=False, depth=depth + 1)
         except CannotRun:
             return None
         if truth is None:
@@ -140,15 +155,17 @@ def sizes_to_run(number: int, share: float) -> tuple[int, ...] | None:
     Returns:
         The sizes; None where there are not four.
     """
-    least = min(torch.get_num_threads() + 1, number // 2)
-    highest = int(min(number / 2, max(number * share, 4 * _SMALLEST, 8 * least)))
+    far = number >= 8 * _FAR
+    least = max(torch.get_num_threads() + 1, _FAR if far else 1)
+    highest = int(min(number / 2, max(number * share, 4 * least if far else 2 * least + 2)))
     for block in _BLOCKS:
         points: list[int] = []
         for part in (1.0, 0.75, 0.5, 0.25):
-            point = int(highest * part) - (int(highest * part) - number) % block
-            if point >= least and point not in points:
+            point = max(least, int(highest * part))
+            point += (number - point) % block if part < 0.5 else -((point - number) % block)
+            if least <= point <= highest and point not in points:
                 points.append(point)
-        if len(points) == 4:
+        if len(points) == 4 and points[-1] <= _SPREAD * points[0]:
             return tuple(points)
     return None
 
@@ -176,7 +193,8 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
             aside = abs(values[-1] + slope * (point - points[-1]) - value)
             if aside > (0.01 if exact else max(_TOLERANCE_BYTES, _TOLERANCE * value)):
                 return None
-        return round(values[-1] + slope * (number - points[-1]))
+        there = round(values[-1] + slope * (number - points[-1]))
+        return there if there >= 0 else None
 
     peaks = [line([t.peaks[i] for t in truths], exact=False) for i in range(len(first.peaks))]
     results = []
@@ -192,7 +210,7 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
         )
     if None in peaks:
         return None
-    return Truth(tuple(max(0, _whole(peak)) for peak in peaks), first.order, tuple(results))
+    return Truth(tuple(map(_whole, peaks)), first.order, tuple(results))
 
 
 def _whole(value: int | None) -> int:
@@ -242,16 +260,15 @@ def _resized(layout: Layout, number: int, other: int) -> Layout | None:
     return layout._replace(shape=shape, stride=tuple(stride))
 
 
-def _candidates(call: Call) -> list[int]:
-    """The sizes that can be made smaller: that of the first dimension first, then those that make the most difference."""
+def _candidates(call: Call, *, first_only: bool) -> list[int]:
+    """The sizes that can be made smaller: first dimensions, then the others from the outside in."""
     layouts = [layout for layout in call.layouts() if layout.shape]
     if not layouts:
         return []
     largest = max(layouts, key=lambda layout: layout.nbytes)
-    sizes = {size for layout in layouts for size in layout.shape if size >= _SMALLEST}
-    by_effect = sorted(sizes, key=lambda size: (-sum(one.nbytes for one in layouts if size in one.shape), -size))
-    first = [size for size in (layouts[0].shape[0], largest.shape[0]) if size >= _SMALLEST]
-    return list(dict.fromkeys((*first, *by_effect)))
+    first = [layouts[0].shape[0], largest.shape[0]]
+    others = [] if first_only else [size for layout in (layouts[0], largest, *layouts) for size in layout.shape[1:]]
+    return [size for size in dict.fromkeys((*first, *others)) if size >= _SMALLEST]
 
 
 def _fits_together(call: Call) -> bool:
@@ -299,7 +316,7 @@ def _of_parts(call: Call, parts: Sequence[Call], size: Size, run: Run, depth: in
     for part in parts:
         plain = _renumbered(part)
         if plain not in known:
-            found = _proved(plain, size.times(_span(part) / total), run, depth + 1)
+            found = _proved(plain, size.times(_span(part) / total), run, first_only=True, depth=depth + 1)
             if found is None:
                 return None
             known[plain] = found
@@ -344,7 +361,7 @@ def together(truths: Sequence[Truth]) -> Truth:
 
 def _guessed(call: Call, size: Size, run: Run) -> Truth:
     """Scales up what a smaller call takes; it is said that this is not proved."""
-    for number in _candidates(call):
+    for number in _candidates(call, first_only=False):
         points = sizes_to_run(number, size.share_within(SMALL))
         smaller = with_size(call, number, points[0]) if points else None
         if points and smaller is not None and _fits_together(smaller):

@@ -90,6 +90,8 @@ class Estimate:
     """How close that is to plain training; None for a hand-written step."""
     torch_version: str
     """The torch whose operators were recorded."""
+    processor: str | None
+    """The processor for which an estimate of `cpu` holds, with its instructions and threads; None for cards."""
     devices: tuple[DeviceFit, ...]
     """Every card that was asked for."""
     largest: tuple[LiveTensor, ...]
@@ -223,6 +225,7 @@ def assemble(
         recipe=recipe,
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
+        processor=headline.processor,
         devices=_fits(rows, timings, config, {id(headline): played}),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only),

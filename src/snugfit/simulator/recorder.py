@@ -229,6 +229,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The phase of the run: as marked, or else as autograd and the optimizer show it."""
         return self._marks[-1] if self._marks else self._state
 
+    @property
+    def processor(self) -> str | None:
+        """The processor that was asked what operators take, in words; None for a card."""
+        return None if self._operators is None else self._operators.processor.in_words()
+
     def build(self) -> Trace:
         """Returns the trace so far, with the category of everything that is still alive decided."""
         for model in self._models:

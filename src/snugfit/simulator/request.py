@@ -69,6 +69,8 @@ class Recorded:
     """What the simulated code warned of."""
     torch_version: str
     """The torch whose operators were recorded."""
+    processor: str | None
+    """The processor on which a CPU run was asked what operators take; None for a card."""
     workload: Workload | None
     """What is learned, with the traits of the model; None for a hand-written step."""
     batch_shape: str
@@ -415,6 +417,7 @@ def _recorded(
         answered=recording.answered,
         warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         torch_version=str(recording.torch_version),  # torch has a class of its own for it
+        processor=recording.processor,
         workload=workload,
         batch_shape=_shape(batches),
         batches=len(batches),

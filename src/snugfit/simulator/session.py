@@ -36,6 +36,9 @@ class Recording:
     torch_version: str = ""
     """The torch whose operators were recorded."""
 
+    processor: str | None = None
+    """The processor on which a CPU run was asked what operators take; None for a card."""
+
 
 def record(
     run: Callable[[Any], None],
@@ -95,7 +98,12 @@ def record(
     finally:
         if collecting:
             gc.enable()
-    return Recording(trace=trace, answered=tuple(sorted(recorder.answered)), torch_version=torch.__version__)
+    return Recording(
+        trace=trace,
+        answered=tuple(sorted(recorder.answered)),
+        torch_version=torch.__version__,
+        processor=recorder.processor,
+    )
 
 
 def simulate_step(

@@ -6,8 +6,6 @@ from benchmarks.cpu_truth import CASES, Case, measured, predicted
 
 import snugfit
 from snugfit import Recipe
-from snugfit.measure.allocator_events import AllocatorEvents, warm_up
-from snugfit.simulator.cpu_kernels import CPU_ROWS
 from snugfit.simulator.pool import shared_pool
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
@@ -70,39 +68,6 @@ def test_cpu_runs_are_predicted(model, recipe):
     predicted_bytes, predicted_host_bytes = predicted(case, chosen, shared_pool())
     assert predicted_bytes == pytest.approx(measured_bytes, rel=TOLERANCE)
     assert predicted_host_bytes == measured_host_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_inside_the_quantiser(dtype):
-    operator = torch.ops.bitsandbytes.quantize_4bit.default
-    weights = torch.randn(64 * 1000).to(dtype)
-    operator(weights, 64, "nf4", torch.uint8)  # makes its table
-    warm_up()
-    events = AllocatorEvents()
-    events.start()
-    packed, scales = operator(weights, 64, "nf4", torch.uint8)
-    events.stop()
-    (inner,) = CPU_ROWS["bitsandbytes.quantize_4bit.default"]((weights, 64, "nf4", torch.uint8), {})
-    assert events.peak_bytes == inner.nbytes + packed.nbytes + scales.nbytes
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_products_copy_operands_that_are_neither_row_nor_column_major(copied):
-    from snugfit.simulator import private_torch
-
-    if not private_torch.adds_bf16_in_float32():
-        pytest.skip("this machine computes bf16 products in another way")
-    left = torch.randn(17, 32, 64).bfloat16()
-    weight = torch.randn(64, 96).bfloat16()
-    right = weight.expand(17, 64, 96) if copied else torch.randn(17, 96, 64).bfloat16().transpose(1, 2)
-    torch.bmm(left, right)
-    events = AllocatorEvents()
-    events.start()
-    result = torch.bmm(left, right)
-    events.stop()
-    (inner,) = CPU_ROWS["aten.bmm.default"]((left, right), {})
-    assert events.peak_bytes == inner.nbytes + result.nbytes
-    assert (inner.nbytes > 17 * 64 * 96 * 2) == copied
 
 
 @pytest.mark.parametrize("device", ["rtx-4090", "cpu"])

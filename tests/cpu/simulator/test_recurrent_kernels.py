@@ -1,4 +1,4 @@
-"""Recurrent layers on cpu: the workspace that oneDNN's LSTM keeps for backward, and what it takes inside itself."""
+"""Recurrent layers: on cpu predicted with what the machine says they keep, on cards named as an approximation."""
 
 import functools
 
@@ -8,11 +8,6 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, SnugfitWarning
-from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.simulator import recurrent_kernels
-
-LSTM = 2
-_aten = torch.ops.aten
 
 
 class Tagger(nn.Module):
@@ -63,80 +58,13 @@ def pool():
 def test_predicted_peak_is_the_measured_one(truth, pool, kind, settings, precision):
     case = truth.Case(functools.partial(Tagger, kind, **settings), tokens, cross_entropy, False)
     recipe = Recipe(precision=precision)
-    (measured, _), (predicted, _) = truth.measured(case, recipe), truth.predicted(case, recipe, pool)
+    try:
+        measured, _ = truth.measured(case, recipe)
+    except RuntimeError as error:
+        pytest.skip(f"oneDNN has no such layer with the instructions that it may use here: {error}")
+    predicted, _ = truth.predicted(case, recipe, pool)
     assert measured > 500_000
     assert abs(predicted / measured - 1) <= 0.002, (predicted, measured)
-
-
-def layer_arguments(steps, samples, inputs, hidden, dtype):
-    """Arguments of one layer as torch gives them to oneDNN."""
-    sizes = [(4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,), (samples, hidden)]
-    weights = [torch.zeros(size, dtype=dtype) for size in (*sizes, (samples, hidden))]
-    source = torch.zeros(steps, samples, inputs, dtype=dtype)
-    return (source, *weights, False, [], LSTM, hidden, 1, True, False, False, True)
-
-
-def highest(run):
-    """Bytes that a call takes at its highest point, once its library is warm, and what it returns."""
-    run()
-    events = AllocatorEvents()
-    events.start()
-    result = run()
-    events.stop()
-    return events.peak_bytes, result
-
-
-def foreseen(results, row, args):
-    made = sum(one.untyped_storage().nbytes() for one in results)
-    return made + sum(space.nbytes for space in row(args, {}))
-
-
-SHAPES = [
-    (32, 8, 64, 64, torch.float32),
-    (7, 3, 16, 16, torch.float32),
-    (5, 160, 37, 53, torch.float32),  # so many samples are multiplied step by step
-    (4, 4, 300, 280, torch.float32),
-    (32, 8, 64, 64, torch.bfloat16),
-    (5, 3, 37, 53, torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_training_takes_what_is_predicted(shape):
-    args = layer_arguments(*shape)
-    measured, results = highest(lambda: _aten.mkldnn_rnn_layer(*args))
-    fake = recurrent_kernels.lstm_layer(*args)
-    assert [(one.shape, one.dtype) for one in fake] == [(one.shape, one.dtype) for one in results]
-    assert foreseen(fake, recurrent_kernels.layer_row, args) == pytest.approx(measured, abs=256)
-
-    gradient = torch.zeros_like(results[0])
-    settings = (None, None, False, LSTM, shape[3], 1, True, True, False, [], False, results[3])
-    backward = (*args[:7], *results[:3], gradient, *settings)
-    measured, results = highest(lambda: _aten.mkldnn_rnn_layer_backward(*backward))
-    fake = recurrent_kernels.lstm_layer_backward(*backward)
-    assert [(one.shape, one.dtype) for one in fake] == [(one.shape, one.dtype) for one in results]
-    assert foreseen(fake, recurrent_kernels.backward_row, backward) == pytest.approx(measured, abs=256)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_inference_keeps_no_workspace(shape):
-    args = layer_arguments(*shape)
-    with torch.no_grad():
-        measured, _ = highest(lambda: _aten.mkldnn_rnn_layer(*args))
-        fake = recurrent_kernels.lstm_layer(*args)
-        assert fake[3].numel() == 0
-        assert foreseen(fake, recurrent_kernels.layer_row, args) == pytest.approx(measured, abs=2048)
-
-
-def test_a_gradient_that_is_not_contiguous_is_copied():
-    args = layer_arguments(6, 4, 24, 32, torch.float32)
-    results = _aten.mkldnn_rnn_layer(*args)
-    settings = (None, None, False, LSTM, 32, 1, True, True, False, [], False, results[3])
-    plain, spread = (
-        (*args[:7], *results[:3], gradient, *settings) for gradient in (results[0], results[0][:1].expand(6, 4, 32))
-    )
-    inside = [sum(space.nbytes for space in recurrent_kernels.backward_row(given, {})) for given in (plain, spread)]
-    assert inside[1] - inside[0] == 6 * 4 * 32 * 4
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
