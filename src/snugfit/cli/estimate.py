@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--timeline", metavar="FILE", type=Path, help="also draw memory over the run: FILE.html or FILE.png")
     add("--snapshot", metavar="FILE", type=Path, help="also write a memory snapshot for PyTorch's viewer")
+    options.add_assume_option(parser)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.simulator.assumptions import assumptions_from
     from snugfit.simulator.estimate import cards_of, estimate_named
     from snugfit.simulator.request import NamedModel
 
@@ -90,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         image_size=args.image_size,
         seq_len=args.seq_len,
         frames=args.frames,
+        assume=assumptions_from(args.assume),
     )
     estimate = estimate_named(named, recipe=recipe, workload=workload, device=args.device)
     if args.timeline is not None:

@@ -15,6 +15,7 @@ from snugfit.errors import RecipeError
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
+from snugfit.simulator.assumptions import Assumptions
 from snugfit.workload import Workload, algorithm_and_storage
 
 TRAITS = ("batch_norm", "dropout")
@@ -58,6 +59,22 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     for info in workload_fields():
         default = DEFAULT_BATCH_SIZE if info.name == "batch_size" else info.default
         _add_option(group, info, f"workload_{info.name}", default)
+
+
+def add_assume_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--assume`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    infos = field_infos(Assumptions)
+    parser.add_argument(
+        "--assume",
+        metavar="NAME[=VALUE]",
+        action="append",
+        help="what to take for values that a simulation does not have, where the model asks for some; may be repeated. "
+        + " ".join(f"{name}: {info.doc}" for name, info in infos.items()).replace("%", "%%"),
+    )
 
 
 def recipe_fields() -> list[FieldInfo]:

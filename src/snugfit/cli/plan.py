@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-o", "--output", metavar="FILE", type=Path, help="also write the recipe, as YAML")
     add("--figure", metavar="FILE", type=Path, help="also draw the frontier of memory and time: FILE.png or FILE.svg")
+    options.add_assume_option(parser)
     output.add_json_option(parser)
     plan_options.add_budget_options(parser)
     options.add_recipe_options(parser)
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         CannotSimulateError: Something in the model needs values.
     """
     from snugfit.planner.plan import plan_named
+    from snugfit.simulator.assumptions import assumptions_from
     from snugfit.simulator.request import NamedModel
 
     _check(args)
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         image_size=args.image_size,
         seq_len=args.seq_len,
         frames=args.frames,
+        assume=assumptions_from(args.assume),
     )
     plan = plan_named(
         named,

@@ -30,10 +30,10 @@ _follows: dict[Any, bool] = {}
 class Made:
     """How a tensor was made: an operator and its arguments, other tensors among them as they were made."""
 
-    __slots__ = ("args", "func", "kwargs", "steps")
+    __slots__ = ("args", "func", "index", "kwargs", "steps")
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, steps: int) -> None:
-        self.func, self.args, self.kwargs, self.steps = func, args, kwargs, steps
+    def __init__(self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None) -> None:
+        self.func, self.args, self.kwargs, self.steps, self.index = func, args, kwargs, steps, index
 
 
 class _Blank:
@@ -62,7 +62,8 @@ def follow(
         for tensor in tensors:
             if type(tensor) is FakeTensor and _NAME not in tensor.__dict__:
                 return
-    if type(result) is not FakeTensor or not _deterministic(func) or result.numel() > MOST_ELEMENTS:
+    results = result if isinstance(result, list | tuple) else (result,)
+    if not _deterministic(func) or any(type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS for r in results):
         return
     written = func._schema.is_mutable
     if written and (not args or result is not args[0]):
@@ -73,8 +74,10 @@ def follow(
         return
     steps = 1 + max((part.steps for part in _parts((given, named.values()))), default=0)
     if steps <= _MOST_STEPS:
-        # autograd counts a write after the operator that a dispatch mode sees has returned
-        result.__dict__[_NAME] = Made(func, given, named, steps), result._version + int(written)
+        for index, one in enumerate(results):
+            made = Made(func, given, named, steps, None if one is result else index)
+            # autograd counts a write after the operator that a dispatch mode sees has returned
+            one.__dict__[_NAME] = made, one._version + int(written)
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -120,6 +123,8 @@ def _made(tensor: torch.Tensor) -> Made | None:
 def _remembered(value: Any, like: bool) -> Any:
     if isinstance(value, torch.Tensor):
         if type(value) is not FakeTensor:
+            if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
+                raise LookupError
             return Made(None, value.detach().clone(), None, 0)
         if like:
             return _Blank(value)
@@ -140,18 +145,19 @@ def _parts(value: Any) -> list[Made]:
     return [made for part in value for made in _parts(part)]
 
 
-def _work_out(made: Made, done: dict[int, Any]) -> Any:
+def _work_out(made: Made, done: dict[Any, Any]) -> Any:
     if made.func is None:
         return made.args
-    if id(made) not in done:
+    key = id(made) if made.index is None else (id(made.args), made.func)
+    if key not in done:
         args = _real(made.args, done)
         if made.func._schema.is_mutable:
             args = (args[0].clone(), *args[1:])
-        done[id(made)] = made.func(*args, **{name: _real(value, done) for name, value in made.kwargs.items()})
-    return done[id(made)]
+        done[key] = made.func(*args, **{name: _real(value, done) for name, value in made.kwargs.items()})
+    return done[key] if made.index is None else done[key][made.index]
 
 
-def _real(value: Any, done: dict[int, Any]) -> Any:
+def _real(value: Any, done: dict[Any, Any]) -> Any:
     if isinstance(value, Made):
         return _work_out(value, done)
     if isinstance(value, _Blank):

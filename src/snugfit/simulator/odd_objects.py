@@ -86,10 +86,13 @@ def stand_in(value: Any) -> Reduced | None:
     Returns:
         What `reducer_override` returns; None where the object can be pickled, its parts apart.
     """
+    import cloudpickle
+
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | types.MethodType):
         return None
+    own = cloudpickle.Pickler.dispatch_table.get(type(value))  # code objects, cells, files and the like
     try:
-        value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
     except Exception:
         kind = type(value)
         return StandIn, (

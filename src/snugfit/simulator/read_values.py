@@ -104,6 +104,18 @@ class ReadValues:
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
         return self._assumed(tensor.dtype, _READ, module)
 
+    def condition(self, operator: str, module: str) -> bool:
+        """Returns the answer of an operator that compares values.
+
+        Args:
+            operator: The operator.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says what it is.
+        """
+        return bool(self._assumed(torch.bool, operator, module))
+
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of a tensor's values.
 
@@ -186,7 +198,7 @@ class ReadValues:
     def _share(self, name: str, operator: str, module: str) -> float:
         share = getattr(self.assumptions, name)
         if share is None:
-            raise fake_failure.no_value(operator, module, f"{name}=0.5 (the share that is)")
+            raise fake_failure.no_value(operator, module, f"{name}=0.5")
         self._answered.add(f"assumed {name}={share:g}: {_where('sizes that values decide')}")
         return float(share)
 
@@ -200,11 +212,11 @@ class ReadValues:
             return 1.0
         if dtype == torch.bool:
             if given.branch is None:
-                raise fake_failure.no_value(what, module, "branch=true or branch=false")
+                raise fake_failure.no_value(what, module, "branch=true")
             self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
             return given.branch
         if given.integer is None or dtype.is_complex:
-            raise fake_failure.no_value(what, module, "integer=8, say")
+            raise fake_failure.no_value(what, module, "integer=8")
         self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
         return given.integer
 
@@ -220,7 +232,7 @@ def _whole(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def arrays_given(values: ReadValues) -> Iterator[None]:
-    """Lets `.numpy()` and `.tolist()` of fake tensors give what may be assumed, while the context is open.
+    """Lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed, while the context is open.
 
     Args:
         values: Answers.
@@ -228,7 +240,7 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
+    numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
 
     def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
         if type(tensor) is not FakeTensor:
@@ -242,9 +254,19 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
         return values.array(tensor, ".numpy()")
 
     def to_list(tensor: torch.Tensor) -> Any:
-        return values.array(tensor, ".tolist()").tolist() if type(tensor) is FakeTensor else tolist(tensor)
+        return values.array(tensor, ".tolist()").tolist()
 
-    with replaced([(torch.Tensor, "numpy", to_numpy), (torch.Tensor, "tolist", to_list)]):
+    def to_text(tensor: torch.Tensor, how: str) -> str:
+        number = type(tensor) is FakeTensor and tensor.dim() == 0
+        return format(tensor.item(), how) if number else formatted(tensor, how)  # type: ignore[no-untyped-call]
+
+    with replaced(
+        [
+            (torch.Tensor, "numpy", to_numpy),
+            (torch.Tensor, "__format__", to_text),
+            (FakeTensor, "tolist", to_list),
+        ]
+    ):
         yield
 
 

@@ -70,8 +70,8 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
     except Finished:
         return CannotSimulateError(
             f"the step cannot be simulated{refused.where}: {text}. A real run on CPU with {SAMPLES} samples works, so this "
-            f"is a limitation of the simulator{_or_a_mix(refused)}. Write that line in another way, or measure the run on the "
-            "device."
+            f"is a limitation of the simulator{_or_a_mix(refused)}. Write that line in another way, or measure the run "
+            "on the device."
         )
     except NotTried as reason:
         return InputError(

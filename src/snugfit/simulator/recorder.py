@@ -47,6 +47,7 @@ _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
+_equal = _aten.equal.default
 _lift = _aten.lift_fresh.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
@@ -310,6 +311,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = tensors_in((*args, *kwargs.values()))
             self._take_captured(args, kwargs, module)
         refuse_sparse(str(func), args, kwargs)
+        as_given = args, kwargs
+        if func is _equal:
+            return self.values.condition(str(func), module)
         sized = None if _all_real(tensors, kwargs) else self._sized(func, args, kwargs, module)
         if sized is not None:
             result, found = sized, None  # it holds for these values alone
@@ -355,12 +359,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(plan, fresh, module)
         if func in _KNOWING:
             self._know(func, args, tensors, fresh)
-        follow(func, args, kwargs, tensors, result)
+        follow(func, *as_given, tensors, result)
         return result
 
     def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Returns the result of an operator whose size depends on values; None for all others."""
         if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            for index in filter(_is_mask, args[1]):
+                self.values.count(index, str(func), module)
             with self._also_inside():
                 places: list[Any] = []
                 for index in args[1]:

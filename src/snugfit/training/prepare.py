@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from snugfit.errors import InputError, RecipeError, SnugfitWarning, did_you_mean
 from snugfit.fidelity import contradictions
@@ -137,6 +138,7 @@ def prepare(
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 
+    _check_lazy(model, recipe)
     sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
@@ -215,6 +217,17 @@ def _check_arguments(model: object, *, loss_weight: object, **functions: object)
         raise InputError(
             f"loss_weight is {loss_weight!r}; {did_you_mean(str(loss_weight), LOSS_WEIGHTS)} "
             "A function of the batch will do too."
+        )
+
+
+def _check_lazy(model: nn.Module, recipe: Recipe) -> None:
+    """A layer without a shape trains plainly, since torch gives its parameters one in place; no technique can touch it."""
+    waiting = [name for name, weight in model.named_parameters() if is_lazy(weight)]
+    buffers = [name for name, buffer in model.named_buffers() if is_lazy(buffer)]
+    if buffers or (waiting and recipe != Recipe()):
+        raise InputError(
+            f"{(buffers or waiting)[0]!r} is lazy and has no shape yet. Call the model on one batch (under torch.no_grad()) "
+            "before you prepare it."
         )
 
 

@@ -1,16 +1,21 @@
 """Worker processes: what travels, what comes back, and what happens when one dies."""
 
+import importlib
+import importlib.util
+import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import patience
 import pytest
 import torch
+from torch.nn.utils import parametrizations
 
-from snugfit.errors import CannotSimulateError, InputError, RecipeError
+from snugfit.errors import CannotSimulateError, RecipeError
 from snugfit.simulator import skeleton
 from snugfit.simulator.pool import Pool
 
@@ -80,9 +85,81 @@ def test_a_stuck_worker_is_stopped(pool):
 
 
 def test_what_cannot_travel_is_said(pool):
-    lock = threading.Lock()
-    with pytest.raises(InputError, match="cannot be sent"):
-        pool.call(lambda: lock.locked())
+    running = (number for number in range(3))
+    with pytest.raises(CannotSimulateError, match="uses an object of type generator"):
+        pool.call(lambda: list(running))
+
+
+def test_what_cannot_travel_does_no_harm_where_nobody_uses_it(pool, tmp_path):
+    class Logged:
+        def __init__(self):
+            self.file = (tmp_path / "log.txt").open("w")
+            self.lock = threading.Lock()
+
+        def __call__(self):
+            with self.lock:
+                return 3
+
+    logged = Logged()
+    with logged.file:
+        assert pool.call(logged) == 3
+        with pytest.raises(CannotSimulateError, match="TextIOWrapper"):
+            pool.call(lambda: logged.file.write("x"))
+
+
+@pytest.mark.parametrize(
+    "found", [torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.classes]
+)
+def test_what_is_found_under_torch_travels_by_its_name(pool, found):
+    kind, text = type(found).__name__, str(found)
+    assert pool.call(lambda: (type(found).__name__, str(found))) == (kind, text)
+
+
+def test_weak_references_and_loggers_travel(pool):
+    held = torch.nn.Linear(2, 3)
+    there, log = weakref.ref(held), logging.getLogger("a.b")
+    assert pool.call(lambda: (held is there(), log.name)) == (True, "a.b")
+
+
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
+def test_parametrized_modules_travel(norm):
+    model = torch.nn.Sequential(norm(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 2))
+    made = skeleton.loads(skeleton.dumps(model))
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert type(made[0]).__name__ == type(model[0]).__name__ and isinstance(made[0], torch.nn.Linear)
+    assert made[0].weight.is_meta and made[0].weight.shape == (4, 4)
+
+
+def test_lazy_parameters_travel_without_a_shape():
+    made = skeleton.loads(skeleton.dumps(torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())))
+    assert made[0].has_uninitialized_params() and made[1].has_uninitialized_params()
+    made(torch.empty(2, 5, device="meta"))
+    assert made[0].weight.shape == (3, 5) and made[1].running_mean.shape == (3,)
+
+
+def test_a_folder_that_joins_the_path_later_is_found(pool, tmp_path, monkeypatch):
+    pool.call(lambda: None)
+    (tmp_path / "snugfit_late_module.py").write_text("def three():\n    return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module("snugfit_late_module")
+    try:
+        assert pool.call(late.three) == 3
+    finally:
+        del sys.modules["snugfit_late_module"]
+
+
+def test_a_module_that_no_folder_has_travels_with_its_code(pool, tmp_path):
+    path = tmp_path / "by_hand.py"
+    path.write_text("BASE = 40\ndef more(x):\n    return BASE + x\n")
+    spec = importlib.util.spec_from_file_location("snugfit_by_hand", path)
+    module = sys.modules["snugfit_by_hand"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        assert pool.call(module.more, 2) == 42
+    finally:
+        del sys.modules["snugfit_by_hand"]
 
 
 def test_a_script_is_not_run_again(tmp_path):
