@@ -64,6 +64,6 @@ def _make(name: str) -> Subject:
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    f"torchvision:{name}": partial(_make, name) for name in (*CLASSIFIERS, *OTHERS)
+    f"torchvision:{name}": partial(_make, name) for name in (*OTHERS, *CLASSIFIERS)
 }
 """Name -> makes the model."""
