@@ -41,10 +41,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "r3d_18": ("video", {"image_size": 32, "frames": 4}),
     "mc3_18": ("video", {"image_size": 32, "frames": 4}),
     "r2plus1d_18": ("video", {"image_size": 32, "frames": 4}),
-    "s3d": ("video", {"image_size": 64, "frames": 16}),
-    "mvit_v2_s": (
-        "video", {"image_size": 32, "frames": 4, "model_args": ("spatial_size=(32,32)", "temporal_size=4")},
-    ),
     "swin3d_t": ("video", {"image_size": 32, "frames": 4}),
     "fasterrcnn_mobilenet_v3_large_320_fpn": ("detection", {"image_size": 64, "model_args": DETECTOR}),
     "fasterrcnn_resnet50_fpn": ("detection", {"image_size": 64, "model_args": DETECTOR}),

@@ -31,8 +31,9 @@ CLIP_SIDE, SEGMENTATION_SIDE = 112, 520
 """What torchvision's own training takes, where weights do not say it."""
 OBJECTS = 8
 """Objects in an image where nothing says them; images of COCO have 7 on average."""
-ASSUME = {"branch": False, "nonzero": 1.0}
-"""What a simulation takes for granted: boxes have an extent; all anchors count in the losses of single-stage detectors."""
+ASSUME = {"branch": False, "nonzero": 1.0, "integer": 1}
+"""What a simulation takes for granted: boxes have an extent; all anchors count in the losses of single-stage detectors, and
+the number that these are divided by decides no size."""
 KEYPOINT_VALUES = 3
 """Place and visibility of a keypoint."""
 
