@@ -286,6 +286,7 @@ def register() -> None:
         attention_kernels,
         autocast,
         convolution_layout,
+        ctc_kernels,
         grouped_products,
         own_kernels,
         recurrent_kernels,
@@ -297,6 +298,7 @@ def register() -> None:
     recurrent_kernels.register()
     grouped_products.register()
     own_kernels.register()
+    ctc_kernels.register()
 
 
 @contextmanager
