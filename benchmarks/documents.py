@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.results_file import RESULTS, write
+from benchmarks.zoo_page import zoo_page
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
@@ -93,6 +94,10 @@ def main() -> None:
         results = RESULTS / f"{name}.json"
         if results.exists():
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
+    zoo = RESULTS / "zoo.json"
+    if zoo.exists():
+        page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))
+        (ROOT / "docs" / "zoo.md").write_text(page, encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
 
 

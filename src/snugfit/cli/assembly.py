@@ -9,6 +9,10 @@ from snugfit.cli import options, text_assembly
 from snugfit.cli.request import Request
 from snugfit.errors import InputError
 
+IMAGES = "image-classification"
+TRAINED = (IMAGES, *text_assembly.TEXT_TASKS)
+"""Tasks that `snugfit train` reads data for."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,12 +61,35 @@ def with_task(request: Request, *, download: bool) -> Request:
     from snugfit.workloads.text import TASK_OF_DATA
 
     name = text_assembly.hub_name(request)
-    if download and name is not None:
+    if name is not None:
+        from snugfit.workloads.hf import is_kind
         from snugfit.workloads.hf_files import fetch
 
-        fetch(name)
+        if download:
+            fetch(name)
+        if is_kind(name):
+            raise InputError(
+                f"model 'hf:{name}' is a kind of model without weights and tokenizer, which `snugfit estimate` and "
+                "`snugfit plan` take. To train give a directory with a config.json, or a model of the hub with --download."
+            )
     task = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
-    return dataclasses.replace(request, task=task_of(request.model, task))
+    found = task_of(request.model, task, _readable(request.data))
+    if found not in TRAINED:
+        raise InputError(
+            f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(TRAINED)} only. "
+            "Train it from Python: snugfit.prepare(model, plan) and trainer.step(batch) in your own loop."
+        )
+    return dataclasses.replace(request, task=found)
+
+
+def _readable(data: str) -> tuple[str, ...]:
+    """The tasks that data of a kind can be for."""
+    from snugfit.workloads.data import FORMS
+
+    if data == "random":
+        return TRAINED
+    images = data.partition(":")[0] in {form.partition(":")[0] for form in FORMS}
+    return (IMAGES,) if images else text_assembly.TEXT_TASKS
 
 
 def open_matching_data(request: Request, *, download: bool) -> Splits | TextSplits:
@@ -145,7 +172,7 @@ def _check_shapes(data: Splits, request: Request) -> None:
     except Exception:
         # Some operators do not run without memory; what is really wrong, if anything, a real model says.
         model_args = parse_model_args(request.model_args)
-        model = build_model(request.model, model_args=model_args, num_classes=data.num_classes)
+        model = build_model(request.model, model_args=model_args, num_classes=data.num_classes, task=request.task)
         try:
             found = scores(model)
         except InputError:

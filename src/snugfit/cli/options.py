@@ -26,6 +26,13 @@ PYTHON_ONLY = ("keep_gradients",)
 
 DEFAULT_BATCH_SIZE = 64
 
+TASKS_HELP = (
+    "what is learned: image-classification, text-classification, causal-lm, masked-lm, seq2seq-lm, token-classification, "
+    "question-answering, contrastive, semantic-segmentation, object-detection, video-classification, speech-to-text, ctc, "
+    "audio-classification or image-text-to-text. Default: what the model is for."
+)
+"""Help of `--task`; a test compares it with the tasks that there are."""
+
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """Adds `--recipe` and an option for each field of `Recipe`.

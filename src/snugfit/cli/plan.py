@@ -28,14 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("model", metavar="MODEL", help="torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON or path/file.py:function")
+    add(
+        "model",
+        metavar="MODEL",
+        help="torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function",
+    )
     add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
     add(
         "--task",
         metavar="TASK",
-        help="image-classification, text-classification or causal-lm. Default: what the model is for.",
+        help=options.TASKS_HELP,
     )
     add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
+    add("--frames", metavar="N", type=int, help="frames of a clip, for models of video. Default: the model's own.")
     add(
         "--seq-len",
         metavar="N",
@@ -88,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         task=args.task,
         image_size=args.image_size,
         seq_len=args.seq_len,
+        frames=args.frames,
         assume=assumptions_from(args.assume),
     )
     plan = plan_named(
@@ -119,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     from snugfit.planner.maximize import MAXIMIZED
 
-    for name in ("image_size", "seq_len"):
+    for name in ("image_size", "seq_len", "frames"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")

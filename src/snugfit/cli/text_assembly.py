@@ -58,8 +58,7 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
         InputError: Data or tokenizer cannot be had, or they do not go with the model.
     """
     from snugfit.workloads.hf_files import directory_of
-    from snugfit.workloads.model_batches import sequence_length
-    from snugfit.workloads.model_shapes import output_classes, vocabulary_size
+    from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
     from snugfit.workloads.text import TextOptions, open_text
     from snugfit.workloads.text.tokenizer import check_vocabulary, load_tokenizer
 

@@ -105,10 +105,18 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     task, model = build_named(named)
     if freeze:
         freeze_parameters(model, freeze)
-    shapes, loss, loss_weight = batch_for(
-        model, named.spec, task, batch_size=samples, image_size=named.image_size, seq_len=named.seq_len
+    made = batch_for(
+        model,
+        named.spec,
+        task,
+        batch_size=samples,
+        image_size=named.image_size,
+        seq_len=named.seq_len,
+        frames=named.frames,
+        device="cpu",
     )
-    return _checked(_filled(model), None, shapes, samples, device, {"loss": loss, "loss_weight": loss_weight})
+    found = _checked(_filled(model), made.batch, made.batch, samples, device, made.arguments())
+    return dataclasses.replace(found, real_values=False)  # of the right kind, but nobody's data
 
 
 def _samples(flops: float, device: torch.device) -> int | None:

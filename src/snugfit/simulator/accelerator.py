@@ -286,6 +286,7 @@ def register() -> None:
         attention_kernels,
         autocast,
         convolution_layout,
+        ctc_kernels,
         grouped_products,
         own_kernels,
         recurrent_cells,
@@ -299,6 +300,7 @@ def register() -> None:
     grouped_products.register()
     recurrent_cells.register()
     own_kernels.register()
+    ctc_kernels.register()
 
 
 @contextmanager

@@ -57,6 +57,16 @@ class Assumptions:
         if problems:
             raise RecipeError(problems, subject="assume")
 
+    def completed(self, given: Mapping[str, Any]) -> Assumptions:
+        """Returns these, with those of a batch in the place of what was not given.
+
+        Args:
+            given: Name -> value.
+        """
+        return dataclasses.replace(
+            self, **{name: value for name, value in given.items() if getattr(self, name) is None}
+        )
+
 
 AssumeArgument = Assumptions | Mapping[str, Any] | Iterable[str] | str | None
 

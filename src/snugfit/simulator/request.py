@@ -46,11 +46,13 @@ class NamedModel:
     model_args: tuple[str, ...] = ()
     """Arguments of its constructor, as typed (`key=value`)."""
     task: str | None = None
-    """image-classification, text-classification or causal-lm; None: what the model is for."""
+    """One of `workloads.tasks.TASKS`; None: what the model is for."""
     image_size: int | None = None
     """Side of the images; None: the model's own."""
     seq_len: int | None = None
     """Tokens of a sequence; None: 512, or fewer where the model takes fewer."""
+    frames: int | None = None
+    """Frames of a clip, for models of video; None: the model's own."""
     assume: Assumptions = dataclasses.field(default_factory=Assumptions)
     """What may be taken for granted about values."""
 
@@ -120,13 +122,23 @@ def record_named(
     from snugfit.workloads.model_batches import batch_for
     from snugfit.workloads.tasks import task_named
 
-    batch, loss, loss_weight = batch_for(
-        model, named.spec, task, batch_size=batch_size, image_size=named.image_size, seq_len=named.seq_len
+    made = batch_for(
+        model,
+        named.spec,
+        task,
+        batch_size=batch_size,
+        image_size=named.image_size,
+        seq_len=named.seq_len,
+        frames=named.frames,
     )
     arguments = {
-        **settings, "batch_size": batch_size, "loss": loss, "loss_weight": loss_weight, "assume": named.assume,
-    }  # fmt: skip
-    return record_given(model, batch, recipe, kind, arguments, task=task_named(task))
+        **settings,
+        "batch_size": batch_size,
+        **made.arguments(),
+        "assume": named.assume.completed(made.assume),
+    }
+    recorded = record_given(model, made.batch, recipe, kind, arguments, task=task_named(task))
+    return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
 
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
@@ -149,6 +161,17 @@ def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
         return task, without_memory(lambda device: _build_named(named, task, device))
     finally:
         gc.enable()
+
+
+def _assumed(named: NamedModel, task: str, assumed: tuple[str, ...]) -> tuple[str, ...]:
+    """What was decided for the person who named a model, in words."""
+    if not named.spec.startswith("hf:"):
+        return assumed
+    from snugfit.workloads.hf import is_kind
+
+    name = named.spec.partition(":")[2]
+    sizes = (f"the sizes are those that transformers takes for {name} where nothing is said",) if is_kind(name) else ()
+    return (*(() if named.task else (f"the task is {task}, after the config",)), *sizes, *assumed)
 
 
 def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:

@@ -63,7 +63,9 @@ def record(
     import torch
 
     from snugfit.simulator.accelerator import threads_of
+    from snugfit.simulator.detector_counts import stated_counts
     from snugfit.simulator.library_kernels import stand_ins
+    from snugfit.simulator.matched_objects import told_matched
     from snugfit.simulator.nested_tensors import told_padded_anywhere
     from snugfit.simulator.packed_sequences import told_unpacked
     from snugfit.simulator.padding_masks import told_padded
@@ -87,6 +89,8 @@ def record(
             around.enter_context(stand_ins(personality.kind))
             around.enter_context(told_unpacked(recorder.answered.add))
             around.enter_context(told_padded(recorder.answered.add))
+            around.enter_context(stated_counts(recorder.answered.add))
+            around.enter_context(told_matched(recorder.values, recorder.answered.add))
             around.enter_context(told_padded_anywhere(recorder.answered.add))
             around.enter_context(outputs_found())
             around.enter_context(arrays_given(recorder.values))

@@ -1,8 +1,9 @@
 """Models of transformers: `hf:DIRECTORY`, `hf:path/config.json`, or a name in the local cache.
 
 Nothing is downloaded here: a config says the shapes, and an estimate needs no more; weights are `hf_files.py`'s. The task
-chooses the class, as in transformers: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`. Both return their
-loss when the batch has labels.
+chooses the class, as in transformers (`hf_tasks.py`). All of them return their loss when the batch has labels.
+
+The name of a kind alone (`hf:llama`) stands for the sizes that transformers gives it where nothing else is said.
 
 A model is built in float32, whatever dtype its config names, because the recipe decides the precision. `use_cache` is
 switched off, as transformers' own Trainer does: keys and values of earlier tokens are of no use in training.
@@ -11,7 +12,7 @@ switched off, as transformers' own Trainer does: keys and values of earlier toke
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,32 +23,76 @@ import torch
 from snugfit.errors import InputError, did_you_mean, nearest
 from snugfit.library_imports import importing
 from snugfit.workloads import hf_files
+from snugfit.workloads.hf_tasks import CAUSAL_LM, HUB_TASKS, TEXT_CLASSIFICATION, tasks_of
 from snugfit.workloads.model_files import describe
 
-CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
-TASKS = (CAUSAL_LM, TEXT_CLASSIFICATION)
+TASKS = tuple(HUB_TASKS)
 """Tasks that a config can be built for."""
 
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Fields that belong to the tokenizer; a config takes them whether it has them or not."""
 
 
-def task_of_config(name: str) -> str:
-    """Returns what a config's model is for, by the architecture it names.
+def task_of_config(name: str, among: Collection[str] = TASKS) -> str:
+    """Returns what a config's model is for, by the architecture it names, else by its kind.
 
     Args:
         name: What stands after `hf:`.
+        among: Tasks that come into question.
 
     Returns:
-        One of `TASKS`: text-classification for classifiers and encoders, otherwise causal-lm.
+        One of them.
 
     Raises:
-        InputError: There is no such config.
+        InputError: There is no such config, or its kind has no class for such a task.
     """
-    architectures = getattr(load_config(name), "architectures", None) or []
-    if not architectures or any("CausalLM" in one or "LMHead" in one for one in architectures):
-        return CAUSAL_LM
-    return TEXT_CLASSIFICATION
+    config = load_config(name)
+    found = tasks_of(config, among)
+    if not found:
+        able = tasks_of(config)
+        can = (
+            f"It can be trained for {', '.join(able)}."
+            if able
+            else "Train it from Python, with its own batch and loss."
+        )
+        raise InputError(
+            f"model 'hf:{name}' is of kind {config.model_type!r}, which has no class in transformers for "
+            f"{' or '.join(among) if len(among) < 4 else 'any task that is known here'}. {can}"
+        )
+    return found[0]
+
+
+def check_task(name: str, task: str) -> None:
+    """Stops where a config's kind has no class for a task.
+
+    Args:
+        name: What stands after `hf:`.
+        task: One of `TASKS`.
+
+    Raises:
+        InputError: It has none; says which tasks it has one for.
+    """
+    able = tasks_of(load_config(name))
+    if task not in able:
+        raise InputError(
+            f"model 'hf:{name}' has no class in transformers for {task}; give --task {' or '.join(able) or 'nothing'}."
+        )
+
+
+def is_kind(name: str) -> bool:
+    """Returns whether a name is only that of a kind of model, such as llama: no files, no model in the local cache.
+
+    Args:
+        name: What stands after `hf:`.
+    """
+    if Path(name).expanduser().exists() or "/" in name or name.endswith(".json") or hf_files.directory_of(name):
+        return False
+    return name in _kinds()
+
+
+def _kinds() -> Collection[str]:
+    kinds: Collection[str] = _transformers().models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    return kinds
 
 
 def maker(
@@ -58,7 +103,7 @@ def maker(
     Args:
         name: A directory with a config.json, the file itself, or a name in the local cache.
         arguments: Fields of the config that are changed.
-        num_classes: Labels of a classifier; `arguments` wins where it says another.
+        num_classes: Classes of a head that tells some apart; `arguments` wins where it says another.
         task: One of `TASKS`; None: what the config's architecture is for.
 
     Returns:
@@ -108,7 +153,7 @@ def _task_and_config(
         raise InputError(f"task {task!r} is none of hf: models; {did_you_mean(task, TASKS)}")
     config = load_config(name)
     wanted = dict(arguments)
-    if task == TEXT_CLASSIFICATION:
+    if HUB_TASKS[task].classes:
         classes = wanted.pop("num_classes", num_classes)
         if classes is not None:
             wanted.setdefault("num_labels", classes)
@@ -121,16 +166,15 @@ def _task_and_config(
     for key, value in wanted.items():
         setattr(config, key, value)
     config.use_cache = False
-    if task == TEXT_CLASSIFICATION:
+    if HUB_TASKS[task].labels == "class":
         config.problem_type = "single_label_classification"  # as the task has it, whatever the labels look like
-        if getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = 0  # decoders look for the last token that is no padding
+    if task == TEXT_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # decoders look for the last token that is no padding
     return task, config
 
 
 def _class_for(task: str) -> Any:
-    transformers = _transformers()
-    return transformers.AutoModelForCausalLM if task == CAUSAL_LM else transformers.AutoModelForSequenceClassification
+    return getattr(_transformers(), HUB_TASKS[task].auto_class)
 
 
 def _build(name: str, config: Any, task: str) -> torch.nn.Module:
@@ -150,10 +194,10 @@ def load_config(name: str) -> Any:
     """Reads a config of transformers, without the network.
 
     Args:
-        name: A directory with a config.json, the file itself, or a name in the local cache.
+        name: A directory with a config.json, the file itself, a name in the local cache, or a kind such as llama.
 
     Returns:
-        A `PretrainedConfig`.
+        A `PretrainedConfig`; that of a kind has the sizes that transformers takes for it.
 
     Raises:
         InputError: There is none, or it is not understood.
@@ -166,11 +210,24 @@ def load_config(name: str) -> Any:
         raise InputError(f"model 'hf:{name}': {str(file)!r} does not exist. Give a directory with a config.json.")
     directory = hf_files.directory_of(name)
     if directory is None or not (directory / "config.json").is_file():
+        if name in _kinds():
+            return _config_of_kind(name)
         raise InputError(
-            f"model 'hf:{name}' is neither a directory with a config.json, nor such a file, nor in the local cache. "
+            f"model 'hf:{name}' is neither a directory with a config.json, nor such a file, nor in the local cache, nor a "
+            f"kind of model; {nearest(name, list(_kinds()))}"
             "Nothing is downloaded unless asked for: add --download to `snugfit train`, or give the path of its config.json."
         )
     return _read_config(directory / "config.json")
+
+
+def _config_of_kind(kind: str) -> Any:
+    try:
+        return _transformers().AutoConfig.for_model(kind)
+    except Exception as error:
+        raise InputError(
+            f"model 'hf:{kind}': transformers has no sizes of its own for this kind ({describe(error, None)}). Give the "
+            "path of a config.json."
+        ) from error
 
 
 def _read_config(file: Path) -> Any:
@@ -185,8 +242,7 @@ def _read_config(file: Path) -> Any:
     try:
         return transformers.AutoConfig.for_model(kind, **given)
     except ValueError as error:
-        known = list(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
-        hint = nearest(kind, known)
+        hint = nearest(kind, list(_kinds()))
         raise InputError(
             f"config {str(file)!r} has model_type {kind!r}, which the installed transformers does not know; {hint}"
             "a newer transformers may."

@@ -6,10 +6,15 @@ from typing import Any
 
 import torch
 
+from snugfit.errors import SequenceTooLongError
+from snugfit.workloads import hf_sizes
 from snugfit.workloads.weights import LAYERS_WITH_CLASSES
 
 _TORCHVISION_SIZE = 224
 """Crop size of ImageNet training that torchvision's classification models share where nothing else is said."""
+
+_SEQUENCE = 512
+"""Tokens of a sequence where nothing is said and the model takes as many."""
 
 
 def input_size(model: torch.nn.Module, spec: str) -> int | None:
@@ -22,6 +27,9 @@ def input_size(model: torch.nn.Module, spec: str) -> int | None:
     Returns:
         Height and width in pixels, or None where nothing says it (images then keep their own size).
     """
+    if spec.startswith("hf:"):
+        sides = hf_sizes.image_sides(model.config)
+        return _TORCHVISION_SIZE if sides is None else sides[0]
     own = _side(getattr(model, "image_size", None)) or _side(getattr(model, "img_size", None))
     if own is not None:
         return own
@@ -120,3 +128,24 @@ def vocabulary_size(model: torch.nn.Module) -> int | None:
         embedding = next((module for module in model.modules() if isinstance(module, torch.nn.Embedding)), None)
     rows = getattr(embedding, "num_embeddings", None)
     return rows if isinstance(rows, int) else None
+
+
+def sequence_length(model: torch.nn.Module, seq_len: int | None) -> int:
+    """Returns how many tokens a sequence has.
+
+    Args:
+        model: The model.
+        seq_len: What was asked for; None: 512, or fewer where the model takes fewer.
+
+    Returns:
+        Tokens.
+
+    Raises:
+        SequenceTooLongError: The model takes fewer.
+    """
+    longest = token_limit(model)
+    if seq_len is None:
+        return min(_SEQUENCE, longest or _SEQUENCE)
+    if longest is not None and seq_len > longest:
+        raise SequenceTooLongError(f"--seq-len is {seq_len}; the model takes at most {longest} tokens.")
+    return seq_len

@@ -24,7 +24,7 @@ from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_wei
 
 __all__ = ["build_model", "input_channels", "input_size", "output_classes", "parse_model_args"]
 
-FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON or path/file.py:function"
+FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 INITS = ("host", "device", "meta")
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
 

@@ -46,6 +46,9 @@ class Task:
     higher_is_better: bool = True
     """Which way the main metric points."""
 
+    split: Callable[[Batch, int], list[Batch]] | None = None
+    """Function of (batch, size) giving microbatches; None: along dimension 0."""
+
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of all metrics."""
@@ -117,6 +120,29 @@ def shifted_labels(batch: Batch) -> torch.Tensor:
     return counted
 
 
+def objects(batch: Batch) -> int:
+    """Returns how many objects the images of a batch show; the losses of detectors are means over them.
+
+    Args:
+        batch: Its `labels` have a dictionary for each image, with `class_labels` `[N]`.
+    """
+    return sum(len(image["class_labels"]) for image in batch["labels"])
+
+
+def split_images(batch: Batch, size: int) -> list[Batch]:
+    """Cuts a batch whose labels are a list with an entry for each image.
+
+    Args:
+        batch: A dictionary; every value in it has one entry for each image.
+        size: Images in a piece.
+
+    Returns:
+        The pieces.
+    """
+    count = len(batch["labels"])
+    return [{name: value[at : at + size] for name, value in batch.items()} for at in range(0, count, size)]
+
+
 def perplexity(loss: float) -> float:
     """Returns the perplexity of a mean loss over tokens in nats: e to its power, infinite beyond the range of floats."""
     try:
@@ -181,6 +207,19 @@ def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     return (classification_logits(output).argmax(dim=1) == labels).sum(), len(labels)
 
 
+def _own_loss(name: str, loss_weight: str | Callable[[Batch], Any] = "samples", **more: Any) -> Task:
+    """A task whose models return their loss, which is all that is reported of it."""
+    return Task(
+        name=name,
+        loss=None,
+        loss_weight=loss_weight,
+        metrics={},
+        main_metric="loss",
+        higher_is_better=False,
+        **more,
+    )
+
+
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
@@ -207,6 +246,18 @@ TASKS: Mapping[str, Task] = {
             main_metric="perplexity",
             higher_is_better=False,
         ),
+        _own_loss("masked-lm", "tokens"),
+        _own_loss("seq2seq-lm", "tokens"),
+        _own_loss("speech-to-text", "tokens"),
+        _own_loss("image-text-to-text", shifted_labels),
+        _own_loss("token-classification", "tokens"),
+        _own_loss("question-answering"),
+        _own_loss("contrastive"),
+        _own_loss("semantic-segmentation"),
+        _own_loss("object-detection", objects, split=split_images),
+        _own_loss("video-classification"),
+        _own_loss("audio-classification"),
+        _own_loss("ctc", "sum"),
     )
 }
 

@@ -34,7 +34,8 @@ def specs(tmp_path):
 
 def test_the_config_says_the_task(specs):
     assert task_of(specs["llama"], None) == "causal-lm"
-    assert task_of(specs["bert"], None) == "text-classification"
+    assert task_of(specs["bert"], None) == "masked-lm"
+    assert task_of(specs["bert"], None, ("causal-lm", "text-classification")) == "text-classification"
     assert task_of(specs["llama"], "text-classification") == "text-classification"
     assert task_of("torchvision:resnet18", None) == "image-classification"
 
@@ -45,10 +46,11 @@ def test_the_config_says_the_task(specs):
 def test_model_trains_on_its_batch(specs, name, task):
     model = build_model(f"{specs[name]}/config.json", task=task, num_classes=3)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32} and model.training
-    batch, loss, weight = batch_for(model, specs[name], task, batch_size=4, seq_len=16)
-    assert batch["input_ids"].shape == (4, 16) and loss is None
-    assert weight == task_named(task).loss_weight
-    real = {key: torch.ones(value.shape, dtype=torch.long) for key, value in batch.items()}
+    made = batch_for(model, specs[name], task, batch_size=4, seq_len=16)
+    assert made.batch["input_ids"].shape == (4, 16) and made.loss is None
+    assert {value.device.type for value in made.batch.values()} == {"meta"}
+    assert made.loss_weight == task_named(task).loss_weight
+    real = batch_for(model, specs[name], task, batch_size=4, seq_len=16, device="cpu").batch
     output = model(**real)
     output.loss.backward()
     assert output.logits.shape == ((4, 16, 100) if task == "causal-lm" else (4, 3))
@@ -57,7 +59,7 @@ def test_model_trains_on_its_batch(specs, name, task):
 
 def test_lengths_follow_the_model(specs):
     model = build_model(specs["llama"], device="meta", init="device")
-    assert batch_for(model, specs["llama"], "causal-lm", batch_size=2)[0]["input_ids"].shape == (2, 64)
+    assert batch_for(model, specs["llama"], "causal-lm", batch_size=2).batch["input_ids"].shape == (2, 64)
     with pytest.raises(InputError, match="at most 64 tokens"):
         batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=65)
 
@@ -67,7 +69,7 @@ def test_lengths_follow_the_model(specs):
 )
 def test_batches_have_what_training_gives(specs, form, more):
     model = build_model(specs["llama"], device="meta", init="device")
-    batch, _, _ = batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=8, form=form)
+    batch = batch_for(model, specs["llama"], "causal-lm", batch_size=2, seq_len=8, form=form).batch
     assert batch.keys() == {"input_ids", "labels"} | more
     assert {(value.shape, value.dtype, value.device.type) for value in batch.values()} == {((2, 8), torch.long, "meta")}
 

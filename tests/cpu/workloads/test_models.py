@@ -83,7 +83,7 @@ def test_freeze_leaves_the_head():
         ("torchvision:resnet81", "did you mean 'torchvision:resnet1"),
         ("timm:vit_tiny_patch16_225", "'timm:vit_tiny_patch16_224'"),
         ("tochvision:resnet18", "did you mean 'torchvision:resnet18'?"),
-        ("resnet18", "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON or path/file.py:function"),
+        ("resnet18", "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"),
         ("hff:bert-base-uncased", "did you mean 'hf:bert-base-uncased'?"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.workloads.hf import CAUSAL_LM, TEXT_CLASSIFICATION
+from snugfit.workloads.hf_tasks import CAUSAL_LM, TEXT_CLASSIFICATION
 from snugfit.workloads.text import causal, chats, documents, embedded, stored
 from snugfit.workloads.text.classification import LabelledRows, LabelledTexts, has_labels, label_order, labelled_rows
 from snugfit.workloads.text.columns import prompt_columns, text_column

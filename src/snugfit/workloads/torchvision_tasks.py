@@ -1,0 +1,187 @@
+"""What models of torchvision are trained for, and the batches of those that do more than tell images apart.
+
+The module of torchvision that a builder stands in says the task; shapes come from the metadata of the published weights.
+Losses are those of torchvision's own training scripts: segmentation adds half the loss of its auxiliary head; detectors
+return their losses, which are summed.
+
+Source: pytorch/vision, `references/segmentation/train.py`, `references/detection/engine.py`,
+`references/video_classification/train.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.errors import InputError
+
+CLASSIFICATION, SEGMENTATION = "image-classification", "semantic-segmentation"
+DETECTION, VIDEO = "object-detection", "video-classification"
+_TASK_OF_MODULE = {"segmentation": SEGMENTATION, "detection": DETECTION, "video": VIDEO}
+
+AUXILIARY_WEIGHT = 0.5
+CLIP_FRAMES = 16
+"""Frames of a clip that torchvision's video models were evaluated on, where their weights do not say another number."""
+CLIP_SIDE, SEGMENTATION_SIDE = 112, 520
+"""What torchvision's own training takes, where weights do not say it."""
+OBJECTS = 8
+"""Objects in an image where nothing says them; images of COCO have 7 on average."""
+ASSUME = {"branch": False, "nonzero": 1.0, "integer": 1}
+"""What a simulation takes for granted: boxes have an extent; all anchors count in the losses of single-stage detectors, and
+the number that these are divided by decides no size."""
+KEYPOINT_VALUES = 3
+"""Place and visibility of a keypoint."""
+
+
+def task_of_builder(name: str) -> str:
+    """Returns what a model is for, by the module of torchvision that it stands in.
+
+    Args:
+        name: Name of the model; an unknown one is left to whoever builds it.
+    """
+    from torchvision import models
+
+    try:
+        module = models.get_model_builder(name).__module__
+    except ValueError:
+        return CLASSIFICATION
+    parts = module.removeprefix("torchvision.models.").split(".")
+    return _TASK_OF_MODULE.get(parts[0], CLASSIFICATION)
+
+
+def segmentation_loss(output: Any, batch: Any) -> Tensor:
+    """Returns the cross entropy over pixels, with half of the auxiliary head's where there is one.
+
+    Args:
+        output: A mapping with `out` and maybe `aux`, scores `[B, classes, H, W]`; or the scores alone.
+        batch: (images, classes of the pixels int64 `[B, H, W]`, 255 where they do not count).
+    """
+    if not isinstance(output, Mapping):
+        return nn.functional.cross_entropy(output, batch[1], ignore_index=255)
+    losses = {name: nn.functional.cross_entropy(scores, batch[1], ignore_index=255) for name, scores in output.items()}
+    return losses["out"] + AUXILIARY_WEIGHT * losses["aux"] if "aux" in losses else losses["out"]
+
+
+def segmentation_batch(
+    spec: str, model: nn.Module, batch_size: int, image_size: int | None, device: str
+) -> tuple[Tensor, Tensor]:
+    """Returns images and the classes of their pixels."""
+    side = image_size or _side(spec, "resize_size") or SEGMENTATION_SIDE
+    images = torch.rand(batch_size, 3, side, side, device=device)
+    heads: list[int] = [one.out_channels for one in model.modules() if isinstance(one, nn.Conv2d)]
+    return images, torch.randint(0, heads[-1], (batch_size, side, side), device=device)
+
+
+def video_batch(
+    spec: str, batch_size: int, image_size: int | None, frames: int | None, device: str
+) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
+    """Returns clips `[B, 3, frames, S, S]` with their classes, and what was assumed."""
+    side = image_size or _side(spec, "crop_size") or CLIP_SIDE
+    known = _metadata(spec).get("min_temporal_size")
+    assumed: tuple[str, ...] = ()
+    if frames is None:
+        frames = max(int(known or 1), CLIP_FRAMES)
+        assumed = (f"clips of {frames} frames of {side} x {side} (--frames, --image-size)",)
+    clips = torch.rand(batch_size, 3, frames, side, side, device=device)
+    return (clips, torch.zeros(batch_size, dtype=torch.long, device=device)), assumed
+
+
+def detection_batch(
+    model: nn.Module, batch_size: int, image_size: int | None, device: str
+) -> tuple[tuple[list[Tensor], list[dict[str, Tensor]]], tuple[str, ...]]:
+    """Returns images and what is to be found in each, as torchvision's detectors take them; and what was assumed."""
+    transform: Any = getattr(model, "transform", None)
+    if transform is None:
+        raise InputError(
+            "this detector has no transform of torchvision's own. Use snugfit.estimate(model, batch) in Python."
+        )
+    fixed = getattr(transform, "fixed_size", None)
+    side = image_size or (fixed[-1] if fixed else transform.min_size[-1])
+    images = [torch.rand(3, side, side, device=device) for _ in range(batch_size)]
+    targets = [_objects(model, side, device) for _ in range(batch_size)]
+    return (images, targets), (f"images of {side} x {side} with {OBJECTS} objects each (--image-size)",)
+
+
+def _objects(model: nn.Module, side: int, device: str) -> dict[str, Tensor]:
+    corner = side / 4 + side / 4 * torch.rand(OBJECTS, 2, device=device)
+    extent = side / 8 + side / 4 * torch.rand(OBJECTS, 2, device=device)
+    target = {
+        "boxes": torch.cat([corner, corner + extent], dim=1),
+        "labels": torch.ones(OBJECTS, dtype=torch.long, device=device),
+    }
+    heads: Any = getattr(model, "roi_heads", None)
+    if heads is not None and heads.has_mask():
+        target["masks"] = torch.randint(0, 2, (OBJECTS, side, side), dtype=torch.uint8, device=device)
+    if heads is not None and heads.has_keypoint():
+        count = heads.keypoint_predictor.kps_score_lowres.out_channels
+        places = corner[:, None] + extent[:, None] / 2 * torch.rand(OBJECTS, count, 2, device=device)
+        target["keypoints"] = torch.cat([places, torch.ones(OBJECTS, count, 1, device=device)], dim=2)
+        assert target["keypoints"].shape[2] == KEYPOINT_VALUES
+    return target
+
+
+def detector_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Returns the sum of a detector's losses; an evaluation takes them too, with its norm layers at rest.
+
+    Args:
+        model: A detector of torchvision.
+        batch: (list of images, list of targets).
+    """
+    with _returning_losses(model):
+        losses: dict[str, Tensor] = model(*batch)
+    total: Any = sum(losses.values())
+    return cast(Tensor, total)
+
+
+@contextlib.contextmanager
+def _returning_losses(model: nn.Module) -> Iterator[None]:
+    """Detectors return losses in training mode only. Layers whose values depend on the mode keep the one they have."""
+    changed = [
+        module
+        for module in model.modules()
+        if not module.training and not isinstance(module, _BatchNorm | nn.modules.dropout._DropoutNd)
+    ]
+    for module in changed:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = False
+
+
+def split_detection(batch: Any, size: int) -> list[Any]:
+    """Cuts images and targets.
+
+    Args:
+        batch: (list of images, list of targets).
+        size: Images in a piece.
+    """
+    images, targets = batch
+    return [(images[at : at + size], targets[at : at + size]) for at in range(0, len(images), size)]
+
+
+def _weights(spec: str) -> Any:
+    from torchvision import models
+
+    try:
+        return models.get_model_weights(spec.partition(":")[2]).DEFAULT
+    except (ValueError, AttributeError):  # a model without published weights
+        return None
+
+
+def _metadata(spec: str) -> Mapping[str, Any]:
+    chosen = _weights(spec)
+    found: Mapping[str, Any] = {} if chosen is None else chosen.meta
+    return found
+
+
+def _side(spec: str, field: str) -> int | None:
+    chosen = _weights(spec)
+    size = None if chosen is None else getattr(chosen.transforms(), field, None)
+    return int(size[-1]) if isinstance(size, list | tuple) and size else size if isinstance(size, int) else None

@@ -1,0 +1,78 @@
+"""`snugfit` on models of transformers that take images: trained, loaded again by transformers, and what is refused."""
+
+import json
+
+import pytest
+
+from snugfit.cli import main
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("sklearn")
+
+VIT = {
+    "model_type": "vit", "architectures": ["ViTForMaskedImageModeling"], "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4, "num_channels": 1,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 16, "d_kv": 8, "d_ff": 32,
+    "num_layers": 1, "num_heads": 2, "vocab_size": 50, "decoder_start_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, config in (("vit", VIT), ("t5", T5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_images_are_trained_and_loaded_again(here, capsys):
+    words = (
+        "hf:vit/config.json",
+        "--data",
+        "digits",
+        "--samples",
+        "128",
+        "--max-steps",
+        "3",
+        "--run-dir",
+        "run",
+        "--json",
+    )
+    assert main(["train", *words]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert "accuracy" in str(found["metrics"])
+    loaded = transformers.AutoModelForImageClassification.from_pretrained(here / "run")
+    assert loaded.config.num_labels == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("hf:t5/config.json", "--data", "random", "--task", "seq2seq-lm"), "`snugfit train` reads data for"),
+        (("hf:t5/config.json", "--data", "digits"), "no class in transformers for image-classification"),
+        (("hf:vit", "--data", "digits"), None),
+        (("hf:t5", "--data", "prose"), None),
+    ],
+)
+def test_what_cannot_be_trained_is_said_in_one_message(here, capsys, words, says):
+    if says is None:  # a name of a kind, in a folder that has none of this name
+        (here / "vit" / "config.json").rename(here / "elsewhere.json")
+        (here / "vit").rmdir()
+        (here / "t5" / "config.json").unlink()
+        (here / "t5").rmdir()
+        says = "is a kind of model without weights"
+    assert main(["train", *words]) == 2
+    out, err = capsys.readouterr()
+    assert says in err and not out and "Traceback" not in err
+
+
+def test_an_estimate_says_what_was_decided(here, capsys):
+    assert (
+        main(["estimate", "hf:t5/config.json", "--batch-size", "2", "--seq-len", "8", "--device", "cpu", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak_allocated_bytes"] > 0
+    assert "the task is seq2seq-lm, after the config" in found["answered"]
