@@ -69,6 +69,7 @@ _NEUTRAL: dict[Any, float] = {
     _aten.mul.Tensor: 1.0,
     _aten.logical_and.default: 1.0,
     _aten.bitwise_and.Tensor: 1.0,
+    _aten.maximum.default: 0.0,
     _aten.logical_or.default: 0.0,
     _aten.bitwise_or.Tensor: 0.0,
 }

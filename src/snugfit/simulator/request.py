@@ -385,7 +385,7 @@ def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
     from snugfit.techniques.low_bit_optimizer import load_library
-    from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups
+    from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 
     algorithm, storage = algorithm_and_storage(name)
     workload = Workload.from_mapping({**settings, "optimizer": algorithm})
@@ -396,7 +396,7 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
 
         def make(parameters: Any) -> Any:
             weights = list(parameters)
-            groups = optimizer_groups(model, weights, recipe, workload)
+            groups = optimizer_groups(model, parameter_groups(weights, workload), recipe, workload)
             return make_optimizer(recipe, workload, groups, weights[0].device)
 
         return make

@@ -65,7 +65,9 @@ def task_of(spec: str, task: str | None, among: tuple[str, ...] = hf.TASKS) -> s
         raise InputError(f"task {task!r} is unknown; {did_you_mean(task, TASKS)}")
     if hub:
         hf.check_task(name, task)
-    elif task != own and spec.startswith(("torchvision:", "timm:")):
+    elif spec.startswith(("torchvision:", "timm:")):
+        if task == own:
+            return task
         if task in LANGUAGE:
             raise InputError(f"task {task!r} is for models of text, and {spec!r} takes images. Leave --task out.")
         raise InputError(f"task {task!r} is not that of {spec!r}, which is for {own}. Leave --task out.")

@@ -17,7 +17,7 @@ from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimiz
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
-from snugfit.training.optimizers import make_optimizer, optimizer_groups
+from snugfit.training.optimizers import make_optimizer, optimizer_groups, parameter_groups
 
 pytest.importorskip("torchao", reason="torchao is not installed (pip install 'snugfit[lowbit]')")
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
@@ -167,7 +167,8 @@ def test_bytes_of_state(name, expected):
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_and_small_parameters_keep_full_precision(name):
     model = text_model()
-    groups = optimizer_groups(model, model.parameters(), Recipe(optimizer=name), Workload(no_decay=True))
+    workload = Workload(no_decay=True)
+    groups = optimizer_groups(model, parameter_groups(model.parameters(), workload), Recipe(optimizer=name), workload)
     kept = {id(weight) for group in groups if group[FULL_PRECISION] for weight in group["params"]}
     assert kept == {id(model.embedding.weight)} and model.head.weight is model.embedding.weight
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

@@ -10,7 +10,7 @@ from snugfit import Recipe, TrainingError, Workload
 from snugfit.techniques.muon import ALGORITHM, MuonWithAdamW, muon_weights
 from snugfit.techniques.parameter_roles import embedding_weights, head_weights
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
-from snugfit.training.optimizers import optimizer_groups
+from snugfit.training.optimizers import optimizer_groups, parameter_groups
 
 FLOAT32 = torch.float32
 
@@ -37,7 +37,8 @@ def names_of(model, weights):
 def test_which_parameters_are_matrices(name, muon):
     model = make_model(name)
     assert names_of(model, muon_weights(model)) == muon
-    groups = optimizer_groups(model, model.parameters(), Recipe(), Workload(optimizer="muon", no_decay=True))
+    workload = Workload(optimizer="muon", no_decay=True)
+    groups = optimizer_groups(model, parameter_groups(model.parameters(), workload), Recipe(), workload)
     assert {n for g in groups if g[ALGORITHM] == "muon" for n in names_of(model, g["params"])} == muon
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 

@@ -85,9 +85,12 @@ def test_state_dict_loads_into_torch_itself():
     twin = copy.deepcopy(model)
     twin_trainer = trainer_of(twin, False, lr=1e-2)
     twin_trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
-    cross_entropy(model(BATCHES[1][0]), BATCHES[1]).backward()
     handles = [weight._post_accumulate_grad_hooks for weight in model.parameters()]
-    assert all(handles), "our hooks are there, so this backward has already stepped"
+    before = copy.deepcopy(model.state_dict())
+    cross_entropy(model(BATCHES[1][0]), BATCHES[1]).backward()
+    assert all(handles), "our hooks are there, and act in a step only: this backward was not one"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    trainer.step(BATCHES[1])
     twin_trainer.step(BATCHES[1])
     assert_same(model, twin)
     with pytest.raises(InputError, match="does not fit this model"):
