@@ -1,8 +1,9 @@
 """What a simulation could not do is tried for real before anybody is told that a real run would fail as well.
 
 The worker reads the request once more and, in place of the recording, takes one step on the host: weights, captured tensors
-and a few samples get random numbers. Three things can come of it: the step fails in the same way (it is a mistake in what
-was given), it works (the simulation is what falls short), or it was not tried, because the model is too large.
+and a few samples get random numbers; where they go through, as many samples as the simulation had, if that is not too much.
+Three things can come of it: the step fails in the same way (it is a mistake in what was given), it works (the simulation is
+what falls short), or it was not tried, because the model is too large.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ MOST_ELEMENTS = 20_000_000
 """Weights, captured tensors and samples with more numbers are not made."""
 MOST_SECONDS = 30.0
 SAMPLES = 2
+_PER_NUMBER = 100
+"""Activations that a number of the batch may make, where nobody has counted them."""
 _RANGE = 2
 """Whole numbers are drawn below this: labels of any number of classes, words of any vocabulary, masks."""
 
@@ -43,6 +46,8 @@ class Finished(Exception):
 
 
 _trying = False
+_samples = SAMPLES
+"""How many samples the step under way has."""
 
 
 def is_wanted() -> bool:
@@ -62,14 +67,14 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
     """
     text = f"{type(refused.error).__name__}: {_line(refused.error)}"
     said = f"the step cannot run{refused.where}: {text}"
-    global _trying
-    _trying = True
+    global _trying, _samples
+    _trying, _samples = True, SAMPLES
     try:
         with _within_time():
             again()
     except Finished:
         return CannotSimulateError(
-            f"the step cannot be simulated{refused.where}: {text}. A real run on CPU with {SAMPLES} samples works, so this "
+            f"the step cannot be simulated{refused.where}: {text}. A real run on CPU with {_samples} samples works, so this "
             f"is a limitation of the simulator{_or_a_mix(refused)}. Write that line in another way, or measure the run "
             "on the device."
         )
@@ -83,11 +88,11 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
     except Exception as error:
         if _alike(error, refused.error):
             return InputError(
-                f"{said}. The same happens in a real run on CPU with {SAMPLES} samples ({type(error).__name__}: "
+                f"{said}. The same happens in a real run on CPU with {_samples} samples ({type(error).__name__}: "
                 f"{_line(error)}). Check that model, batch and loss fit each other."
             )
         return InputError(
-            f"{said}. A real run on CPU with {SAMPLES} samples of random numbers fails in another way "
+            f"{said}. A real run on CPU with {_samples} samples of random numbers fails in another way "
             f"({type(error).__name__}: {_line(error)}). Check that model, batch and loss fit each other."
         )
     finally:
@@ -113,18 +118,21 @@ def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], 
     from snugfit.errors import RecipeError, TrainingError
     from snugfit.training.prepare import prepare
 
-    few = _few(batch, arguments.get("split"))
+    split = arguments.get("split")
+    few = _few(batch, split, SAMPLES)
     _fill_all(model, few, captured)
     given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size")}
-    if recipe.microbatch_size is not None:
-        recipe = recipe.replace(microbatch_size=1)
+    at_once = recipe.microbatch_size
     try:
-        trainer = prepare(model, recipe, device="cpu", **given)
+        trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)
     except RecipeError as error:
         raise NotTried(f"its recipe is not one for cpu ({_line(error)})") from error
     try:
         trainer.step(_filled(few))
         trainer.finish()
+        if (more := _more(batch, split, at_once)) is not None:
+            trainer.step(_filled(more))
+            trainer.finish()
     except TrainingError:
         pass  # random weights may give an infinite loss; the step ran
     raise Finished
@@ -144,19 +152,40 @@ def try_own_step(step: Callable[[Any, Any, Any], Any], model: Any, optimizer: An
 
     if isinstance(optimizer, torch.optim.Optimizer):
         raise NotTried("the optimizer came as an object; give a function from parameters to one")
-    few = _few(batch, None)
+    few = _few(batch, None, SAMPLES)
     _fill_all(model, few, captured)
-    step(model, optimizer(model.parameters()) if optimizer is not None else None, _filled(few))
+    made = optimizer(model.parameters()) if optimizer is not None else None
+    step(model, made, _filled(few))
+    if (more := _more(batch, None, None)) is not None:
+        step(model, made, _filled(more))
     raise Finished
 
 
-def _few(batch: Any, split: Any) -> Any:
+def _few(batch: Any, split: Any, samples: int) -> Any:
     from snugfit.techniques.microbatch import first_tensor, split_batch
 
     if split is None and first_tensor(batch) is None:
         return batch
-    pieces: list[Any] = (split or split_batch)(batch, SAMPLES)
+    pieces: list[Any] = (split or split_batch)(batch, samples)
     return pieces[0]
+
+
+def _more(batch: Any, split: Any, at_once: int | None) -> Any:
+    """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
+    from snugfit.techniques.microbatch import first_tensor, map_tensors
+
+    global _samples
+    tensor = first_tensor(batch)
+    samples = at_once or (tensor.shape[0] if tensor is not None and tensor.dim() else 0)
+    if samples <= SAMPLES:
+        return None
+    more = _few(batch, split, samples)
+    sizes: list[int] = []
+    map_tensors(more, lambda one: (sizes.append(one.numel()), one)[1])  # type: ignore[func-returns-value]
+    if sum(sizes) * _PER_NUMBER > MOST_ELEMENTS:
+        return None
+    _samples = samples
+    return more
 
 
 def _fill_all(model: Any, few: Any, captured: Any) -> None:

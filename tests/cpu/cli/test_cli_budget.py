@@ -67,6 +67,8 @@ SCRATCH = 1_000_000
 
 @torch.library.custom_op("snugfit_test::with_scratch", mutates_args=())
 def with_scratch(x: torch.Tensor) -> torch.Tensor:
+    if not x.any():  # a prediction runs operators on zeros
+        return x.clone()
     scratch = x.new_ones(x.shape[0], SCRATCH // 64) * 2
     return x * scratch[0, 0] / 2
 
@@ -84,7 +86,7 @@ def build(num_classes=10, width=64, depth=4):
     layers = [Layer(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)]
     return nn.Sequential(nn.Flatten(), nn.Linear(192, width), *layers, nn.Linear(width, num_classes))
 """
-"""A kernel of an extension that takes memory for each sample, which its fake version does not have."""
+"""A kernel of an extension that takes memory for each sample, but only for values that a prediction does not have."""
 
 
 def hidden(*more):

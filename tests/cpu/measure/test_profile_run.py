@@ -238,7 +238,7 @@ def test_a_model_that_cannot_be_simulated_gets_no_advice(profiled):
         import torch
         class Net(torch.nn.Linear):
             def forward(self, x):
-                return super().forward(x) * float(x.sum())
+                return super().forward(x)[torch.rand(2, 8) > 0.5]
         net = Net(8, 8)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.ones(2, 8)).sum().backward()
