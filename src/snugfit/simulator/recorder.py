@@ -354,6 +354,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if result is None:
                     raise
             private_torch.forget_conversions(self._mode)
+            if func is _lift and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
+                result.constant = None  # torch computes with such values, and on this device there are none
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
         if unscaling:
             self._ledger.set_value(args[1], 0.0)

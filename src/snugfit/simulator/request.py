@@ -119,7 +119,7 @@ def record_named(
     """
     _without_logs()
     task, model = build_named(named)
-    from snugfit.workloads.model_batches import batch_for
+    from snugfit.workloads.model_batches import READ, batch_for
     from snugfit.workloads.tasks import task_named
 
     made = batch_for(
@@ -137,7 +137,10 @@ def record_named(
         **made.arguments(),
         "assume": named.assume.completed(made.assume),
     }
-    recorded = record_given(model, made.batch, recipe, kind, arguments, task=task_named(task))
+    reported = (
+        task_named(task) if task in READ else None
+    )  # of other tasks nobody reads data, so their loss is all there is
+    recorded = record_given(model, made.batch, recipe, kind, arguments, task=reported)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
 

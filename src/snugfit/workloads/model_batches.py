@@ -17,6 +17,8 @@ from snugfit.workloads.tasks import TASKS, cross_entropy, task_named
 
 TEXT_TASKS = (CAUSAL_LM, TEXT_CLASSIFICATION)
 """Tasks whose text data `snugfit train` reads."""
+READ = (IMAGE_CLASSIFICATION, *TEXT_TASKS)
+"""Tasks whose data `snugfit train` reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,7 @@ def task_of(spec: str, task: str | None, among: tuple[str, ...] = hf.TASKS) -> s
         if task in LANGUAGE:
             raise InputError(f"task {task!r} is for models of text, and {spec!r} takes images. Leave --task out.")
         raise InputError(f"task {task!r} is not that of {spec!r}, which is for {own}. Leave --task out.")
-    elif task not in (IMAGE_CLASSIFICATION, *TEXT_TASKS):
+    elif task not in READ:
         raise InputError(
             f"task {task!r} is for hf: models; for a model of your own give {IMAGE_CLASSIFICATION} or "
             f"{' or '.join(TEXT_TASKS)}, or use snugfit.estimate(model, batch) in Python."

@@ -319,3 +319,24 @@ def test_values_on_the_device_and_small_host_tensors(pool):
 
     trace = recorded(pool, run)
     assert sum(row.place == "device" for row in trace.storages) == 3
+
+
+class Scaled(torch.nn.Module):
+    """Computes with numbers that its code makes on the device, with each other and with what is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        ratio = torch.tensor(4.0, device=x.device) / torch.tensor(2.0, device=x.device)
+        rows = torch.as_tensor([0.1, 0.2, 0.3], device=x.device)[:, None] * torch.tensor([2.0, 1.0], device=x.device)
+        return self.layer(x * ratio) @ rows
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_numbers_that_code_makes_on_the_device_are_computed_with(device):
+    import snugfit
+
+    estimate = snugfit.estimate(Scaled(), torch.zeros(4, 3), loss=lambda output, batch: output.mean(), device=device)
+    assert estimate.peak_allocated_bytes > 0
