@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import patience
 import pytest
 
 from snugfit.errors import SnugfitWarning
@@ -23,7 +24,9 @@ IMPORTS = {
 
 @pytest.mark.parametrize("name", IMPORTS)
 def test_nothing_is_said_at_import(name):
-    done = subprocess.run([sys.executable, "-c", IMPORTS[name]], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS[name]], capture_output=True, text=True, timeout=patience.SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

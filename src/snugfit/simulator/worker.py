@@ -17,6 +17,7 @@ import traceback
 from typing import Any
 
 from snugfit.errors import InputError, SnugfitError
+from snugfit.library_imports import importing
 from snugfit.simulator import wire
 from snugfit.simulator.real_run import Refused, judged
 
@@ -64,7 +65,8 @@ def _answer(message: bytes, loads: Any) -> bytes:
         importlib.invalidate_caches()
     try:
         try:
-            function, args, kwargs = loads(request)
+            with importing():  # what was sent brings its libraries along
+                function, args, kwargs = loads(request)
         except ImportError as error:
             return pickle.dumps(("unknown module", (error.name, str(error))))
         try:
