@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import math
+import re
 import sys
 import time
 import warnings
@@ -45,6 +46,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     **timm_models.SUBJECTS,
 }
 """Name -> makes the model."""
+
+_FOLDER = re.compile(r"/\S*/(?=(site-packages|benchmarks)/)(site-packages/)?")
+"""Where code lies on the machine that measured, which belongs in no result."""
 
 
 def compared(subject: Subject, pool: Pool) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def predicted(subject: Subject, pool: Pool) -> tuple[int, list[str]]:
             pool=pool,
             **subject.arguments,
         )
-    return estimate.peak_allocated_bytes, list(estimate.answered)
+    return estimate.peak_allocated_bytes, [_FOLDER.sub("", one) for one in estimate.answered]
 
 
 def planned(subject: Subject, pool: Pool) -> dict[str, Any]:
