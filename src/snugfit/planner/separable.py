@@ -94,8 +94,7 @@ def named_check(named: NamedModel, workload: Workload) -> Check:
 def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Checked | None:
     import torch
 
-    from snugfit.simulator.request import build_named
-    from snugfit.workloads.model_batches import batch_for
+    from snugfit.simulator.request import batch_of, build_named
     from snugfit.workloads.weights import freeze_parameters
 
     device = torch.device("cpu")
@@ -105,16 +104,7 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     task, model = build_named(named)
     if freeze:
         freeze_parameters(model, freeze)
-    made = batch_for(
-        model,
-        named.spec,
-        task,
-        batch_size=samples,
-        image_size=named.image_size,
-        seq_len=named.seq_len,
-        frames=named.frames,
-        device="cpu",
-    )
+    made = batch_of(named, task, model, samples, device="cpu")
     found = _checked(_filled(model), made.batch, made.batch, samples, device, made.arguments())
     return dataclasses.replace(found, real_values=False)  # of the right kind, but nobody's data
 

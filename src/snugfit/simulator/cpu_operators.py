@@ -27,9 +27,9 @@ from snugfit.simulator.dispatch_plan import BY_GRADIENT
 from snugfit.simulator.inner_bytes import AFTER_ALL, InnerBytes
 from snugfit.simulator.operator_cache import OperatorCache
 from snugfit.simulator.operator_call import describe
-from snugfit.simulator.operator_costs import Cost
+from snugfit.simulator.operator_costs import Cost, tensors_in
 from snugfit.simulator.operator_shrink import Size
-from snugfit.simulator.operator_truth import CannotRun, Result, Truth, results_of, tensors_in
+from snugfit.simulator.operator_truth import CannotRun, Result, Truth, results_of
 from snugfit.simulator.processor import Processor, this_processor
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")

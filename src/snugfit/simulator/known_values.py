@@ -94,16 +94,6 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
     return values
 
 
-def give_value(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Says what a tensor holds.
-
-    Args:
-        tensor: A fake tensor.
-        values: Real ones.
-    """
-    tensor.__dict__[_NAME] = Made(None, values, None, 0), tensor._version
-
-
 def _deterministic(func: Any) -> bool:
     found = _follows.get(func)
     if found is None:

@@ -88,7 +88,7 @@ def cost_of(
         The cost.
     """
     name = str(operator)
-    inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+    inputs = tensors_in((*args, *kwargs.values()))
     makes_nothing = not written or name.startswith(("aten.empty", "aten.new_empty"))
     formula = _formulas().get(operator.overloadpacket)
     convolution = _convolution(name, args, result)
@@ -115,12 +115,19 @@ def _formulas() -> dict[Any, Any]:
     return flop_registry
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among values, those in lists included.
+
+    Args:
+        values: Any values.
+    """
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            found.extend(tensors_in(value))
+    return found
 
 
 def _compute_dtype(written: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:

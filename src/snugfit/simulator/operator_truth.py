@@ -17,6 +17,7 @@ import torch
 from snugfit.simulator import allocator_window, private_torch
 from snugfit.simulator.allocator_window import Block
 from snugfit.simulator.operator_call import Call
+from snugfit.simulator.operator_costs import tensors_in
 
 _CPU = torch.device("cpu")
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
@@ -155,21 +156,6 @@ def _left_at_end(blocks: Sequence[Block]) -> set[int]:
         else:
             open_at.pop(address, None)
     return set(open_at.values())
-
-
-def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among values, those in lists included.
-
-    Args:
-        values: Any values.
-    """
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(tensors_in(value))
-    return found
 
 
 def new_tensors(result: Any, known: set[int]) -> list[torch.Tensor]:

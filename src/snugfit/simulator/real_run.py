@@ -172,7 +172,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
-    from snugfit.techniques.microbatch import first_tensor, map_tensors
+    from snugfit.techniques.microbatch import first_tensor
 
     global _samples
     tensor = first_tensor(batch)
@@ -180,12 +180,24 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     if samples <= SAMPLES:
         return None
     more = _few(batch, split, samples)
-    sizes: list[int] = []
-    map_tensors(more, lambda one: (sizes.append(one.numel()), one)[1])  # type: ignore[func-returns-value]
-    if sum(sizes) * _PER_NUMBER > MOST_ELEMENTS:
+    if _elements(more) * _PER_NUMBER > MOST_ELEMENTS:
         return None
     _samples = samples
     return more
+
+
+def _elements(batch: Any) -> int:
+    """How many numbers a batch has."""
+    from snugfit.techniques.microbatch import map_tensors
+
+    sizes: list[int] = []
+
+    def count(tensor: Any) -> Any:
+        sizes.append(tensor.numel())
+        return tensor
+
+    map_tensors(batch, count)
+    return sum(sizes)
 
 
 def _fill_all(model: Any, few: Any, captured: Any) -> None:
@@ -193,12 +205,9 @@ def _fill_all(model: Any, few: Any, captured: Any) -> None:
     import torch
 
     from snugfit.simulator import private_torch
-    from snugfit.techniques.microbatch import map_tensors
 
-    sizes: list[int] = []
-    map_tensors(few, lambda tensor: (sizes.append(tensor.numel()), tensor)[1])  # type: ignore[func-returns-value]
     held = [*model.parameters(), *model.buffers(), *captured]
-    elements = sum(sizes) + sum(tensor.numel() for tensor in held if not private_torch.is_lazy(tensor))
+    elements = _elements(few) + sum(tensor.numel() for tensor in held if not private_torch.is_lazy(tensor))
     if elements > MOST_ELEMENTS:
         raise NotTried(f"it would make {elements:,} random numbers, more than {MOST_ELEMENTS:,}")
     if any(private_torch.is_lazy(tensor) for tensor in held):

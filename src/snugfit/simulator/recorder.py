@@ -33,8 +33,8 @@ from snugfit.simulator.captured import Captured
 from snugfit.simulator.dispatch_plan import Plan
 from snugfit.simulator.known_values import follow
 from snugfit.simulator.module_path import ModulePath
-from snugfit.simulator.operator_costs import cost_of
-from snugfit.simulator.operator_truth import Result, tensors_in
+from snugfit.simulator.operator_costs import cost_of, tensors_in
+from snugfit.simulator.operator_truth import Result
 from snugfit.simulator.private_torch import FakeTensor
 from snugfit.simulator.read_values import FACTS, ReadValues, size_from_values
 from snugfit.simulator.sparse_gradients import refuse_sparse

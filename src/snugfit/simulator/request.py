@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from snugfit.simulator.pool import Pool
     from snugfit.simulator.session import Recording
+    from snugfit.workloads.model_batches import TrainingBatch
 
 Kind = tuple[str, tuple[int, int]]
 """Kind of device (`cuda` or `cpu`) and compute capability."""
@@ -119,10 +120,37 @@ def record_named(
     """
     _without_logs()
     task, model = build_named(named)
-    from snugfit.workloads.model_batches import READ, batch_for
+    from snugfit.workloads.model_batches import READ
     from snugfit.workloads.tasks import task_named
 
-    made = batch_for(
+    made = batch_of(named, task, model, batch_size)
+    arguments = {
+        **settings,
+        "batch_size": batch_size,
+        **made.arguments(),
+        "assume": named.assume.completed(made.assume),
+    }
+    # Of tasks whose data nobody reads, the loss is all that an evaluation has.
+    reported = task_named(task) if task in READ else None
+    recorded = record_given(model, made.batch, recipe, kind, arguments, task=reported)
+    return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
+
+
+def batch_of(
+    named: NamedModel, task: str, model: torch.nn.Module, batch_size: int, device: str = "meta"
+) -> TrainingBatch:
+    """Returns one batch of a model by its name, and how the model is trained on it.
+
+    Args:
+        named: The model and the shape of its batch.
+        task: Its task.
+        model: The model itself.
+        batch_size: Samples.
+        device: Where the batch is made: `meta` without values, elsewhere with random ones.
+    """
+    from snugfit.workloads.model_batches import batch_for
+
+    return batch_for(
         model,
         named.spec,
         task,
@@ -130,18 +158,8 @@ def record_named(
         image_size=named.image_size,
         seq_len=named.seq_len,
         frames=named.frames,
+        device=device,
     )
-    arguments = {
-        **settings,
-        "batch_size": batch_size,
-        **made.arguments(),
-        "assume": named.assume.completed(made.assume),
-    }
-    reported = (
-        task_named(task) if task in READ else None
-    )  # of other tasks nobody reads data, so their loss is all there is
-    recorded = record_given(model, made.batch, recipe, kind, arguments, task=reported)
-    return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
 
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
