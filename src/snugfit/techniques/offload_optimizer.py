@@ -30,6 +30,8 @@ DEPTH = 2
 class HostUpdate(ParameterUpdate):
     """One parameter whose optimizer, state and master copy live on the host."""
 
+    masked = False
+
     def __init__(self, weight: nn.Parameter, make: OptimizerFor, pool: HostPool, copies: CopyStream) -> None:
         """Copies the parameter to the host.
 
@@ -66,8 +68,12 @@ class HostUpdate(ParameterUpdate):
         del gradient
         return self._gradient
 
+    def held(self) -> list[Tensor]:
+        """Returns the weight, and what is on the host."""
+        return [self.weight.detach(), *super().held()]
+
     def step(self, bad: Tensor | None) -> None:
-        """Updates the host's copy and starts the weight's way back; the gradient must have arrived.
+        """Updates the host's copy; the gradient must have arrived.
 
         Args:
             bad: Not looked at: the host sees the gradient itself.
@@ -75,7 +81,6 @@ class HostUpdate(ParameterUpdate):
         self._host.grad = self._gradient
         self.optimizer.step()
         self._host.grad = None
-        self.send()
 
     def send(self) -> None:
         """Starts the way back of a weight that was updated; what failed on the way may be tried again."""

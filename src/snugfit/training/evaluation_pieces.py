@@ -10,9 +10,9 @@ import torch
 
 from snugfit.errors import OutOfMemoryError, SnugfitWarning
 from snugfit.techniques.microbatch import LossWeight, Split, loss_weights
+from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import joined
-from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
-from snugfit.training.recovery import samples_of
+from snugfit.training.out_of_memory import free_memory, is_out_of_memory, release_traceback
 
 
 class EvaluationPieces:
@@ -49,7 +49,7 @@ class EvaluationPieces:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                cause = let_go(error)
+                cause = release_traceback(error)
             free_memory(self._device)
             now = min((size for size in (samples, self._size) if size is not None), default=1)
             if now < 2:

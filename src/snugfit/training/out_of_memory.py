@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
-def let_go(error: BaseException) -> str:
+def release_traceback(error: BaseException) -> str:
     """Empties the frames that an error holds, so that their tensors can be freed.
 
     Args:
@@ -66,7 +66,7 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def insist(action: Callable[[], Any], device: torch.device) -> Any:
+def retry_after_freeing(action: Callable[[], Any], device: torch.device) -> Any:
     """Does something that needs next to no memory, a second time after freeing what can be freed.
 
     Args:
@@ -81,6 +81,6 @@ def insist(action: Callable[[], Any], device: torch.device) -> Any:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        let_go(error)
+        release_traceback(error)
     free_memory(device)
     return action()
