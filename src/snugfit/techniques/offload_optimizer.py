@@ -13,7 +13,6 @@ Source: Ren et al., ZeRO-Offload, 2021 (arXiv:2101.06840).
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ class HostUpdate(ParameterUpdate):
 
     def held(self) -> list[Tensor]:
         """Returns the weight, and what is on the host."""
-        return [self.weight.detach(), *super().held()]
+        return [self.weight, *super().held()]
 
     def step(self, bad: Tensor | None) -> None:
         """Updates the host's copy; the gradient must have arrived.
@@ -113,29 +112,3 @@ class HostUpdate(ParameterUpdate):
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value is not self._pooled.get(name):
                 state[name] = self._pooled[name] = self._pool.copy_of(value)
-
-
-class HostQueue:
-    """Parameters whose gradients are on their way to the host, updated in order with a fixed depth."""
-
-    def __init__(self) -> None:
-        """Makes an empty queue."""
-        self._queue: deque[HostUpdate] = deque()
-
-    def push(self, update: HostUpdate) -> list[HostUpdate]:
-        """Starts a gradient's way to the host.
-
-        Args:
-            update: Its parameter.
-
-        Returns:
-            The parameters whose turn has come.
-        """
-        update.start()
-        self._queue.append(update)
-        return [self._queue.popleft()] if len(self._queue) > DEPTH else []
-
-    def rest(self) -> list[HostUpdate]:
-        """Returns all that are still queued, in order, and empties the queue."""
-        waiting, self._queue = list(self._queue), deque()
-        return waiting

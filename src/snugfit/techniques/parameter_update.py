@@ -77,7 +77,7 @@ class JointUpdate:
 
     def held(self) -> list[Tensor]:
         """Returns the tensors that a step changes, as far as they are there."""
-        weights = [weight.detach() for group in self.optimizer.param_groups for weight in group["params"]]
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         return weights + [one for state in self.optimizer.state.values() for one in _tensors(state).values()]
 
     def step(self, bad: Tensor | None) -> None:

@@ -17,7 +17,7 @@ from snugfit.fidelity import LEVELS, fidelity
 from snugfit.recipe import Recipe
 from snugfit.training.fallbacks import Failure, Fallbacks, elements, samples_of
 from snugfit.training.microbatch_check import MicrobatchCheck
-from snugfit.training.out_of_memory import free_memory, is_out_of_memory, release_traceback
+from snugfit.training.out_of_memory import free_memory, release_traceback, tried
 from snugfit.training.random_state import restore_generators, torch_generators
 
 if TYPE_CHECKING:
@@ -53,14 +53,11 @@ class Recovery:
         self._become(trainer, self.choices.recipe_for(size))
         random_state = torch_generators(trainer.device)
         failures: list[Failure] = []
+        loss: Tensor
         while True:
-            try:
-                loss = trainer.attempt(step, batch)
+            loss, cause = tried(lambda: trainer.attempt(step, batch))
+            if cause is None:
                 break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                cause = release_traceback(error)
             failures.append(Failure(phase=trainer.phase, recipe=trainer.recipe, cause=cause))
             free_memory(trainer.device)
             restore_generators(random_state, trainer.device)
@@ -131,12 +128,10 @@ class Recovery:
     def _become(self, trainer: Trainer, recipe: Recipe) -> bool:
         """Puts another recipe in place; where that fails the old one stays, and False is returned."""
         try:
-            trainer.put_in_place(recipe)
-        except Exception as error:
-            if not is_out_of_memory(error) and not isinstance(error, SnugfitError):
-                raise
+            _, cause = tried(lambda: trainer.put_in_place(recipe))
+            if cause is None:
+                return True
+        except SnugfitError as error:  # this model cannot do it
             release_traceback(error)
-        else:
-            return True
         free_memory(trainer.device)
         return False

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
@@ -32,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
+from snugfit.techniques.offload_optimizer import DEPTH, HostUpdate
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.techniques.step_in_backward import when_gradient_is_complete
 from snugfit.training.gradients import Gradients, ScheduledRates
@@ -79,7 +80,7 @@ class Update:
         self._gradients = gradients
         self._lost_updates = lost_updates
         self._in_backward = in_backward
-        self._queue = HostQueue()
+        self._leaving: deque[HostUpdate] = deque()
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
         self._device = pool.device
@@ -169,8 +170,10 @@ class Update:
         gradient = update.weight.grad
         assert gradient is not None
         if isinstance(update, HostUpdate):
-            for due in self._queue.push(update):
-                self._step_on_host(due)
+            update.start()
+            self._leaving.append(update)
+            if len(self._leaving) > DEPTH:
+                self._step_on_host(self._leaving.popleft())
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
@@ -224,8 +227,8 @@ class Update:
             retry_after_freeing(functools.partial(self._lost_updates.after, step), self._device)
 
     def _finish_in_backward(self, step: int, loss: Tensor) -> None:
-        for update in self._queue.rest():
-            self._step_on_host(update)
+        while self._leaving:
+            self._step_on_host(self._leaving.popleft())
         if self._spoiled == _THE_LOSS:
             self._gradients.drop()
             self.health.stop(step, f"the loss is {float(loss):g}")
@@ -275,7 +278,7 @@ class Update:
 
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
-        self._queue = HostQueue()
+        self._leaving.clear()
         for update in self._updates:
             if isinstance(update, HostUpdate):
                 update.forget()
