@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from snugfit.private_torch import make_state
+
 OptimizerFor = Callable[[nn.Parameter], Optimizer]
 Settings = dict[str, Any]
 
@@ -92,6 +94,13 @@ class JointUpdate:
             masked_step(self.optimizer, bad)
         elif not bool(bad):
             self.optimizer.step()
+
+    def make_state(self) -> None:
+        """Makes the state of a first step before anything is changed, where the class has torch's method for it."""
+        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        if any(weight.grad is not None and weight not in self.optimizer.state for weight in weights):
+            for part in getattr(self.optimizer, "parts", (self.optimizer,)):  # Muon has AdamW beside it
+                make_state(part)
 
     def at_once(self, bad: Tensor | None) -> bool:
         """Returns whether a step makes all it needs before it changes anything: one call of a fused kernel does.

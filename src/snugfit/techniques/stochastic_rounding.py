@@ -60,6 +60,9 @@ class RoundedUpdate(ParameterUpdate):
         """Returns the weight and its rounded state."""
         return [*super().held(), *(value for value in self._state.values() if isinstance(value, Tensor))]
 
+    def make_state(self) -> None:
+        """Nothing: state belongs to the stand-in, and appears before the weight changes."""
+
     def at_once(self, bad: Tensor | None) -> bool:
         """Returns False: numbers are rounded one tensor after the other."""
         return False

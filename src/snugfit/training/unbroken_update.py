@@ -33,10 +33,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from snugfit.errors import OutOfMemoryError
-from snugfit.private_torch import DirectMode, has_kernel, make_state, run_on_cpu
+from snugfit.private_torch import DirectMode, has_kernel, run_on_cpu
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.microbatch import map_tensors
 from snugfit.techniques.parameter_update import JointUpdate
@@ -108,7 +107,7 @@ class UnbrokenUpdate(DirectMode):
         self._plain = {Tensor, nn.Parameter, *(type(tensor) for tensor in held)}
         try:
             with self:
-                _make_state(update.optimizer)
+                update.make_state()
                 update.step(bad)
         finally:
             self._bring_back(set(self._away))
@@ -191,14 +190,6 @@ def half_way(cause: str) -> OutOfMemoryError:
         "The step can neither be undone nor finished; go back to a checkpoint.",
         undone=False,
     )
-
-
-def _make_state(optimizer: Optimizer) -> None:
-    """Makes the state of a first step before anything is changed, where the class has torch's method for it."""
-    weights = (weight for group in optimizer.param_groups for weight in group["params"])
-    if any(weight.grad is not None and weight not in optimizer.state for weight in weights):
-        for part in getattr(optimizer, "parts", (optimizer,)):  # Muon has AdamW beside it
-            make_state(part)
 
 
 def _drop_state(update: JointUpdate, known: int) -> None:

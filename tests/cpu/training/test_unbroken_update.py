@@ -21,7 +21,8 @@ from snugfit import OutOfMemoryError
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.low_bit_optimizer import LIBRARIES, low_bit_optimizer
 from snugfit.techniques.muon import MuonWithAdamW
-from snugfit.techniques.parameter_update import JointUpdate
+from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
+from snugfit.techniques.stochastic_rounding import RoundedUpdate
 from snugfit.training.unbroken_update import UnbrokenUpdate
 
 CPU = torch.device("cpu")
@@ -198,6 +199,48 @@ def test_any_optimizer_ends_whole(name):
         assert plain[2][step] > 0
         for number in range(plain[2][step]):
             assert_bitwise(train_any(ANY[name], (number,), step), plain)
+
+
+PARTS = {
+    "rounded-fused": lambda weight: rounded(weight, lambda owned: AdamW([owned], lr=0.1, fused=True)),
+    "rounded-for-loop": lambda weight: rounded(weight, lambda owned: AdamW([owned], lr=0.1, foreach=False)),
+    "rounded-adamw4bit": lambda weight: rounded(weight, lambda owned: low_bit("adamw4bit")([owned])),
+    "fused": lambda weight: ParameterUpdate(weight, lambda owned: AdamW([owned], lr=0.1, fused=True)),
+    "restored": lambda weight: ParameterUpdate(weight, lambda owned: AdamW([owned], lr=0.1, foreach=False)),
+}
+
+
+def rounded(weight, make):
+    return RoundedUpdate(weight, make, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_one_parameter_ends_whole(name):
+    """With an optimizer of its own, rounded, or put back where a flag on the device says so; at each allocation."""
+
+    def train(step=None, at=()):
+        dtype = torch.bfloat16 if name.startswith("rounded") else torch.float32
+        weight = nn.Parameter(torch.full((64, 64), 0.5, dtype=dtype))
+        part, counts, good = PARTS[name](weight), [], torch.zeros(())
+        unbroken = UnbrokenUpdate(HostPool(CPU), lambda: [*part.held(), weight.grad])
+        for number in range(2):
+            weight.grad = torch.full_like(weight, 0.1 * (number + 1))
+            unbroken.begin()
+            with failing(at=at if number == step else ()) as mode:
+                unbroken.take(part, good)
+            assert unbroken.interrupted == (number == step) and unbroken.changed
+            counts.append(mode.count)
+        state = {key: torch.as_tensor(value).clone() for key, value in part.state().items()}
+        assert not name.startswith("rounded") or not part.optimizer.state, "held once"
+        return weight, state, counts
+
+    train()  # makes tables that are kept
+    weight, state, counts = train()
+    for step in (0, 1):
+        for number in range(counts[step]):
+            faulty = train(step, (number,))
+            assert torch.equal(faulty[0], weight) and faulty[1].keys() == state.keys()
+            assert all(torch.equal(faulty[1][key], value) for key, value in state.items())
 
 
 def test_memory_that_stays_short():
