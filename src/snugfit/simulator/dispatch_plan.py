@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.simulator.generations import Capability
 from snugfit.simulator.inner_bytes import InnerBytes
 from snugfit.simulator.operator_costs import Cost
 from snugfit.simulator.private_torch import FakeFactory, FakeTensor
@@ -62,6 +63,8 @@ class Plan(NamedTuple):
     """`device`, `host` (the CPU computes) or `link` (a copy between the two)."""
     blocking: bool
     """Whether the host waits for it."""
+    differs: tuple[Capability, ...] = ()
+    """Generations of cards on which it takes something else inside itself."""
 
 
 def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:

@@ -18,6 +18,7 @@ from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.simulator import request
 from snugfit.simulator.assumptions import AssumeArgument, assumptions_from
+from snugfit.simulator.generations import GENERATIONS, generation_of
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
 from snugfit.workload import LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 DeviceArgument = str | Device | None
 MOST_STEPS = 1000
 """Calls of a hand-written step that are recorded at most; each takes as long as the first."""
-_REFERENCE = (8, 0)
-"""Compute capability that stands for a card where none is named."""
 
 
 def estimate(
@@ -248,7 +247,10 @@ def _estimated(
     record: Callable[[Kind], Recorded], cards: tuple[Device, ...], recipe: Recipe | None, title: str
 ) -> Estimate:
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
-    recorded = {kind: record(kind) for kind in dict.fromkeys(sorted(kinds, key=lambda kind: kind[1] != _REFERENCE))}
+    recorded: dict[Kind, Recorded] = {}
+    for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[1] != GENERATIONS[0]):
+        like = next((one for one in recorded.values() if kind[1] in one.same_on), None)
+        recorded[kind] = record(kind) if like is None else like.on(kind[1])
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warnings.warn(message, SnugfitWarning, stacklevel=3)
     return assemble(
@@ -262,11 +264,11 @@ def _estimated(
 def _kind(card: Device, *, alone: bool) -> Kind:
     """The kind of device that a card's run is recorded on; a table of cards is recorded once a generation."""
     if card.name == "cpu":
-        return "cpu", _REFERENCE
-    capability = card.compute_capability or _REFERENCE
+        return "cpu", GENERATIONS[0]
+    capability = card.compute_capability or GENERATIONS[0]
     if alone:
         return "cuda", capability
-    return "cuda", (7, 5) if capability < (8, 0) else _REFERENCE if capability < (9, 0) else (9, 0)
+    return "cuda", generation_of(capability)
 
 
 _plain_worker: list[Any] = []

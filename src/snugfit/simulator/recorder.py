@@ -31,6 +31,7 @@ from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
 from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.captured import Captured
 from snugfit.simulator.dispatch_plan import Plan
+from snugfit.simulator.generations import CUBLAS, Capability, CardQuestions, cublas_workspace_bytes
 from snugfit.simulator.known_values import follow
 from snugfit.simulator.module_path import ModulePath
 from snugfit.simulator.operator_costs import cost_of, tensors_in
@@ -99,6 +100,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number of the training step, for the marks of phases."""
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
+        self.card = CardQuestions(personality.capability)
+        """Answers about the card; knows on which generations the recording is the same."""
         self.modules = ModulePath()
         self._plans: dict[Any, Plan] = {}
         self._operators: cpu_operators.CpuOperators | None = None
@@ -130,10 +133,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Recorder:
         """Starts to record."""
         backend = accelerator.backend
-        self._before = (backend.observer, backend.memory, backend.capability, backend.current)
+        self._before = (backend.observer, backend.memory, backend.of_card, backend.current)
         backend.observer = self._on_backend
-        backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
-        backend.capability = self.personality.capability
+        backend.memory, backend.of_card = self._memory, self.card.ask
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:
             self._plans = _plans.setdefault(self.personality, {})
@@ -152,7 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._entered.close()
         backend = accelerator.backend
-        backend.observer, backend.memory, backend.capability, backend.current = self._before
+        backend.observer, backend.memory, backend.of_card, backend.current = self._before
 
     @contextmanager
     def _also_inside(self) -> Iterator[None]:
@@ -432,12 +434,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
         cost = cost_of(func, args, kwargs, result, written)
-        inner = cpu_operators.NOTHING
+        inner, differs = cpu_operators.NOTHING, tuple[Capability, ...]()
         if self._operators is not None and cost.kernels and ask:  # the machine's own values would give another size
             inner = self._operators.ask(func, args, kwargs, fresh, cost)
         elif self._cuda and not on_host:
-            spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)
-            inner = inner._replace(spaces=spaces)
+
+            def spaces(capability: Capability) -> Any:
+                return kernels.workspaces(str(func), args, kwargs, capability)
+
+            inner, differs = inner._replace(spaces=spaces(self.card.own)), self.card.differing(spaces)
         plan = Plan(
             name=str(func),
             outputs=(),
@@ -447,6 +452,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             order=inner.order,
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
+            differs=differs,
         )
         return plan, inner.corrected
 
@@ -508,6 +514,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
+        if plan.differs:
+            self.card.leave_out(plan.differs)
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
         seen = 0
@@ -573,11 +581,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = (private_torch.current_node() is not None, self._stream)
         if key not in self._library_workspaces:
             self._library_workspaces.add(key)
-            size = kernels.cublas_workspace_bytes(self.personality.capability)
-            self._builder.alloc(
-                size, category="temporaries", operator="cublas workspace", phase=phase, stream=self._stream
-            )
+            size = cublas_workspace_bytes(self.card.own)
+            self._builder.alloc(size, category="temporaries", operator=CUBLAS, phase=phase, stream=self._stream)
             self._ledger.grow(size)
+
+    def _memory(self) -> tuple[int, int]:
+        """What a script is told of allocated memory, in which the workspace of cuBLAS has its size on this card."""
+        self.card.leave_out()
+        return self._ledger.allocated_bytes, self._ledger.peak_bytes
 
     # -- gradients, optimizers, streams
 

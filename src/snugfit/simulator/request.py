@@ -20,6 +20,7 @@ from snugfit.recipe import Recipe
 from snugfit.simulator import real_run
 from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.experts import expert_modules
+from snugfit.simulator.generations import Capability, on_generation
 from snugfit.simulator.real_run import Refused
 from snugfit.simulator.trace import Trace
 from snugfit.workload import Workload, algorithm_and_storage
@@ -72,6 +73,8 @@ class Recorded:
     """The torch whose operators were recorded."""
     processor: str | None
     """The processor on which a CPU run was asked what operators take; None for a card."""
+    same_on: tuple[Capability, ...]
+    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
     workload: Workload | None
     """What is learned, with the traits of the model; None for a hand-written step."""
     batch_shape: str
@@ -91,6 +94,15 @@ class Recorded:
 
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
+
+    def on(self, capability: Capability) -> Recorded:
+        """Returns the recording on another generation of cards, one of `same_on`.
+
+        Args:
+            capability: The generation.
+        """
+        trace = on_generation(self.trace, capability)
+        return self if trace is self.trace else dataclasses.replace(self, trace=trace)
 
     @property
     def steady_steps(self) -> range:
@@ -472,6 +484,7 @@ def _recorded(
         warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         torch_version=str(recording.torch_version),  # torch has a class of its own for it
         processor=recording.processor,
+        same_on=recording.same_on,
         workload=workload,
         batch_shape=_shape(batches),
         batches=len(batches),
