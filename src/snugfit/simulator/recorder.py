@@ -9,6 +9,7 @@ else is fake and has no values.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from snugfit.simulator import (
 from snugfit.simulator.accelerator import DEVICE_TYPE, Personality
 from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.captured import Captured
-from snugfit.simulator.dispatch_plan import Plan
+from snugfit.simulator.dispatch_plan import OperatorPlans, Plan
 from snugfit.simulator.generations import CUBLAS, Capability, CardQuestions, cublas_workspace_bytes
 from snugfit.simulator.known_values import follow
 from snugfit.simulator.module_path import ModulePath
@@ -79,7 +80,7 @@ _NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.
 """Operators that make zero of what is nowhere true."""
 _is_all_true = _aten._is_all_true.default
 _KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _is_all_true})
-_plans: dict[Any, dict[Any, Plan]] = {}
+_plans: dict[Any, dict[Any, OperatorPlans]] = {}
 _holds_more: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
@@ -103,7 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.card = CardQuestions(personality.capability)
         """Answers about the card; knows on which generations the recording is the same."""
         self.modules = ModulePath()
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, OperatorPlans] = {}
         self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
@@ -254,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs one operator on fake tensors and records it."""
         if func is _device:
-            return args[0].device
+            return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
         if func is _add and private_torch.summed_in_place(args):
@@ -263,14 +264,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module = self._where()
         if self._captured.unused:
             self._take_captured(args, kwargs, module)
-        found = dispatch_plan.key_of(func, args, kwargs)
+        known = self._plans.get(func)
+        if known is None:
+            known = self._plans[func] = OperatorPlans(func, knows=func in _KNOWING)
+        found = known.key(args, kwargs)
         if found is not None:
-            plan = self._plans.get(found[0])
+            plan = known.plans.get(found[0])
             if plan is not None:
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
                     self._note(plan, fresh, module)
-                    if func in _KNOWING:
+                    if known.knows:
                         self._know(func, args, found[1], fresh)
                 follow(func, args, kwargs, found[1], result)
                 return result
@@ -307,7 +311,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if found is None:
             return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
-        key = (self.personality.kind, found[0])
+        key = (self.personality.kind, func, found[0])
         known = _holds_more.get(key)
         if known is None:
             known = _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
@@ -346,8 +350,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
                 args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
             try:
-                with self._mode:
-                    result = func(*args, **kwargs)
+                result = private_torch.viewed(self._factory, func, args, kwargs)
+                if result is None:
+                    with self._mode:
+                        result = func(*args, **kwargs)
             except Exception as error:
                 problem = fake_failure.explain(error, str(func), module)
                 if problem is not None:
@@ -379,7 +385,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
-                self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+                self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
         if func in _KNOWING:
             self._know(func, args, tensors, fresh)
@@ -530,9 +536,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not cost.kernels:
             return
         dtype = cost.dtype
-        if self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
+        if cost.flops and self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
             dtype = "tf32"
-        after = tuple(self._waits.pop(stream, ()))
+        after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         self._last_run[stream] = self._builder.run(
             OperatorRun(
                 name,
@@ -548,8 +554,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cost.product,
                 after,
                 plan.blocking,
-                convolution=cost.convolution,
-                again_bytes=cost.again_bytes,
+                len(self._builder),
+                cost.convolution,
+                cost.again_bytes,
             )
         )
 
@@ -656,11 +663,15 @@ def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the arguments that an operator writes to."""
-    found: list[Any] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
-    return tensors_in(found)
+    places = _places_written(func)
+    return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
+
+
+@functools.cache
+def _places_written(func: Any) -> list[tuple[int, str]]:
+    """Positions and names of the arguments that an operator writes to."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:

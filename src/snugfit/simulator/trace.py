@@ -357,7 +357,7 @@ class TraceBuilder:
         Returns:
             Its index, for `after` of later runs.
         """
-        self._runs.append(run._replace(at=len(self._kinds)))
+        self._runs.append(run if run.at == len(self._kinds) else run._replace(at=len(self._kinds)))
         return len(self._runs) - 1
 
     def set_module(self, storage: int, module: str) -> None:
