@@ -1,0 +1,434 @@
+"""What a recording is: every storage of a run with its birth and death, and every operator, in order.
+
+A trace is made once by the recorder and replayed often: without a limit, at each card's size, by the clock and the
+anatomy. So it is compact (parallel columns, tuples of ints, one row for each storage), immutable, and made of ints and
+strings only; it pickles, and `to_plain` makes it JSON. It knows nothing of any allocator: sizes are the bytes that were
+asked for, and how they are rounded and placed is the replay's business.
+
+`TraceBuilder` is the only way to make one. A storage's category may be decided late (a tensor becomes a gradient
+when it is accumulated, a temporary becomes an activation when it is saved), any time before `build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from snugfit.errors import InputError
+
+Place = Literal["device", "host"]
+CATEGORIES = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
+
+ALLOC, FREE, RESIZE, WORKSPACE, MARK, EMPTY_CACHE = range(6)
+"""Kinds of events: the first of the three columns. What subject and value mean is said at `Trace`."""
+
+
+class Storage(NamedTuple):
+    """One block of memory that a tensor, or several views of it, live in."""
+
+    id: int
+    """Its index in `Trace.storages`."""
+    nbytes: int
+    """Bytes asked for at its birth; 0 is allowed and takes nothing."""
+    place: str
+    """`device` or `host`."""
+    category: str
+    """One of `CATEGORIES`."""
+    module: str
+    """Dotted path of the module in which it was made; empty outside of all modules."""
+    operator: str
+    """The operator that made it, such as `aten.mm.default`."""
+    phase: str
+    """The phase in which it was made, such as `forward`."""
+    stream: int
+    """The stream that was current; 0 is the default stream. Every stream has its own pools."""
+
+
+class Workspace(NamedTuple):
+    """Memory that is taken and given back inside one operator: seen only as a peak."""
+
+    nbytes: int
+    """Bytes asked for."""
+    operator: str
+    """The operator that needs it."""
+    module: str
+    """Dotted path of the module in which the operator ran."""
+    phase: str
+    """The phase in which it ran."""
+    stream: int
+    """The stream that was current."""
+
+
+class Convolution(NamedTuple):
+    """The shape of a convolution as the clock needs it; a transposed one is an ordinary one in the other direction."""
+
+    samples: int
+    """Images of the batch."""
+    inputs: int
+    """Channels of the input."""
+    outputs: int
+    """Channels of the output."""
+    groups: int
+    """Groups that channels are divided into."""
+    taps: int
+    """Elements of the kernel's window, such as 9 for 3 x 3."""
+    pixels: int
+    """Positions of an input image."""
+    positions: int
+    """Positions of an output image."""
+    stride: int
+    """Product of the strides."""
+    gradients: int
+    """0: the forward pass. 1: the gradient of the input. 2: that of the weights. 3: both."""
+    channels_last: bool
+    """Whether the channels of a pixel lie side by side."""
+
+
+class OperatorRun(NamedTuple):
+    """One operator as the clock sees it."""
+
+    operator: str
+    """Its name, such as `aten.mm.default`."""
+    module: str
+    """Dotted path of the module in which it ran."""
+    phase: str
+    """The phase in which it ran."""
+    flops: int
+    """Floating-point operations; 0 for data movement."""
+    read_bytes: int
+    """Bytes read from memory (or sent, for `link`)."""
+    written_bytes: int
+    """Bytes written to memory."""
+    dtype: str
+    """What it computes in: `float32`, `tf32`, `float16`, `bfloat16`, `float64`, `int64` and so on."""
+    kernels: int
+    """Kernels launched; 0 for one that only makes a view."""
+    device: str
+    """`device`, `host` (computed by the CPU) or `link` (a copy between the two)."""
+    stream: int = 0
+    """The stream it runs on."""
+    product: tuple[int, int, int, int] | tuple[()] = ()
+    """For a matrix product: batch, rows, columns and inner size; empty for everything else."""
+    after: tuple[int, ...] = ()
+    """Indices of earlier runs that must have ended first (waits for events of other streams)."""
+    blocking: bool = False
+    """Whether the host waits for its end (`.item()`, a copy from pageable memory, a synchronise)."""
+    at: int = 0
+    """How many events of the trace came before it."""
+    convolution: Convolution | tuple[()] = ()
+    """For a convolution: its shape; empty for everything else."""
+    again_bytes: int = 0
+    """Bytes of arguments that a card's kernels read more than once."""
+
+
+class Repeat(NamedTuple):
+    """A stretch of runs that stands for several like it: one microbatch of many."""
+
+    first_run: int
+    """Index of its first run."""
+    last_run: int
+    """Index behind its last run."""
+    times: int
+    """How often it happens again right after itself."""
+
+
+class Event(NamedTuple):
+    """One event in words, for reading and for tests; the columns of `Trace` hold the same as ints."""
+
+    kind: str
+    """`alloc`, `free`, `resize`, `workspace`, `enter`, `leave` or `empty_cache`."""
+    subject: int | str
+    """The storage's id, the workspace's index, or the phase's name."""
+    value: int = 0
+    """The new size of a resized storage; the step of a mark."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything that happened to memory in a run, in order, and every operator."""
+
+    storages: tuple[Storage, ...]
+    """All storages that ever lived; a storage's id is its index."""
+    workspaces: tuple[Workspace, ...]
+    """Memory taken and given back inside operators."""
+    phases: tuple[str, ...]
+    """Names that marks refer to by index."""
+    kinds: bytes
+    """Kind of each event: ALLOC, FREE, RESIZE, WORKSPACE, MARK or EMPTY_CACHE."""
+    subjects: tuple[int, ...]
+    """Storage id, workspace index (WORKSPACE), phase index (MARK) or 0 (EMPTY_CACHE)."""
+    values: tuple[int, ...]
+    """New bytes (RESIZE), 2 * step + (1 if entered else 0) (MARK), 0 for the rest."""
+    runs: tuple[OperatorRun, ...] = ()
+    """Operators in the order in which the host issued them."""
+    repeats: tuple[Repeat, ...] = ()
+    """Stretches of runs that happen several times and were recorded once; their memory is the same every time."""
+    taken_apart: tuple[tuple[str, str], ...] = ()
+    """Operators that the device has no kernel for, with the module they ran in; `runs` has their parts."""
+
+    def __reduce__(self) -> Any:
+        """Travels as plain tuples: a named one asks Python for its fields, a microsecond for each of a million rows."""
+        rows = {name: tuple(map(tuple, getattr(self, name))) for name in _ROWS}
+        rest = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _ROWS}
+        return _travelled, (rows, rest)
+
+    def __len__(self) -> int:
+        """The number of events."""
+        return len(self.kinds)
+
+    def events(self) -> Iterator[Event]:
+        """Yields the events in words."""
+        names = ("alloc", "free", "resize", "workspace", "mark", "empty_cache")
+        for kind, subject, value in zip(self.kinds, self.subjects, self.values, strict=True):
+            if kind == MARK:
+                yield Event("enter" if value & 1 else "leave", self.phases[subject], value >> 1)
+            else:
+                yield Event(names[kind], subject, value)
+
+    def where(self, index: int) -> tuple[str, str, str]:
+        """Returns what was running when an event happened.
+
+        Args:
+            index: Index of an event.
+
+        Returns:
+            Phase, operator and module. For a birth those of the storage, for a workspace its own, and for the rest
+            those of the latest birth or workspace before it; empty strings when there is none.
+        """
+        for i in range(index, -1, -1):
+            row: Storage | Workspace
+            if self.kinds[i] == ALLOC:
+                row = self.storages[self.subjects[i]]
+            elif self.kinds[i] == WORKSPACE:
+                row = self.workspaces[self.subjects[i]]
+            else:
+                continue
+            return row.phase, row.operator, row.module
+        return "", "", ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Returns the trace as lists, ints and strings, for JSON."""
+        return {
+            "storages": [list(row) for row in self.storages],
+            "workspaces": [list(row) for row in self.workspaces],
+            "phases": list(self.phases),
+            "kinds": list(self.kinds),
+            "subjects": list(self.subjects),
+            "values": list(self.values),
+            "runs": [list(row) for row in self.runs],
+            "repeats": [list(row) for row in self.repeats],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Trace:
+        """Returns the trace that `to_plain` wrote.
+
+        Args:
+            plain: What `to_plain` returned, also after a way through JSON.
+
+        Returns:
+            An equal trace.
+        """
+        runs = []
+        for row in plain["runs"]:
+            run = OperatorRun(*row)
+            product: Any = tuple(run.product)
+            shape: Any = Convolution(*run.convolution) if run.convolution else ()
+            runs.append(run._replace(product=product, after=tuple(run.after), convolution=shape))
+        return cls(
+            storages=tuple(Storage(*row) for row in plain["storages"]),
+            workspaces=tuple(Workspace(*row) for row in plain["workspaces"]),
+            phases=tuple(plain["phases"]),
+            kinds=bytes(plain["kinds"]),
+            subjects=tuple(plain["subjects"]),
+            values=tuple(plain["values"]),
+            runs=tuple(runs),
+            repeats=tuple(Repeat(*row) for row in plain.get("repeats", ())),
+        )
+
+
+_ROWS: dict[str, Any] = {"storages": Storage, "workspaces": Workspace, "runs": OperatorRun}
+
+
+def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
+    columns: dict[str, Any] = {name: tuple(map(_ROWS[name]._make, values)) for name, values in rows.items()}
+    return Trace(**columns, **rest)
+
+
+class TraceBuilder:
+    """Takes down events as they happen and makes a `Trace` of them."""
+
+    def __init__(self) -> None:
+        """Starts an empty trace."""
+        self._storages: list[tuple[int, str, str, str, str, int]] = []
+        self._categories: list[str] = []
+        self._alive: list[bool] = []
+        self._workspaces: list[Workspace] = []
+        self._phases: dict[str, int] = {}
+        self._kinds = bytearray()
+        self._subjects: list[int] = []
+        self._values: list[int] = []
+        self._runs: list[OperatorRun] = []
+        self.taken_apart: dict[tuple[str, str], None] = {}
+        """Operator and module of all that was recorded in parts."""
+
+    def __len__(self) -> int:
+        """The number of events so far."""
+        return len(self._kinds)
+
+    def _event(self, kind: int, subject: int, value: int = 0) -> None:
+        self._kinds.append(kind)
+        self._subjects.append(subject)
+        self._values.append(value)
+
+    def alloc(
+        self,
+        nbytes: int,
+        *,
+        place: Place = "device",
+        category: str = "temporaries",
+        module: str = "",
+        operator: str = "",
+        phase: str = "",
+        stream: int = 0,
+    ) -> int:
+        """A storage is born.
+
+        Args:
+            nbytes: Bytes asked for, 0 or more.
+            place: Where it lives.
+            category: What it is; `set_category` may change it later.
+            module: Dotted path of the module in which it was made.
+            operator: The operator that made it.
+            phase: The phase in which it was made.
+            stream: The stream that was current.
+
+        Returns:
+            Its id.
+        """
+        storage = len(self._storages)
+        self._storages.append((nbytes, place, module, operator, phase, stream))
+        self._categories.append(category)
+        self._alive.append(True)
+        self._event(ALLOC, storage)
+        return storage
+
+    def free(self, storage: int) -> None:
+        """A storage dies; it must be alive.
+
+        Args:
+            storage: The id that `alloc` returned.
+        """
+        assert self._alive[storage], f"storage {storage} is already dead"
+        self._alive[storage] = False
+        self._event(FREE, storage)
+
+    def resize(self, storage: int, nbytes: int) -> None:
+        """A living storage gets another size, as FSDP does to free parameters (0) and to bring them back.
+
+        Args:
+            storage: The id that `alloc` returned.
+            nbytes: The new size, 0 or more.
+        """
+        assert self._alive[storage], f"storage {storage} is already dead"
+        self._event(RESIZE, storage, nbytes)
+
+    def workspace(self, nbytes: int, *, operator: str = "", module: str = "", phase: str = "", stream: int = 0) -> None:
+        """An operator takes memory and gives it back before it returns.
+
+        Args:
+            nbytes: Bytes asked for.
+            operator: The operator that needs it.
+            module: Dotted path of the module in which it ran.
+            phase: The phase in which it ran.
+            stream: The stream that was current.
+        """
+        self._event(WORKSPACE, len(self._workspaces))
+        self._workspaces.append(Workspace(nbytes, operator, module, phase, stream))
+
+    def mark(self, phase: str, entered: bool, step: int = 0) -> None:
+        """A phase is entered or left.
+
+        Args:
+            phase: Its name.
+            entered: Whether it begins here.
+            step: Number of the training step, from 0.
+        """
+        index = self._phases.setdefault(phase, len(self._phases))
+        self._event(MARK, index, 2 * step + int(entered))
+
+    def empty_cache(self) -> None:
+        """`torch.cuda.empty_cache()` was called."""
+        self._event(EMPTY_CACHE, 0)
+
+    def run(self, run: OperatorRun) -> int:
+        """An operator ran.
+
+        Args:
+            run: The operator; its `at` is filled in here.
+
+        Returns:
+            Its index, for `after` of later runs.
+        """
+        self._runs.append(run if run.at == len(self._kinds) else run._replace(at=len(self._kinds)))
+        return len(self._runs) - 1
+
+    def set_module(self, storage: int, module: str) -> None:
+        """Says to which module a storage belongs, where that is not the one in which it was made.
+
+        Args:
+            storage: The id that `alloc` returned.
+            module: Dotted path of the module.
+        """
+        row = self._storages[storage]
+        self._storages[storage] = (*row[:2], module, *row[3:])
+
+    def set_category(self, storage: int, category: str) -> None:
+        """Says what a storage turned out to be.
+
+        Args:
+            storage: The id that `alloc` returned.
+            category: One of `CATEGORIES`.
+        """
+        self._categories[storage] = category
+
+    def category(self, storage: int) -> str:
+        """Returns what a storage is taken for so far.
+
+        Args:
+            storage: The id that `alloc` returned.
+
+        Returns:
+            One of `CATEGORIES`.
+        """
+        return self._categories[storage]
+
+    def build(self) -> Trace:
+        """Returns what was taken down so far as a trace.
+
+        Returns:
+            The trace; the builder may go on.
+
+        Raises:
+            InputError: For a category that does not exist.
+        """
+        unknown = sorted(set(self._categories) - set(CATEGORIES))
+        if unknown:
+            raise InputError(f"category {unknown[0]!r} does not exist. Allowed: {', '.join(CATEGORIES)}.")
+        storages = tuple(
+            Storage(i, nbytes, place, category, module, operator, phase, stream)
+            for i, ((nbytes, place, module, operator, phase, stream), category) in enumerate(
+                zip(self._storages, self._categories, strict=True)
+            )
+        )
+        return Trace(
+            storages=storages,
+            workspaces=tuple(self._workspaces),
+            phases=tuple(self._phases),
+            kinds=bytes(self._kinds),
+            subjects=tuple(self._subjects),
+            values=tuple(self._values),
+            runs=tuple(self._runs),
+            taken_apart=tuple(self.taken_apart),
+        )
