@@ -88,7 +88,7 @@ class Recorded:
     expert_modules: tuple[str, ...] = ()
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
-    """Repeated blocks of the model, in its order; none for a hand-written step."""
+    """Repeated blocks of the model, in its order."""
     steps: int | None = None
     """Calls of a hand-written step that were recorded; None for training by a recipe."""
 
@@ -321,6 +321,7 @@ def record_step(
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_step
+    from snugfit.techniques.blocks import find_blocks
     from snugfit.training.phases import phase
     from snugfit.workers import skeleton
 
@@ -345,6 +346,7 @@ def record_step(
             turn += 1
         step(model, optimizer, given)
 
+    block_names = tuple(find_blocks(model))
     weights, parameters = _weights(model)
     calls = steps or max(STEPS, len(batches) + 1)
 
@@ -362,7 +364,7 @@ def record_step(
         )
 
     recorded = _recorded(run, model, None, batches, weights, parameters, kind)
-    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls)
+    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls, block_names=block_names)
 
 
 def _module(model: Any) -> torch.nn.Module:
