@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from snugfit.cli import output
 from snugfit.errors import RecipeError
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
@@ -45,7 +45,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         metavar="FILE",
         dest="recipe_file",
-        type=Path,
+        type=output.some_path,
         help="YAML file of `field: value` lines; the options below go before it.",
     )
     for info in recipe_fields():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,14 +72,28 @@ def _check(spec: str, options: TextOptions) -> None:
     kind, colon, _ = spec.partition(":")
     known = {form.partition(":")[0]: form for form in FORMS}
     if kind not in known or (colon and ":" not in known[kind]):
-        raise InputError(f"data {spec!r} is unknown for {options.task}; {did_you_mean(kind, FORMS)}")
+        form = {
+            ".csv": "csv",
+            ".tsv": "csv",
+            ".jsonl": "jsonl",
+            ".json": "jsonl",
+            ".parquet": "parquet",
+            ".txt": "text",
+        }
+        path = Path(spec)
+        hint = f"it is a file: write {form[path.suffix]}:{spec}. " if path.suffix in form and path.exists() else ""
+        raise InputError(f"data {spec!r} is unknown for {options.task}; {hint or did_you_mean(kind, FORMS)}".rstrip())
     if not colon and ":" in known[kind]:
         raise InputError(f"data {spec!r} names nothing. Write {known[kind]}.")
     made_for = TASK_OF_DATA.get(kind, options.task)
     if made_for != options.task:
         raise InputError(
             f"data {spec!r} is for {made_for}, and the task is {options.task}. "
-            + ("Labelled texts come as csv:FILE, jsonl:FILE or parquet:FILE." if made_for == CAUSAL_LM else "")
+            + (
+                "Labelled texts come as csv:FILE, jsonl:FILE or parquet:FILE."
+                if made_for == CAUSAL_LM
+                else "Leave --task out."
+            )
         )
     given = {
         f"--{name.replace('_', '-')}": getattr(options, name)
