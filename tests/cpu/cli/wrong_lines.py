@@ -220,10 +220,10 @@ def listing(folder: Path) -> dict[str, bytes | None]:
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in folders:
-            found[os.path.join(root, name)] = None
+            found[str(Path(root, name))] = None
         for name in files:
-            path = os.path.join(root, name)
-            found[path] = None if os.path.islink(path) else Path(path).read_bytes()
+            path = Path(root, name)
+            found[str(path)] = None if path.is_symlink() else path.read_bytes()
     return found
 
 
