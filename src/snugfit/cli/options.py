@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
-from snugfit.errors import RecipeError
+from snugfit.errors import InputError, RecipeError
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
@@ -152,8 +153,14 @@ def workload_from(args: argparse.Namespace) -> Workload:
 
     Raises:
         RecipeError: Listing every mistake.
+        InputError: The file of weights does not exist.
     """
-    return Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    weights = workload.weights
+    # Also where no weight is read: an estimate of a training that could not begin is of no use.
+    if weights is not None and weights.endswith(".safetensors") and not Path(weights).expanduser().is_file():
+        raise InputError(f"weights file {weights!r} does not exist. Give an existing .safetensors file.")
+    return workload
 
 
 def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:

@@ -94,7 +94,9 @@ class LastWords:
                 "batch or fewer microbatches."
             )
         else:
-            todo = "An operator or an extension crashed: try the step on the CPU without snugfit; if it works, report it."
+            todo = (
+                "An operator or an extension crashed: try the step on the CPU without snugfit; if it works, report it."
+            )
         return f"{what} was ended by signal {name}{place}. {said}{todo}"
 
     def _place(self) -> str:
