@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from snugfit.errors import CannotSimulateError
 from snugfit.simulator import fake_failure, private_torch
 from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.known_values import known_value
@@ -257,8 +258,13 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
         return values.array(tensor, ".tolist()").tolist()
 
     def to_text(tensor: torch.Tensor, how: str) -> str:
-        number = type(tensor) is FakeTensor and tensor.dim() == 0
-        return format(tensor.item(), how) if number else formatted(tensor, how)  # type: ignore[no-untyped-call]
+        if type(tensor) is not FakeTensor or tensor.dim() != 0:
+            text: str = formatted(tensor, how)  # type: ignore[no-untyped-call]
+            return text
+        try:
+            return format(tensor.item(), how)
+        except CannotSimulateError:  # text decides nothing: libraries word the message of a check that holds
+            return "?"
 
     with replaced(
         [

@@ -18,7 +18,7 @@ from snugfit.cli import main
 
 MODELS = (
     MODEL_FILE
-    + '''
+    + """
 
 def needs_width(width):
     return nn.Linear(width, 10)
@@ -82,7 +82,7 @@ def quits_in_forward():
 
 ready = nn.Linear(64, 10)
 number = 3
-'''
+"""
 )
 
 LLAMA = {
