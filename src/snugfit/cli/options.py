@@ -13,10 +13,10 @@ from typing import Any
 
 from snugfit.cli import output
 from snugfit.errors import InputError, RecipeError
+from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.simulator.assumptions import Assumptions
 from snugfit.workload import Workload, algorithm_and_storage
 
 TRAITS = ("batch_norm", "dropout")

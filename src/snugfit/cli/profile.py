@@ -14,7 +14,7 @@ from snugfit.cli.output import add_json_option, check_writable, print_json, some
 from snugfit.errors import InputError
 
 if TYPE_CHECKING:
-    from snugfit.measure.profile import Profile
+    from snugfit.profiler.profile import Profile
 
 EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
 
@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
         InputError: There is no such script, or a file cannot be written.
     """
     _check_files(args)
-    from snugfit.measure.profile_script import check_script
+    from snugfit.profiler.script import check_script
 
     check_script(args.script)
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
-        from snugfit.measure.profile import profile_script
+        from snugfit.profiler.profile import profile_script
         from snugfit.report.profile_card import print_profile, profile_to_plain
 
         profile = profile_script(
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_snapshot(path: Path, profile: Profile) -> None:
-    from snugfit.simulator.snapshot import write_snapshot
+    from snugfit.recording.snapshot import write_snapshot
 
     write_snapshot(path, profile.trace, profile.config)
 

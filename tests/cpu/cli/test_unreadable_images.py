@@ -6,7 +6,7 @@ import pytest
 
 Image = pytest.importorskip("PIL.Image")
 
-from snugfit.cli import main
+from snugfit.cli import main  # noqa: E402
 
 WORDS = ["train", "model.py:build", "--data", "imagefolder:photos", "--image-size", "8", "--batch-size", "4"]
 

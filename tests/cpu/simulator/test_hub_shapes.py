@@ -8,8 +8,8 @@ import torch
 import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.simulator.estimate import estimate_named
-from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import NamedModel
+from snugfit.workers.pool import Pool
 from snugfit.workloads.model_batches import batch_for, task_of
 from snugfit.workloads.models import build_model
 
