@@ -44,11 +44,13 @@ def read_yaml(path: str | Path, what: str, *, example: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{named} cannot be read: {error.strerror or error}. Give an existing file.") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{named} is not UTF-8 text: {error.reason} at byte {error.start}. {todo}") from error
+        raise InputError(
+            f"{named} is not YAML, as it is not UTF-8 text: {error.reason} at byte {error.start}. {todo}"
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{named}{place} is not understood: {error.problem or error.context}. {todo}") from error
+        raise InputError(f"{named}{place} is not YAML: {error.problem or error.context}. {todo}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13 is a ValueError
         raise InputError(f"{named} is not YAML: {' '.join(str(error).split())}. {todo}") from error
     if given is None:

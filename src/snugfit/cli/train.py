@@ -210,7 +210,7 @@ def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
     settings = request.settings
     if settings.max_steps is not None:
         return settings.max_steps
-    steps: int = settings.epochs * summary["steps_per_epoch"]
+    steps: int = settings.epochs * summary.get("steps_per_epoch", 1)
     return steps
 
 

@@ -338,11 +338,11 @@ class RunDirectory:
             return None
         try:
             summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if not all(isinstance(summary[name], int) for name in ("steps", "steps_per_epoch")):
+            if not isinstance(summary["steps"], int) or not isinstance(summary.get("steps_per_epoch", 1), int):
                 raise TypeError("steps is no whole number")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"{path} was altered and cannot be read ({type(error).__name__}: {error}). Remove it, and the run ends anew."
+                f"{path} cannot be read, as it was altered ({type(error).__name__}: {error}). Remove it, and the run ends anew."
             ) from error
         return summary
 

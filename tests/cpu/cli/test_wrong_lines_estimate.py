@@ -263,7 +263,7 @@ LINES = [
     ),
     wrong(
         "estimate model.py:build --image-size 8 --recipe latin.yaml",
-        "recipe file 'latin.yaml' is not UTF-8 text",
+        "recipe file 'latin.yaml' is not YAML, as it is not UTF-8 text",
         "Write `field: value` lines, for example `checkpoint: all`",
     ),
     wrong(

@@ -47,7 +47,7 @@ def write(name, content):
 
 
 BROKEN = {
-    "no YAML": (write("workload.yaml", b"{\n"), ["run/workload.yaml", "is not understood", "field: value"]),
+    "no YAML": (write("workload.yaml", b"{\n"), ["run/workload.yaml", "is not YAML", "field: value"]),
     "not UTF-8": (write("workload.yaml", b"\x80\x81"), ["run/workload.yaml", "is not UTF-8"]),
     "a list": (write("workload.yaml", b"- 1\n"), ["run/workload.yaml", "holds a list"]),
     "too little": (write("workload.yaml", b"model: m.py:f\n"), ["data is missing", "another version"]),
