@@ -342,7 +342,7 @@ class RunDirectory:
                 raise TypeError("steps is no whole number")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"{path} cannot be read, as it was altered ({type(error).__name__}: {error}). Remove it, and the run ends anew."
+                f"{path} cannot be read, as it was altered ({type(error).__name__}: {error}). Remove it; the run ends anew."
             ) from error
         return summary
 
