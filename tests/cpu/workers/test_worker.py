@@ -130,6 +130,8 @@ def test_a_model_that_calls_sys_exit_does_not_end_the_worker(pool):
 
 def test_what_was_written_for_an_earlier_request_is_not_told(pool):
     pool.call(lambda: os.write(2, b"an old warning\n"))
+    while not pool._started[-1]._last_words._lines:  # read by a thread of its own
+        time.sleep(0.01)
     with pytest.raises(CannotSimulateError) as caught:
         pool.call(lambda: (os.write(2, b"the new one\n"), os._exit(3)))
     assert "the new one" in str(caught.value) and "an old warning" not in str(caught.value)
