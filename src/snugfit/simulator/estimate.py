@@ -111,15 +111,25 @@ def estimate(
         if step is not None:
             on_host = lives_on_host(batch)
             return workers.call(
-                request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host, steps=steps
+                request.record_step,
+                step,
+                model,
+                optimizer,
+                shapes,
+                kind,
+                settings,
+                on_host=on_host,
+                steps=steps,
+                doing=doing,
             )
         arguments = {
             **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
             "loss_weight": loss_weight,
         }  # fmt: skip
-        return workers.call(request.record_given, model, shapes, simulated, kind, arguments)
+        return workers.call(request.record_given, model, shapes, simulated, kind, arguments, doing=doing)
 
     title = getattr(model, "__name__", None) or type(model).__name__
+    doing = _doing(title)
     return _estimated(record, cards, None if step is not None else recipe or Recipe(), title)
 
 
@@ -158,10 +168,12 @@ def estimate_named(
 
     def record(kind: Kind) -> Recorded:
         if pool is None and "torch" not in sys.modules:
-            return _without_torch(request.record_named, *arguments, kind, settings)
+            return _without_torch(doing, request.record_named, *arguments, kind, settings)
         from snugfit.workers.pool import shared_pool
 
-        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings)
+        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings, doing=doing)
+
+    doing = _doing(named.spec)
 
     try:
         return _estimated(record, cards, recipe, named.spec)
@@ -274,7 +286,12 @@ def _kind(card: Device, *, alone: bool) -> Kind:
 _plain_worker: list[Any] = []
 
 
-def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Recorded:
+def _doing(title: str) -> str:
+    """What a recording is for, in the message of a worker that dies."""
+    return f"a training step of {title}"
+
+
+def _without_torch(doing: str, function: Callable[..., Recorded], *arguments: Any) -> Recorded:
     """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
     import pickle
 
@@ -282,7 +299,7 @@ def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Record
 
     if not _plain_worker:
         _plain_worker.append(Worker())
-    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0)
+    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0, doing)
     return answer
 
 
