@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -85,9 +86,9 @@ class Update:
         self._loss: Tensor | None = None
         self._device = pool.device
         self._rates = ScheduledRates()
-        self._unbroken = UnbrokenUpdate(pool, self._held)
-        weights = list(gradients.named.values())
-        self._carrier = _Carrier(weights, self)
+        # No part refers back to this object, or the memory of a run that is over would wait for the garbage collector.
+        self._unbroken = UnbrokenUpdate(pool, functools.partial(_held, self._updates, gradients))
+        self._carrier = _Carrier(list(gradients.named.values()), weakref.proxy(self))
         self._hooks: list[RemovableHandle] = []
         if in_backward:
             names = {weight: name for name, weight in gradients.named.items()}
@@ -321,8 +322,9 @@ class Update:
     def _parts(self) -> list[ParameterUpdate]:
         return [update for update in self._updates if isinstance(update, ParameterUpdate)]
 
-    def _held(self) -> list[Tensor]:
-        return [one for update in self._updates for one in update.held()] + list(self._gradients.present().values())
+
+def _held(updates: list[JointUpdate], gradients: Gradients) -> list[Tensor]:
+    return [one for update in updates for one in update.held()] + list(gradients.present().values())
 
 
 def _weights(update: JointUpdate) -> list[nn.Parameter]:
