@@ -6,7 +6,7 @@ EXTRAS = vision,report
 THREADS ?= 1
 TORCH ?= torch
 
-.PHONY: demo test test-torch check gpu bench docs clean
+.PHONY: demo test test-fast slow-tests test-torch check gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
@@ -14,6 +14,14 @@ demo: $(VENV)/.demo  ## the ladder on real data: plain training against every te
 
 test: $(VENV)/.dev  ## the whole test suite; THREADS=2: with two threads of computation in each process
 	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2
+
+test-fast: $(VENV)/.dev  ## what a change most likely breaks, in under 90 seconds on two cores
+	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 -m "not slow"
+
+slow-tests: $(VENV)/.dev  ## times the whole suite, and writes down what test-fast leaves out
+	mkdir -p build
+	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 --junitxml build/tests.xml
+	$(RUN) tests/slow_tests.py build/tests.xml
 
 test-torch:  ## the whole test suite with another torch, in an environment of its own: make test-torch VERSION=2.11.0
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }

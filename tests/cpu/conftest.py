@@ -17,6 +17,14 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Marks what takes long by the list that `make slow-tests` writes."""
+    slow = frozenset((Path(__file__).parent / "slow_tests.txt").read_text(encoding="utf-8").split())
+    for item in items:
+        if item.nodeid.partition("[")[0].removeprefix("tests/") in slow:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _threads():
     torch.set_num_threads(THREADS)

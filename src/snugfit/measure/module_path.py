@@ -38,11 +38,14 @@ class ModulePath:
             model: The model; kept alive, since names go by identity.
         """
         self._keep.append(model)
+        owners: dict[int, str] = {}
         for name, module in model.named_modules():
             self._names[id(module)] = name
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    self._owners.setdefault(id(parameter), name)
+                    owners.setdefault(id(parameter), name)  # a tied one belongs to the first
+        # A model that is watched again may have new parameters, at the identities of those that it had before.
+        self._owners.update(owners)
 
     def of_node(self, node: Any) -> str:
         """Returns the path of the module in whose forward an autograd node was made.
