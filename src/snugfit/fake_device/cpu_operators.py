@@ -25,13 +25,13 @@ from snugfit import private_torch
 from snugfit.errors import SnugfitWarning
 from snugfit.fake_device import operator_shrink
 from snugfit.fake_device.dispatch_plan import BY_GRADIENT
+from snugfit.fake_device.kernels import AFTER_ALL, InnerBytes
 from snugfit.fake_device.operator_cache import OperatorCache
 from snugfit.fake_device.operator_call import describe
 from snugfit.fake_device.operator_costs import Cost, tensors_in
 from snugfit.fake_device.operator_shrink import Size
 from snugfit.fake_device.operator_truth import CannotRun, Result, Truth, results_of
 from snugfit.fake_device.processor import Processor, this_processor
-from snugfit.recording.inner_bytes import AFTER_ALL, InnerBytes
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
 """Libraries of operators that reach beyond this process."""

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.fake_device.kernels import InnerBytes
 from snugfit.fake_device.operator_call import ALIGNMENT
 from snugfit.fake_device.operator_costs import Cost
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability
-from snugfit.recording.inner_bytes import InnerBytes
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})

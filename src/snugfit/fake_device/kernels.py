@@ -10,12 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from snugfit.fake_device.convolution_layout import copied_bytes
-from snugfit.recording.inner_bytes import AFTER_ALL, InnerBytes
+
+AFTER_ALL = 1 << 30
+"""More results than any operator has."""
+
+
+class InnerBytes(NamedTuple):
+    """What is alive inside an operator at one moment."""
+
+    nbytes: int
+    """Bytes of all inner blocks that are alive at this moment."""
+    results: int
+    """How many of the operator's new results exist by then."""
+
 
 MIB = 2**20
 Args = Sequence[Any]
