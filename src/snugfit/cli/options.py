@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import RecipeError
-from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
+from snugfit.run import Run
 from snugfit.simulator.assumptions import Assumptions
 from snugfit.workload import Workload, algorithm_and_storage
 
@@ -169,23 +168,8 @@ def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:
         InputError: The recipe file cannot be read.
         RecipeError: Listing every mistake.
     """
-    made: list[Any] = []
-    errors: list[RecipeError] = []
-    for make in (recipe_from, workload_from):
-        try:
-            made.append(make(args))
-        except RecipeError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        problems = [problem for error in errors for problem in error.problems]
-        raise RecipeError(problems, subject="recipe and training settings")
-    recipe, workload = made
-    between = list(contradictions(recipe, workload))
-    if between:
-        raise RecipeError(between, subject="recipe against training settings")
-    return recipe, workload
+    run = Run.made_by(lambda: recipe_from(args), lambda: workload_from(args))
+    return run.recipe, run.workload
 
 
 def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, default: Any) -> None:

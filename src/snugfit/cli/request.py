@@ -13,9 +13,9 @@ from typing import Any
 
 from snugfit.cli import options
 from snugfit.errors import InputError, RecipeError, SnugfitWarning
-from snugfit.fidelity import contradictions
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
+from snugfit.run import Run
 from snugfit.workload import Workload
 
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
@@ -163,9 +163,7 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
         raise RecipeError(problems, subject="--resume goes on with the run as it was started")
-    between = list(contradictions(wanted, settings))
-    if between:
-        raise RecipeError(between, subject="recipe against training settings")
+    Run(wanted, settings)
     if changed:
         told = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
         warnings.warn(
