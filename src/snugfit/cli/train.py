@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli import budget, options, output, plan_options
-from snugfit.cli.assembly import build_trainer, open_matching_data, resolve_device, with_task
-from snugfit.cli.budget_watch import BudgetWatch, card_line
-from snugfit.cli.request import Request, default_run_dir, new_request, resume_command, resumed_request
-from snugfit.cli.text_assembly import save_for_transformers
+from snugfit.cli import options, output, plan_options
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
+from snugfit.runs import chosen as budget
+from snugfit.runs.budget_watch import BudgetWatch, card_line
+from snugfit.runs.parts import build_trainer, open_matching_data, resolve_device, with_task
+from snugfit.runs.request import Request, default_run_dir, new_request, resume_command, resumed_request
+from snugfit.runs.text_parts import save_for_transformers
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
-from snugfit.cli import options, text_assembly
-from snugfit.cli.request import Request
+from snugfit.cli import options
+from snugfit.runs import text_parts as text_assembly
+from snugfit.runs.request import Request
 from snugfit.errors import InputError
 
 IMAGES = "image-classification"
@@ -16,7 +17,7 @@ TRAINED = (IMAGES, *text_assembly.TEXT_TASKS)
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.cli.budget import Chosen
+    from snugfit.runs.chosen import Chosen
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task

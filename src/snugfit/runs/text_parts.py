@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli.request import Request
+from snugfit.runs.request import Request
 from snugfit.errors import InputError, SnugfitError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli import options, text_assembly
-from snugfit.cli.request import Request
+from snugfit.cli import options
+from snugfit.runs import text_parts as text_assembly
+from snugfit.runs.request import Request
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.planner.constraints import Constraints
