@@ -59,7 +59,16 @@ def evaluate(
     Returns:
         Means over all samples, or None when told to stop or when there are no batches.
     """
-    added = add_up(trainer, batches, task, stop=stop)
+    return read(add_up(trainer, batches, task, stop=stop), task)
+
+
+def read(added: tuple[Tensor, int] | None, task: Task) -> Evaluation | None:
+    """Reads from the device what an evaluation came to.
+
+    Args:
+        added: From `add_up`.
+        task: What was reported.
+    """
     if added is None:
         return None
     totals, samples = added

@@ -24,6 +24,19 @@ class Observer(Protocol):
         """Called when an evaluation ended."""
 
 
+class Unobserved:
+    """Nobody looks."""
+
+    def after_step(self, steps_done: int) -> None:
+        """Nothing."""
+
+    def before_evaluation(self) -> None:
+        """Nothing."""
+
+    def after_evaluation(self) -> None:
+        """Nothing."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoopResult:
     """What a run came to."""
