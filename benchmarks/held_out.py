@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.techniques.microbatch import batch_length, map_tensors, split_batch
-from snugfit.training.evaluation import evaluate, evaluated_at_once
-from snugfit.workloads.tasks import task_of_loss
+from snugfit.training.evaluation import evaluate, evaluated_at_once, task_of
 
 
 def evaluate_on(trainer: Any, batch: Any, arguments: Mapping[str, Any]) -> None:
@@ -21,5 +20,5 @@ def evaluate_on(trainer: Any, batch: Any, arguments: Mapping[str, Any]) -> None:
         arguments: The other arguments of `snugfit.prepare`: `loss` and `loss_weight` are looked at.
     """
     pieces = split_batch(batch, evaluated_at_once(trainer.recipe, batch_length(batch)))
-    task = task_of_loss(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+    task = task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
     evaluate(trainer, (map_tensors(piece, torch.Tensor.clone) for piece in pieces), task)

@@ -1,11 +1,16 @@
-"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it."""
+"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it.
+
+Each row is one process of `snugfit train --predict --json`: what it predicts, and what it then measures of itself, from
+building to evaluation. Models whose kind of data `snugfit train` does not read (segmentation, sequence to sequence, masks)
+take the same course of steps in a process of the harness.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import BY_NAME, cases
-from benchmarks.gpu.part import Part, Place, percent
+from benchmarks.gpu.part import Part, Place, Read, percent
 
 if TYPE_CHECKING:
     from snugfit.simulator.pool import Pool
@@ -42,6 +47,43 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
     return training_run.predict(BY_NAME[name].run(place.kind), place, pool)
 
 
+def command(name: str, place: Place) -> tuple[list[str], Read] | None:
+    """Returns the `snugfit train` that is a configuration, and how its document is read.
+
+    Args:
+        name: Its name.
+        place: Where it is measured.
+
+    Returns:
+        None where `snugfit train` reads no such data.
+    """
+    words = BY_NAME[name].train_words(place.kind)
+    return None if words is None else (words, read_document)
+
+
+def read_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns `predicted` and `measured` of a row.
+
+    Args:
+        document: From `snugfit train --json`.
+    """
+    from benchmarks.gpu.training_run import in_one_form
+
+    predicted, measured = document["predicted"], document["measured"]
+    one_form = in_one_form(predicted)
+    found = {"allocated_bytes": one_form["allocated_bytes"], "reserved_bytes": one_form["reserved_bytes"]}
+    found |= {
+        "host_bytes": predicted["host_tensor_bytes"],
+        "step_seconds": predicted["step_seconds"],
+        "peak_module": "",
+    }
+    found |= {key: predicted[key] for key in ("peak_phase", "peak_operator")}
+    batch = document["workload"]["settings"]["batch_size"]
+    seconds = batch / document["samples_per_second"]
+    host = {"host_bytes": measured.get("host_tensor_bytes", 0), "step_seconds": seconds}
+    return {"predicted": found, "measured": {**in_one_form(measured), **host}}
+
+
 def _line(row: dict[str, Any]) -> str:
     predicted, measured = row["predicted"], row["measured"]
     shown = [
@@ -67,6 +109,7 @@ PART = Part(
     name="accuracy",
     title="Predicted and measured memory",
     cases=cases,
+    command=command,
     measure=measure,
     predict=predict,
     line=_line,

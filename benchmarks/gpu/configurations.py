@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Place, half_of, spread
@@ -93,6 +94,33 @@ class Configuration:
             arguments=arguments,
             evaluate=self.evaluate,
         )
+
+    def train_words(self, kind: str) -> list[str] | None:
+        """Returns the words of the `snugfit train` that is this configuration; None where it reads no such data.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        subject, samples = SUBJECTS[self.subject], self.samples(kind)
+        shape = subject.shape_words(kind)
+        if shape is None:
+            return None
+        recipe = {**self.recipe}
+        if "microbatch_size" in recipe:
+            recipe["microbatch_size"] = max(1, samples // recipe["microbatch_size"])
+        words = [
+            "train",
+            f"{MODEL_FILE}:build",
+            "--model-arg",
+            f"subject={self.subject}",
+            "--model-arg",
+            f"kind={kind}",
+        ]
+        words += ["--data", "random", *shape, "--samples", str(4 * samples), "--batch-size", str(samples)]
+        words += ["--max-steps", "3", "--eval-every", "1", "--device", kind, "--predict"]
+        for key, value in {**self.settings, **recipe}.items():
+            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return words + ([] if self.evaluate else ["--no-evaluate"])
 
 
 def line(subject: str, scale: float = 1, evaluate: bool = True, **fields: Any) -> Configuration:
@@ -259,6 +287,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
 """All configurations."""
 
 BY_NAME = {configuration.name: configuration for configuration in CONFIGURATIONS}
+MODEL_FILE = Path(__file__).resolve().parent / "train_models.py"
 _ONLY_ON_CARDS = {
     ("precision", "tf32"): "tf32 changes nothing on a CPU",
     ("loss_impl", "fused"): "the fused loss is a kernel for cards",
@@ -284,6 +313,7 @@ def cases(place: Place) -> list[Case]:
             "recipe": configuration.recipe,
             "training": configuration.settings,
             "evaluate": configuration.evaluate,
+            "by": "prepare" if configuration.train_words(place.kind) is None else "snugfit train",
         }
         found.append(
             Case(

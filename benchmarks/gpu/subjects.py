@@ -34,6 +34,22 @@ class Subject:
     """How losses of microbatches combine."""
     packages: tuple[str, ...] = ()
     """Packages it comes from."""
+    trained: bool = True
+    """Whether `snugfit train` reads data of its kind."""
+
+    def shape_words(self, kind: Kind) -> list[str] | None:
+        """Returns the options of `snugfit train` for its task and the shape of its data; None where it reads no such data.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        made_by = getattr(self.batch, "keywords", {})
+        if self.loss is image_loss:
+            return ["--task", "image-classification", "--image-size", str(made_by["side"][kind])]
+        if not self.trained:
+            return None
+        task = "causal-lm" if made_by["labels"] == "next" else "text-classification"
+        return ["--task", task, "--seq-len", str(made_by["length"][kind])]
 
 
 def image_loss(output: Any, batch: Any) -> torch.Tensor:
@@ -168,6 +184,7 @@ def _text_model(
     classifier = model.endswith("ForSequenceClassification")
     return Subject(
         family=family,
+        trained=family != "encoder-decoder",
         build=functools.partial(_transformers, model=model, config=config, common=common or {}, sizes=sizes),
         batch=functools.partial(tokens, length={"cuda": length, "cpu": 32}, labels="class" if classifier else "next"),
         samples={"cuda": samples, "cpu": 4},
@@ -229,7 +246,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "mobilenetv3": _timm_model("CNN", "mobilenetv3_small_100", 256, {}, _SIDES),
     "lraspp": Subject(
-        family="segmentation", build=_segmentation, loss=pixel_loss, samples={"cuda": 16, "cpu": 4},
+        family="segmentation", trained=False, build=_segmentation, loss=pixel_loss, samples={"cuda": 16, "cpu": 4},
         batch=functools.partial(images, side={"cuda": 512, "cpu": 64}, pixels=True), packages=("torchvision",),
     ),
     "vit_b_16": _image_model(
@@ -295,7 +312,7 @@ SUBJECTS: dict[str, Subject] = {
         {"decoder_start_token_id": 0, "pad_token_id": 0},
     ),
     "lstm": Subject(
-        family="recurrent", build=_lstm, samples={"cuda": 64, "cpu": 8},
+        family="recurrent", trained=False, build=_lstm, samples={"cuda": 64, "cpu": 8},
         batch=functools.partial(tokens, length={"cuda": 256, "cpu": 32}, labels="class"),
     ),
 }  # fmt: skip

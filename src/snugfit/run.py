@@ -7,11 +7,13 @@ ask.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from snugfit.errors import RecipeError
+from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
-from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +68,29 @@ class Run:
             workload: What is learned.
         """
         return next(contradictions(recipe, workload), None) is None
+
+
+def by_owner(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tells the fields of a recipe from training settings.
+
+    `optimizer` names the workload's; one with low-bit state (adamw8bit) is the workload's adamw, held by the recipe in
+    fewer bits.
+
+    Args:
+        options: Field -> value.
+
+    Returns:
+        Fields of the recipe, and of the workload; names that neither has are left with the workload, which refuses them.
+    """
+    recipe, workload = dict[str, Any](), dict[str, Any]()
+    for name, value in options.items():
+        if name == "optimizer" and isinstance(value, str):
+            workload[name], storage = algorithm_and_storage(value)
+            if storage is not None:
+                recipe[name] = storage
+        else:
+            (recipe if name in field_infos(Recipe) else workload)[name] = value
+    return recipe, workload
 
 
 def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:

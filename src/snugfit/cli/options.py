@@ -13,13 +13,11 @@ from typing import Any
 
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.run import Run
+from snugfit.run import Run, by_owner
 from snugfit.simulator.assumptions import Assumptions
-from snugfit.workload import Workload, algorithm_and_storage
+from snugfit.workload import Workload
 
-TRAITS = ("batch_norm", "dropout")
-"""Fields of the workload that are read off the model."""
-
+_TRAITS = ("batch_norm", "dropout")
 PYTHON_ONLY = ("keep_gradients",)
 """Fields of the workload that make no difference to a run from the command line."""
 
@@ -86,7 +84,19 @@ def recipe_fields() -> list[FieldInfo]:
 
 def workload_fields() -> list[FieldInfo]:
     """Returns the fields of a workload that have an option."""
-    return [info for info in field_infos(Workload).values() if info.name not in (*TRAITS, *PYTHON_ONLY)]
+    return [info for info in field_infos(Workload).values() if info.name not in (*_TRAITS, *PYTHON_ONLY)]
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the recipe fields and training settings that were typed.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        Field name -> value; only options that were given.
+    """
+    return {**_given(args, recipe_fields(), "recipe_"), **_given(args, workload_fields(), "workload_")}
 
 
 def given_workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -94,14 +104,8 @@ def given_workload(args: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         args: What the command line gave.
-
-    Returns:
-        Field name -> value; only options that were given.
     """
-    given = _given(args, workload_fields(), "workload_")
-    if "optimizer" in given:
-        given["optimizer"] = algorithm_and_storage(given["optimizer"])[0]
-    return given
+    return by_owner(given_options(args))[1]
 
 
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,16 +113,8 @@ def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         args: What the command line gave.
-
-    Returns:
-        Field name -> value; only options that were given.
     """
-    given = _given(args, recipe_fields(), "recipe_")
-    if args.workload_optimizer is not None:
-        storage = algorithm_and_storage(args.workload_optimizer)[1]
-        if storage is not None:
-            given["optimizer"] = storage
-    return given
+    return by_owner(given_options(args))[0]
 
 
 def recipe_from(args: argparse.Namespace) -> Recipe:

@@ -291,11 +291,11 @@ def _recorded_training(
     from snugfit.simulator.captured import captured_tensors
     from snugfit.simulator.materialise import Materialiser
     from snugfit.training.course import Course
+    from snugfit.training.evaluation import task_of
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
-    from snugfit.workloads.tasks import task_of_loss
 
-    task = task_of_loss(None) if evaluation is None else evaluation.task
+    task = task_of(None) if evaluation is None else evaluation.task
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
     given_to_prepare = {name: value for name, value in arguments.items() if name != "assume"}
@@ -343,11 +343,10 @@ class _Evaluation:
             batch: A batch of training, without memory.
         """
         from snugfit.techniques.microbatch import first_tensor, map_tensors, split_batch
-        from snugfit.training.evaluation import evaluated_at_once
-        from snugfit.workloads.tasks import task_of_loss
+        from snugfit.training.evaluation import evaluated_at_once, task_of
 
         self._own = task is None
-        self.task = task or task_of_loss(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+        self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
         pieces, tensor = [batch], first_tensor(batch)
         if recipe.microbatch_size is not None and tensor is not None:
             pieces = (arguments.get("split") or split_batch)(batch, evaluated_at_once(recipe, tensor.shape[0]))

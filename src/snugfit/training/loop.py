@@ -27,16 +27,14 @@ from snugfit.training.evaluation import Evaluation, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
-from snugfit.training.run_state import LoopResult, Observer, Position
+from snugfit.training.run_state import LoopResult, Observer, Position, TrainingData
 from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
-    from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
-    from snugfit.workloads.text import TextSplits
 
 LOG_EVERY = 10
 """Steps between readings of losses from the device."""
@@ -82,7 +80,7 @@ class Loop:
     def __init__(
         self,
         trainer: Trainer,
-        data: Splits | TextSplits,
+        data: TrainingData,
         task: Task,
         run: RunDirectory,
         *,
@@ -259,6 +257,8 @@ class Loop:
         self._write(self.run_dir.flush_metrics)
 
     def _evaluate(self, name: str, dataset: Any) -> Evaluation | None:
+        if dataset is None:
+            return None
         with self._between_steps():
             self.trainer.finish()
             size = self.course.evaluated_at_once(self.batch_size)

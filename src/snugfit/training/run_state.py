@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from typing import Protocol
+from typing import Any, Protocol
+
+
+class TrainingData(Protocol):
+    """Data in three parts; each gives batches by index, or is None where there is none."""
+
+    @property
+    def train(self) -> Any:
+        """What the model learns from."""
+
+    @property
+    def validation(self) -> Any:
+        """What is looked at during training."""
+
+    @property
+    def test(self) -> Any:
+        """What is looked at in the end."""
 
 
 class Observer(Protocol):
