@@ -13,7 +13,7 @@ from benchmarks.gpu.configurations import BY_NAME, cases
 from benchmarks.gpu.part import Part, Place, Read, percent
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 
 def measure(name: str, place: Place) -> dict[str, Any]:

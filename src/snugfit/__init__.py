@@ -24,7 +24,8 @@ from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
-    from snugfit.planner.plan import Plan, plan
+    from snugfit.planner.plan import plan
+    from snugfit.planner.plan_result import Plan
     from snugfit.runs.result import TrainResult
     from snugfit.runs.train import train
     from snugfit.simulator.estimate import estimate
@@ -37,7 +38,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Estimate": "snugfit.simulator.prediction",
-    "Plan": "snugfit.planner.plan",
+    "Plan": "snugfit.planner.plan_result",
     "TrainResult": "snugfit.runs.result",
     "Trainer": "snugfit.training.step",
     "estimate": "snugfit.simulator.estimate",

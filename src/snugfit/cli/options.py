@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
-from snugfit.simulator.assumptions import Assumptions
 from snugfit.workload import Workload
 
 _TRAITS = ("batch_norm", "dropout")

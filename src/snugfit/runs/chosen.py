@@ -22,7 +22,7 @@ from snugfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.planner.plan import Plan
+    from snugfit.planner.plan_result import Plan
     from snugfit.runs.parts import Data
     from snugfit.simulator.prediction import Estimate
     from snugfit.workloads.tasks import Task

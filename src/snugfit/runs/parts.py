@@ -160,7 +160,7 @@ def _skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Modu
     if request.given is not None and request.given.model is not None:
         import torch
 
-        from snugfit.simulator.request import without_memory
+        from snugfit.fake_device.materialise import without_memory
 
         model: Any = request.given.model
         return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())

@@ -374,7 +374,7 @@ def test_library_that_is_missing(name, library, monkeypatch):
 
 def test_libraries_are_imported_only_when_asked_for():
     code = (
-        "import sys, snugfit.training.optimizers, snugfit.simulator.library_kernels\n"
+        "import sys, snugfit.training.optimizers, snugfit.fake_device.library_kernels\n"
         "assert not {'torchao', 'bitsandbytes', 'torch._dynamo'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,727 @@
+"""Every use of torch that torch does not promise, in one place, so that a new torch is checked here and nowhere else.
+
+Each name here has a test of what is expected of it in `tests/cpu/test_private_torch.py`, which `make test-torch VERSION=...`
+runs with another torch. Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does,
+and only the worker process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _EventType,
+    _ExperimentalConfig,
+)
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from snugfit.errors import CannotSimulateError
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "UNSUPPORTED",
+    "BatchNorm",
+    "ConvNd",
+    "DropoutNd",
+    "FakeTensor",
+    "FakeTensorMode",
+    "InstanceNorm",
+    "NormBase",
+    "TorchDispatchMode",
+    "current_mode",
+    "tree_leaves",
+    "tree_map",
+]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised by an operator whose result depends on values that fake tensors do not have."""
+UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError)
+"""Raised by an operator without a fake version."""
+
+_make_subclass = torch.Tensor._make_subclass
+_forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
+"""`__torch_dispatch__` of classes of tensors that dispatch as plain tensors do, parameters for example."""
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Returns the autograd node that runs, None outside of backward."""
+next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Returns the number that the next autograd node of this thread will get."""
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Returns a fake mode that takes real tensors as arguments, too."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class DirectMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode whose `__torch_dispatch__` torch calls itself, with no function in between that keeps compilers out.
+
+    Nothing compiles inside a recording, so the guard would only cost time; and `summed_in_place` looks at who called.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def without_modes() -> Any:
+    """Returns a context in which operators run for real, whatever modes are active."""
+    return _disable_current_modes()
+
+
+def forget_conversions(mode: FakeTensorMode) -> None:
+    """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
+
+    Args:
+        mode: The mode.
+    """
+    converter = mode.fake_tensor_converter.meta_converter
+    converter.tensor_memo.clear()
+    converter.storage_memo.clear()
+
+
+class FakeFactory:
+    """Makes fake tensors from their layout alone, several times faster than their constructor.
+
+    All fake tensors of one device start with the same attributes; they are copied from one made the ordinary way.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        """Starts without templates.
+
+        Args:
+            mode: The mode that the tensors belong to.
+        """
+        self.mode = mode
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def wrap(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a fake tensor on a device that shares the storage of a meta tensor.
+
+        Args:
+            meta: A plain meta tensor.
+            device: The device the fake tensor claims to be on, with its index.
+
+        Returns:
+            The fake tensor.
+        """
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            attributes = dict(FakeTensor(self.mode, meta, device).__dict__)
+            self._attributes[device] = attributes
+        fake: torch.Tensor = _make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        fake.__dict__.update(attributes)
+        _forbid_data_access(fake)
+        return fake
+
+    def empty(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns a new fake tensor with a storage of its own.
+
+        Args:
+            shape: Its shape.
+            stride: Its strides, in elements.
+            dtype: Its dtype.
+            device: The device it claims to be on.
+
+        Returns:
+            The fake tensor.
+        """
+        return self.wrap(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
+
+    def view(
+        self, base: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Returns a fake tensor on the storage of another.
+
+        Args:
+            base: A fake tensor.
+            shape: Shape of the view.
+            stride: Its strides, in elements.
+            offset: Its offset into the storage, in elements.
+            dtype: Its dtype.
+
+        Returns:
+            The fake tensor.
+        """
+        meta = torch.empty(0, dtype=dtype, device=_META)
+        meta.set_(base.untyped_storage(), offset, shape, stride)
+        return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
+
+
+IMPLICIT, EXPLICIT = (
+    "CompositeImplicitAutograd",
+    ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+"""Keys of bodies over other operators, with autograd inside them and under it."""
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Returns whether a kernel was registered for just this key.
+
+    Args:
+        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
+        key: A dispatch key, such as `CPU`.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def operator_names() -> list[str]:
+    """Returns the names of all registered operators of torch itself."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+@functools.cache
+def knows_cuda_kernels() -> bool:
+    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
+    return has_kernel("aten::mm", "CUDA")
+
+
+def explicit_body(name: str) -> str | None:
+    """Returns the key of an operator's body over others under autograd; None where it has none.
+
+    Args:
+        name: An operator as the dispatcher names it.
+    """
+    return next((key for key in EXPLICIT if has_kernel(name, key)), None)
+
+
+def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs the body of an operator in place of a kernel.
+
+    Args:
+        operator: The overload; it has such a body.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
+    python = operator.py_kernels.get(key)
+    return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
+
+
+def claim_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """Says that the simulated card has a kernel of its own for an operator.
+
+    Args:
+        name: The operator as the dispatcher names it.
+        kernel: The kernel.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+def python_body(operator: Any) -> Callable[..., Any] | None:
+    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
+
+    Its fake version shows only its results; the body, run on fake tensors, shows what it takes inside as well.
+
+    Args:
+        operator: The overload.
+    """
+    if operator.namespace != "torch_nn":
+        return None
+    from torch.nn.modules import linear_cross_entropy
+
+    definition = getattr(linear_cross_entropy, operator._opname, None)
+    body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
+    return body
+
+
+_ALONE = (4, 2)
+"""Counts of references to a tensor, and to its storage, that nobody but the autograd engine holds, as a dispatch mode sees
+them."""
+
+
+def summed_in_place(args: Sequence[Any]) -> bool:
+    """Returns whether an addition is one of gradients by the autograd engine, which a real run does in place.
+
+    Gradients that reach a node from several sides are added into the first of them, where nobody else holds that. For
+    tensor subclasses, as fake tensors are, the engine makes a new tensor instead.
+
+    Args:
+        args: Arguments of `aten.add.Tensor`, as a dispatch mode that calls this got them.
+
+    Source: `torch/csrc/autograd/input_buffer.cpp`, can_accumulate_inplace and accumulate.
+    """
+    if torch._C._current_graph_task_id() == -1 or len(args) != 2:
+        return False
+    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+        return False
+    total, share = args
+    if type(total) is not type(share) or type(total) not in (FakeTensor, torch.Tensor):
+        return False
+    if total.shape != share.shape or total.dtype != share.dtype:
+        return False
+    counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
+    return counts == _ALONE and _is_dense(total)
+
+
+def check_summed_in_place() -> None:
+    """Finds out whether `summed_in_place` still knows a sum of gradients when it sees one: counts of references tell.
+
+    Raises:
+        CannotSimulateError: This torch holds gradients in another way, so that predictions would be too high in silence.
+    """
+    found: list[bool] = []
+
+    class Watch(DirectMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                found.append(summed_in_place(args))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Watch():  # type: ignore[no-untyped-call]
+        value = torch.ones(2, requires_grad=True) * 1
+        torch.stack([value * 2, value * 3]).sum().backward()  # type: ignore[no-untyped-call]
+    if found != [True]:
+        raise CannotSimulateError(
+            f"torch {torch.__version__} sums gradients in a way that this version of snugfit does not know, so predictions "
+            "would be wrong. Use a torch that README.md names, or a newer snugfit."
+        )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach == tensor.numel()
+
+
+def register_backend(name: str, module: Any) -> None:
+    """Registers the pure-Python accelerator; once in a process.
+
+    Args:
+        name: Its device type.
+        module: What `torch.<name>` becomes.
+    """
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(name, backend_module=module)
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
+    library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
+    for update in ("_fused_sgd_", "_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{update}", "Meta"):
+            library.impl(update, _update_in_place, "Meta")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Changes what an operator's fake version returns.
+
+    Args:
+        operator: The overload; torch has a fake version of it.
+        amend: Takes the result and the positional arguments, and gives the result to return.
+    """
+    from torch._subclasses import fake_impls
+
+    original = fake_impls.op_implementations_dict[operator]
+
+    def amended(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(mode, func, *args, **kwargs)
+        with mode:
+            return amend(result, args)
+
+    fake_impls.op_implementations_dict[operator] = amended
+
+
+def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Returns the layout that operators take a tensor to be in, where its strides allow several.
+
+    Args:
+        tensor: The tensor.
+
+    Source: `c10/core/MemoryFormat.h`; torch's own Python version of it.
+    """
+    from torch._prims_common import suggest_memory_format
+
+    found: torch.memory_format = suggest_memory_format(tensor)
+    return found
+
+
+def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
+    """Puts a function in the place of an operator's fake version.
+
+    Args:
+        operator: The overload.
+        make: Takes the operator's arguments, as fake tensors, and makes its results.
+    """
+    from torch._subclasses import fake_impls
+
+    def made(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return make(*args, **kwargs)
+
+    fake_impls.op_implementations_dict.pop(operator, None)  # a later torch may have one of its own
+    fake_impls.register_op_impl(operator)(made)
+
+
+def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
+    """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
+    made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
+    return made
+
+
+def _update_in_place(*_: Any, **__: Any) -> None:
+    """One fused kernel that changes weights and state where they are, and allocates nothing."""
+
+
+def _copy_values(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copies nothing: fake tensors have no values."""
+    return target
+
+
+def skip_dispatch_rules(mode_class: type) -> None:
+    """Spares a dispatch mode torch's search for rules registered for its class, which costs as much as an operator.
+
+    Args:
+        mode_class: A mode for which no rule is ever registered.
+    """
+    from torch._library import simple_registry
+
+    original = simple_registry.find_torch_dispatch_rule
+
+    def find(operator: Any, dispatch_class: type) -> Any:
+        return None if dispatch_class is mode_class else original(operator, dispatch_class)
+
+    simple_registry.find_torch_dispatch_rule = find  # type: ignore[assignment]
+
+
+def let_optimizers_take_fakes() -> None:
+    """Lets optimizers and gradient clipping choose multi-tensor kernels for fake tensors, as they do for real ones."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        if FakeTensor not in types:
+            types.append(FakeTensor)
+
+
+def without_autocast(key: str) -> Any:
+    """Returns a guard under which a dispatch key such as AutocastPrivateUse1 is skipped.
+
+    Args:
+        key: Its name.
+
+    Returns:
+        A context manager.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
+    """Calls a function whenever autocast drops its cache of cast weights, which it does when the outermost one ends.
+
+    Args:
+        callback: The function.
+    """
+    original = torch.clear_autocast_cache
+
+    def clear() -> None:
+        callback()
+        original()
+
+    torch.clear_autocast_cache = clear
+
+
+@contextmanager
+def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Calls a function whenever Python resizes a storage, as FSDP does to free and bring back parameters.
+
+    Args:
+        callback: Called with the storage after it was resized.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        callback(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """Returns the names of a module's parametrized tensors; None for a module without.
+
+    Args:
+        module: Any module.
+    """
+    from torch.nn.utils import parametrize
+
+    return tuple(module.parametrizations) if parametrize.is_parametrized(module) else None  # type: ignore[arg-type]
+
+
+def plain_class(module: torch.nn.Module) -> type:
+    """Returns the class that a module had before it was parametrized.
+
+    Args:
+        module: A parametrized module.
+    """
+    return type(module).__bases__[0]
+
+
+def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Gives a module that has the attributes of a parametrized one its class.
+
+    Args:
+        module: The module.
+        names: Its parametrized tensors.
+    """
+    from torch.nn.utils import parametrize
+
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether a parameter or buffer waits for its shape.
+
+    Args:
+        tensor: Any tensor.
+    """
+    return bool(torch.nn.parameter.is_lazy(tensor))
+
+
+def lazy_parameter(kind: type, dtype: torch.dtype, requires_grad: bool) -> Any:
+    """Returns a parameter or buffer without memory that waits for its shape.
+
+    Args:
+        kind: Its class.
+        dtype: Its dtype.
+        requires_grad: Whether it is trained.
+    """
+    keywords = {"requires_grad": requires_grad, "device": _META, "dtype": dtype}
+    return kind(**keywords)
+
+
+def registry_path(value: Any) -> tuple[str, ...] | None:
+    """Returns where `torch.ops`, `torch.classes` or something in them is found from torch on; None for all else.
+
+    Args:
+        value: Any object.
+    """
+    kind = type(value)
+    if kind.__module__ == "torch._classes":
+        return ("classes",) if value is torch.classes else ("classes", value.name)
+    if kind.__module__ != "torch._ops":
+        return None
+    if value is torch.ops:
+        return ("ops",)
+    if isinstance(value, torch._ops._OpNamespace):
+        return "ops", value.name
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return "ops", *value._qualified_op_name.split("::")
+    if isinstance(value, torch._ops.OpOverload):
+        return "ops", value.namespace, value._opname, value._overloadname
+    return None
+
+
+def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Makes two tensor objects change places, wherever they are referred to.
+
+    Args:
+        one: A tensor.
+        other: Another.
+    """
+    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
+
+
+def rounds_to_tf32(operator: str, is_product: bool) -> bool:
+    """Returns whether a float32 operator computes in TF32 on a card that has it.
+
+    Args:
+        operator: Its name.
+        is_product: Whether it is a matrix product.
+    """
+    if is_product:
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return operator.startswith("aten.convolution") and bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def source_line(skip: tuple[str, ...]) -> str:
+    """Returns `file:line` of the innermost code on the stack that is neither torch's nor in the given folders.
+
+    Args:
+        skip: Folders to leave out.
+
+    Returns:
+        The place; empty when all of the stack is left out.
+    """
+    torch_folder = str(torch.__path__[0])
+    frame = sys._getframe(1)
+    for summary in traceback.walk_stack(frame):
+        filename = summary[0].f_code.co_filename
+        if not filename.startswith((torch_folder, *skip)) and not filename.startswith("<"):
+            return f"{filename}:{summary[1]}"
+    return ""
+
+
+@contextmanager
+def nothing_above(gradients: bool | None) -> Iterator[None]:
+    """Lets operators reach their kernels at once: no mode, no autograd, no autocast; random numbers are drawn in vain.
+
+    Args:
+        gradients: Whether gradients count as recorded, for kernels that ask; None as False.
+
+    Yields:
+        Nothing.
+    """
+    with ExitStack() as around:
+        around.enter_context(_disable_current_modes())
+        around.enter_context(torch._C.DisableTorchFunction())
+        around.enter_context(torch._C._DisableAutocast())
+        around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        around.enter_context(torch.set_grad_enabled(bool(gradients)))
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+
+def processor_settings() -> tuple[str, ...]:
+    """Returns the switches of torch, besides threads, by which CPU kernels are chosen."""
+    onednn = torch.backends.mkldnn
+    precisions = [getattr(getattr(onednn, part, None), "fp32_precision", "") for part in ("matmul", "conv", "rnn")]
+    return (
+        f"onednn={torch._C._get_mkldnn_enabled()}",
+        f"fp32={','.join(map(str, precisions))}",
+        f"deterministic={torch.are_deterministic_algorithms_enabled()}",
+    )
+
+
+def processor_capability() -> str:
+    """Returns the widest instructions that torch and oneDNN compute with here, limits by environment variables apart."""
+    for name, supported in (
+        ("AMX", "_is_amx_tile_supported"),
+        ("AVX512_BF16", "_is_avx512_bf16_supported"),
+    ):
+        if getattr(torch.cpu, supported, bool)():
+            return name
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+_LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "6"
+"""Log level above which the profiler's library writes nothing to stderr."""
+
+
+def start_allocator_events() -> None:
+    """Lets torch's profiler take down what its CPU allocator does, and nothing else; one at a time in a process."""
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+    activities = {ProfilerActivity.CPU}
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = before or _SILENT
+    try:
+        _prepare_profiler(config, activities)
+        # A scope that no operator has: operators pass unrecorded, memory events are always reported.
+        _enable_profiler(config, activities, {RecordScope.BUILD_FEATURE})  # type: ignore[call-arg]
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+
+
+def stop_allocator_events() -> list[tuple[int, int]]:
+    """Returns what the CPU allocator did since the start, in order: bytes (negative when taken back) and address."""
+    found: list[tuple[int, int, int]] = []
+    left = list(_disable_profiler().experimental_event_tree())
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        fields: Any = event.extra_fields
+        if event.tag == _EventType.Allocation and fields.device == _CPU:
+            found.append((event.start_time_ns, fields.alloc_size, fields.ptr))
+    found.sort(key=lambda one: one[0])
+    return [(nbytes, address) for _, nbytes, address in found]
+
+
+def start_cuda_history(device: torch.device, most: int) -> None:
+    """Lets torch keep the events of a card's caching allocator, without stacks; what was kept before is dropped.
+
+    Args:
+        device: The card, with its index.
+        most: Events that are kept; older ones are lost.
+    """
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=most, device=device, clear_history=True)
+
+
+def cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """Returns the events that were kept of a card's allocator.
+
+    Args:
+        device: The card, with its index.
+    """
+    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+    return found
+
+
+def stop_cuda_history(device: torch.device) -> None:
+    """Ends what `start_cuda_history` began.
+
+    Args:
+        device: The card, with its index.
+    """
+    torch.cuda.memory._record_memory_history(None, device=device)
+
+
+def compiler_memory_budget(share: float) -> Any:
+    """Returns a context in which the compiler keeps at most a share of the activations.
+
+    Args:
+        share: 0 to 1.
+    """
+    import torch._functorch.config as compiler
+
+    return compiler.patch(activation_memory_budget=share)
+
+
+def forget_compiled(model: torch.nn.Module) -> None:
+    """Lets a module run eagerly again after `module.compile`.
+
+    Args:
+        model: The module.
+    """
+    model._compiled_call_impl = None
