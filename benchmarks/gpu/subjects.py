@@ -317,3 +317,37 @@ SUBJECTS: dict[str, Subject] = {
     ),
 }  # fmt: skip
 """Name -> subject."""
+
+STAND_INS = {
+    "resnet50": 518_282,
+    "convnext_tiny": 513_538,
+    "densenet121": 37_474,
+    "vit_b_16": 356_938,
+    "vit_l_16": 692_458,
+    "deit_small": 356_938,
+    "swin_t": 78_190,
+    "swin_v2_t": 89_806,
+    "bert_base": 222_594,
+    "bert_large": 946_562,
+    "distilbert": 201_154,
+    "deberta": 197_314,
+    "gpt2": 218_176,
+    "llama_1b": 275_904,
+    "qwen3_0.6b": 404_000,
+    "mixtral": 448_832,
+    "t5_small": 228_864,
+    "lstm": 130_690,
+}
+"""Subjects that are a small model of the same structure on a CPU -> its parameters; the others are of full size there."""
+
+
+def described(name: str, kind: Kind) -> str:
+    """Returns what a subject's name does not say of it; nothing where it is what it is called.
+
+    Args:
+        name: A key of `SUBJECTS`.
+        kind: `cuda` or `cpu`.
+    """
+    if kind != "cpu" or name not in STAND_INS:
+        return ""
+    return f"stand-in of {STAND_INS[name] / 1e6:.2g} M parameters"
