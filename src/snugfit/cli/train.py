@@ -88,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--exact-rss",
         action="store_true",
-        help="start the process with settings under which its resident memory can be read to the byte (rss_bytes); small "
-        "tensors are slower then. Without it rss_bytes reads up to 8 %% high.",
+        help="start the process with settings under which its resident memory can be read to the byte; small tensors are "
+        "slower then. Without it rss_bytes is what the system counts, memory kept free for later included.",
     )
     add("--predict", action="store_true", help="also predict what the recipe takes, before training; --budget does")
     add("--tensorboard", action="store_true", help="also write event files for TensorBoard")
