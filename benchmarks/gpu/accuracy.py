@@ -13,6 +13,8 @@ from benchmarks.gpu.configurations import BY_NAME, cases
 from benchmarks.gpu.part import Part, Place, Read, percent
 
 if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.runs.request import Request
     from snugfit.workers.pool import Pool
 
 
@@ -44,7 +46,34 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
     """
     from benchmarks.gpu import training_run
 
-    return training_run.predict(BY_NAME[name].run(place.kind), place, pool)
+    configuration = BY_NAME[name]
+    request = configuration.request(place.kind)
+    if request is None:
+        return training_run.predict(configuration.run(place.kind), place, pool)
+    return _predict_train(request, configuration.held(place.kind), place, pool)
+
+
+def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -> dict[str, Any]:
+    """Predicts a run of `snugfit train` for a place that need not be here."""
+    from benchmarks.gpu import training_run
+    from snugfit.runs.chosen import described
+    from snugfit.runs.parts import open_matching_data, with_task
+    from snugfit.simulator.batch_shapes import skeleton_of
+    from snugfit.simulator.session import simulate_training
+
+    request, task = with_task(request, download=False)
+    data = open_matching_data(request, download=False)
+    model, batch, arguments = described(request, data, task)
+    recording = simulate_training(
+        model,
+        recipe,
+        skeleton_of(batch),
+        personality=training_run.personality(place),
+        evaluate=request.settings.evaluate,
+        pool=pool,
+        arguments=arguments,
+    )
+    return training_run.prediction_of(recording, place)
 
 
 def command(name: str, place: Place) -> tuple[list[str], Read] | None:

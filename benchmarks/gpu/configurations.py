@@ -21,6 +21,11 @@ from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.runs.request import Request
+
+
+MODEL_FILE = Path(__file__).resolve().parent / "train_models.py"
+_STEPS = {"max_steps": 3, "eval_every": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,17 +88,25 @@ class Configuration:
         from benchmarks.gpu.training_run import TrainingRun
 
         subject, samples = SUBJECTS[self.subject], self.samples(kind)
-        recipe = dict(self.recipe)
-        if "microbatch_size" in recipe:
-            recipe["microbatch_size"] = max(1, samples // recipe["microbatch_size"])
         arguments = {"loss": subject.loss, "loss_weight": subject.loss_weight, "batch_size": samples, **self.settings}
         return TrainingRun(
             build=functools.partial(subject.build, kind),
             batch=functools.partial(subject.batch, kind, samples),
-            recipe=Recipe(**recipe),
+            recipe=self.held(kind),
             arguments=arguments,
             evaluate=self.evaluate,
         )
+
+    def held(self, kind: str) -> Recipe:
+        """Returns the recipe, its microbatches in samples.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        recipe = dict(self.recipe)
+        if "microbatch_size" in recipe:
+            recipe["microbatch_size"] = max(1, self.samples(kind) // recipe["microbatch_size"])
+        return Recipe(**recipe)
 
     def train_words(self, kind: str) -> list[str] | None:
         """Returns the words of the `snugfit train` that is this configuration; None where it reads no such data.
@@ -101,26 +114,44 @@ class Configuration:
         Args:
             kind: `cuda` or `cpu`.
         """
-        subject, samples = SUBJECTS[self.subject], self.samples(kind)
-        shape = subject.shape_words(kind)
+        samples, shape = self.samples(kind), SUBJECTS[self.subject].train_options(kind)
         if shape is None:
             return None
-        recipe = {**self.recipe}
-        if "microbatch_size" in recipe:
-            recipe["microbatch_size"] = max(1, samples // recipe["microbatch_size"])
-        words = [
-            "train",
-            f"{MODEL_FILE}:build",
-            "--model-arg",
-            f"subject={self.subject}",
-            "--model-arg",
-            f"kind={kind}",
-        ]
-        words += ["--data", "random", *shape, "--samples", str(4 * samples), "--batch-size", str(samples)]
-        words += ["--max-steps", "3", "--eval-every", "1", "--device", kind, "--predict"]
-        for key, value in {**self.settings, **recipe}.items():
+        words = ["train", f"{MODEL_FILE}:build", "--data", "random", "--device", kind, "--predict"]
+        for text in self._model_args(kind):
+            words += ["--model-arg", text]
+        options = {**shape, "samples": 4 * samples, **_STEPS, "batch_size": samples, **self.settings}
+        for key, value in {**options, **self.held(kind).to_mapping(defaults=False)}.items():
             words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
         return words + ([] if self.evaluate else ["--no-evaluate"])
+
+    def request(self, kind: str) -> Request | None:
+        """Returns what those words ask for.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        from snugfit.runs.request import Request
+
+        samples, shape = self.samples(kind), SUBJECTS[self.subject].train_options(kind)
+        if shape is None:
+            return None
+        unsaid = dict.fromkeys(("image_size", "seq_len", "text_column", "label_column", "prompt_column"))
+        return Request(
+            **{**unsaid, **shape},
+            model=f"{MODEL_FILE}:build",
+            model_args=self._model_args(kind),
+            data="random",
+            samples=4 * samples,
+            device=kind,
+            packing=False,
+            settings=Workload.from_mapping(
+                {**_STEPS, "batch_size": samples, "evaluate": self.evaluate, **self.settings}
+            ),
+        )
+
+    def _model_args(self, kind: str) -> tuple[str, ...]:
+        return (f"subject={self.subject}", f"kind={kind}")
 
 
 def line(subject: str, scale: float = 1, evaluate: bool = True, **fields: Any) -> Configuration:
@@ -287,7 +318,6 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
 """All configurations."""
 
 BY_NAME = {configuration.name: configuration for configuration in CONFIGURATIONS}
-MODEL_FILE = Path(__file__).resolve().parent / "train_models.py"
 _ONLY_ON_CARDS = {
     ("precision", "tf32"): "tf32 changes nothing on a CPU",
     ("loss_impl", "fused"): "the fused loss is a kernel for cards",

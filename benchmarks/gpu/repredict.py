@@ -56,8 +56,6 @@ def repredict(folder: Path, part: Part, pool: Pool, match: str = "", say: Say = 
     for name, row in list(file.rows.items()):
         if not row.get("measured") or match not in name or name not in cases or not file.was_tried(cases[name]):
             continue
-        if part.command is not None and part.command(name, place) is not None:
-            continue  # such a row was predicted for what the command itself reads; only the command predicts it again
         new: dict[str, Any] = {key: value for key, value in row.items() if key not in ("predicted", "error")}
         try:
             new["predicted"] = part.predict(name, place, pool)

@@ -37,7 +37,7 @@ class Subject:
     trained: bool = True
     """Whether `snugfit train` reads data of its kind."""
 
-    def shape_words(self, kind: Kind) -> list[str] | None:
+    def train_options(self, kind: Kind) -> dict[str, Any] | None:
         """Returns the options of `snugfit train` for its task and the shape of its data; None where it reads no such data.
 
         Args:
@@ -45,11 +45,11 @@ class Subject:
         """
         made_by = getattr(self.batch, "keywords", {})
         if self.loss is image_loss:
-            return ["--task", "image-classification", "--image-size", str(made_by["side"][kind])]
+            return {"task": "image-classification", "image_size": made_by["side"][kind]}
         if not self.trained:
             return None
         task = "causal-lm" if made_by["labels"] == "next" else "text-classification"
-        return ["--task", task, "--seq-len", str(made_by["length"][kind])]
+        return {"task": task, "seq_len": made_by["length"][kind]}
 
 
 def image_loss(output: Any, batch: Any) -> torch.Tensor:
