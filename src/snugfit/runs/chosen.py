@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snugfit.runs import text_parts
-from snugfit.runs.parts import TRAITS, what_is_learned
-from snugfit.runs.request import Request
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
+from snugfit.runs import text_parts
+from snugfit.runs.parts import TRAITS, what_is_learned
+from snugfit.runs.request import Request
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from snugfit.workloads.tasks import Task
 
 _LOGGER = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:

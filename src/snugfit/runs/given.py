@@ -1,4 +1,4 @@
-"""Parts of a run that came as Python objects: a model, its data, its loss. What has a name is built from its name instead."""
+"""Parts of a run that came as Python objects: a model, data, a loss. What has a name is built from its name instead."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ def opened(given: Any, collate: Collate | None) -> Splits | TextSplits | GivenSp
 
 def _check(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
-        raise InputError("data holds a DataLoader; give its dataset (loader.dataset): batch_size, seed and workers say the rest.")
+        raise InputError(
+            "data holds a DataLoader; give its dataset (loader.dataset): batch_size, seed and workers say the rest."
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise InputError(
             f"data holds a {type(dataset).__name__}, which has no length or no samples by index; a run that can be resumed "
@@ -168,7 +170,6 @@ def check_batch(trainer: Any, data: Any, task: Task) -> None:
     Raises:
         InputError: Model, data and loss do not go together.
     """
-
     batch = data.train.batch([0])
     words = ", ".join(batch) if isinstance(batch, Mapping) else _shapes(batch)
     try:
@@ -185,8 +186,8 @@ def check_batch(trainer: Any, data: Any, task: Task) -> None:
     except Exception as error:
         raise InputError(
             f"the model cannot take a batch of the data ({words}): {type(error).__name__}: "
-            f"{' '.join(str(error).split()).rstrip('.')}. A tensor goes in as it is, of a tuple the first, a dict as keywords, "
-            "or forward=function of (model, batch); loss=function of (output, batch) gets the rest."
+            f"{' '.join(str(error).split()).rstrip('.')}. A tensor goes in as it is, of a tuple the first, a dict as "
+            "keywords, or forward=function of (model, batch); loss=function of (output, batch) gets the rest."
         ) from error
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from snugfit.errors import InputError
 from snugfit.runs import text_parts
 from snugfit.runs.request import Request
-from snugfit.errors import InputError
 
 IMAGES = "image-classification"
 TRAINED = (IMAGES, *text_parts.TEXT_TASKS)

@@ -138,8 +138,8 @@ def resumed_request(
     if changed:
         told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
         warnings.warn(
-            f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that was "
-            "never stopped.",
+            f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that "
+            "was never stopped.",
             SnugfitWarning,
         )
     return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)

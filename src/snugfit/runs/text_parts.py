@@ -6,8 +6,8 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.runs.request import Request
 from snugfit.errors import InputError, SnugfitError
+from snugfit.runs.request import Request
 
 if TYPE_CHECKING:
     import torch

@@ -163,7 +163,12 @@ def train(
     planned = plan if plan is not None else recipe if hasattr(recipe, "fallbacks") else None
     base = None if recipe is None or planned is not None else _recipe_of(recipe)
     how = _How(
-        download=download, keep=keep_checkpoints, tensorboard=tensorboard, predict=predict, progress=progress, resume=resume
+        download=download,
+        keep=keep_checkpoints,
+        tensorboard=tensorboard,
+        predict=predict,
+        progress=progress,
+        resume=resume,
     )
     if resume:
         assert run_dir is not None
@@ -326,9 +331,10 @@ def _same_objects(stored: Request, given: Any) -> Any:
         if not is_named(getattr(stored, name)) and (given is None or getattr(given, name) is None)
     ]
     if missing:
+        names = ", ".join(getattr(stored, one) for one in missing)
         raise InputError(
-            f"{' and '.join(missing)} of this run came from Python ({', '.join(getattr(stored, one) for one in missing)}). Go on "
-            f"from there: snugfit.train(model, data, run_dir=..., resume=True)."
+            f"{' and '.join(missing)} of this run came from Python ({names}). Go on from there: "
+            "snugfit.train(model, data, run_dir=..., resume=True)."
         )
     return given
 
