@@ -14,6 +14,8 @@ from snugfit.workload import LOW_BIT_OPTIMIZERS
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
+MOST_WORKERS = 256
+"""Each is a copy of the training process; more would end the machine before they end the waiting."""
 COUNTED_CHECKPOINTS = ("every", "blocks")
 _ADAPTER_FIELDS = ("adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head")
 
@@ -29,8 +31,8 @@ def range_problems(recipe: Recipe) -> Iterator[str]:
     """
     if recipe.microbatch_size is not None and recipe.microbatch_size < 1:
         yield f"microbatch_size is {recipe.microbatch_size}; it must be at least 1."
-    if recipe.workers < 0:
-        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) or more."
+    if not 0 <= recipe.workers <= MOST_WORKERS:
+        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) to {MOST_WORKERS} processes."
     if recipe.prefetch < 1:
         yield f"prefetch is {recipe.prefetch}; it must be at least 1."
     if recipe.compile_memory_budget is not None and not 0 <= recipe.compile_memory_budget <= 1:

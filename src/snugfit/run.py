@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from snugfit.errors import RecipeError
+from snugfit.errors import InputError, RecipeError
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
@@ -91,6 +92,20 @@ def by_owner(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         else:
             (recipe if name in field_infos(Recipe) else workload)[name] = value
     return recipe, workload
+
+
+def check_weights_file(workload: Workload) -> None:
+    """Checks that the file of weights is there, also where none is read: an estimate of what cannot begin is of no use.
+
+    Args:
+        workload: What is learned.
+
+    Raises:
+        InputError: The file does not exist.
+    """
+    weights = workload.weights
+    if weights is not None and weights.endswith(".safetensors") and not Path(weights).expanduser().is_file():
+        raise InputError(f"weights file {weights!r} does not exist. Give an existing .safetensors file.")
 
 
 def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:

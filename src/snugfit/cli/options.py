@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from snugfit.cli import output
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.run import Run, by_owner
+from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.workload import Workload
 
 _TRAITS = ("batch_norm", "dropout")
@@ -42,7 +42,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         metavar="FILE",
         dest="recipe_file",
-        type=Path,
+        type=output.some_path,
         help="YAML file of `field: value` lines; the options below go before it.",
     )
     for info in recipe_fields():
@@ -147,8 +147,11 @@ def workload_from(args: argparse.Namespace) -> Workload:
 
     Raises:
         RecipeError: Listing every mistake.
+        InputError: The file of weights does not exist.
     """
-    return Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    check_weights_file(workload)
+    return workload
 
 
 def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:

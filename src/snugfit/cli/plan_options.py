@@ -81,4 +81,4 @@ def bans_of(args: argparse.Namespace) -> list[str]:
     Args:
         args: What the command line gave.
     """
-    return [name for text in args.forbidden or () for name in text.split(",") if name.strip()]
+    return [name for text in args.forbidden or () for name in text.split(",") if name.strip() or not text.strip(" ,")]

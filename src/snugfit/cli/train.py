@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import TrainingStopped
@@ -48,8 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="image-classification, text-classification or causal-lm. Default: what data and model are for.",
     )
-    add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--samples", metavar="N", type=int, help="training samples at most; of random data, how many there are")
+    add("--image-size", metavar="N", type=output.whole_number, help="side of the images. Default: the model's own.")
+    add(
+        "--samples",
+        metavar="N",
+        type=output.whole_number,
+        help="training samples at most; of random data, how many there are",
+    )
     add(
         "--strict",
         action="store_true",
@@ -63,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seq-len",
         metavar="N",
-        type=int,
+        type=output.whole_number,
         help="most tokens of a text. Default: 512, or fewer where the model takes fewer.",
     )
     add(
@@ -81,10 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("run directory")
     add = group.add_argument
-    add("--run-dir", metavar="DIR", type=Path, help="where results go. Default: runs/MODEL-DATA, numbered.")
+    add("--run-dir", metavar="DIR", type=output.some_path, help="where results go. Default: runs/MODEL-DATA, numbered.")
     add("--resume", action="store_true", help="go on with the run in --run-dir, exactly where it stopped")
     add("--overwrite", action="store_true", help="replace the run in --run-dir")
-    add("--keep-checkpoints", metavar="N", type=int, default=2, help="newest checkpoints that stay. Default: 2.")
+    add(
+        "--keep-checkpoints",
+        metavar="N",
+        type=output.whole_number,
+        default=2,
+        help="newest checkpoints that stay. Default: 2.",
+    )
     add(
         "--exact-rss",
         action="store_true",

@@ -180,9 +180,15 @@ def _check_shapes(data: Splits, request: Request) -> None:
     import torch
 
     from snugfit.training.evaluation import undisturbed
+    from snugfit.workloads.model_files import describe
     from snugfit.workloads.tasks import classification_logits
 
-    images = data.train[0][0].unsqueeze(0)
+    try:
+        images = data.train[0][0].unsqueeze(0)
+    except RuntimeError as error:  # no memory for one image
+        raise InputError(
+            f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
+        ) from error
 
     def scores(model: torch.nn.Module) -> int:
         place = next((weight.device for weight in model.parameters()), images.device)
@@ -191,17 +197,17 @@ def _check_shapes(data: Splits, request: Request) -> None:
 
     try:
         found = scores(_skeleton(request, data.num_classes))
-    except Exception:
+    except (Exception, SystemExit):
         # Some operators do not run without memory; what is really wrong, if anything, a real model says.
         model = text_parts.real_model(request, data.num_classes)
         try:
             found = scores(model)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"model {request.model!r} cannot take an image of {data.name}, shape {list(images.shape[1:])}: "
-                f"{' '.join(str(error).split())}. Give --image-size, --model-arg, or a model for such images."
+                f"{describe(error, None)}. Give --image-size, --model-arg, or a model for such images."
             ) from error
     if found < data.num_classes:
         raise InputError(
@@ -277,5 +283,5 @@ def what_is_learned(request: Request, task: Task) -> dict[str, Any]:
         task: The task.
     """
     if request.given is not None:
-        return request.given.for_prepare(task)
+        return dict(request.given.for_prepare(task))
     return {"loss": task.loss, "loss_weight": task.loss_weight}

@@ -6,19 +6,17 @@ import ast
 import dataclasses
 import re
 import shlex
+import typing
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snugfit.errors import InputError, RecipeError, SnugfitWarning
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
 from snugfit.workload import Workload
-
-if TYPE_CHECKING:
-    from snugfit.runs.given import Given
 
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
 """Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
@@ -62,8 +60,8 @@ class Request:
     """Training settings, without the traits of the model."""
     strict: bool = False
     """Whether an image file that cannot be read stops the run."""
-    given: Given | None = dataclasses.field(default=None, compare=False)
-    """What came as Python objects, of which `model` and `data` are then only names; not kept."""
+    given: Any = dataclasses.field(default=None, compare=False)
+    """A `Given`: what came as Python objects, of which `model` and `data` are then only names; not kept."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
@@ -83,11 +81,24 @@ class Request:
         Raises:
             InputError: The file was altered and does not say it all.
         """
-        needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
-        if not needed <= set(given) <= set(_NAMES) or not isinstance(given["settings"], dict):
-            raise InputError(f"workload.yaml of a run must have exactly these fields: {', '.join(_NAMES)}.")
+        needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        problems = [f"{name} is missing." for name in needed if name not in given]
+        hints = typing.get_type_hints(cls)
+        for name, value in given.items():
+            kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+            if name not in _NAMES:
+                problems.append(f"{name!r} is no field; allowed: {', '.join(_NAMES)}.")
+            elif name == "model_args":
+                problems += [] if isinstance(value, list) else [f"{name} is {value!r}; it takes a list."]
+            elif not isinstance(value, dict if name == "settings" else kinds):
+                problems.append(f"{name} is {value!r}, which it cannot be.")
+        if problems:
+            problems.append(
+                "It was altered, or written by another version of snugfit: put it right, or start another run."
+            )
+            raise RecipeError(problems, subject="workload.yaml of the run")
         settings = Workload.from_mapping(given["settings"])
-        return cls(**{**given, "model_args": tuple(given["model_args"]), "settings": settings})
+        return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
@@ -129,8 +140,8 @@ def resumed_request(
         if name not in free and getattr(settings, name) != getattr(stored.settings, name):
             problems.append(f"{name} is {getattr(settings, name)!r}; the run has {getattr(stored.settings, name)!r}.")
     if problems:
-        problems.append(
-            "Leave these options out, or start another run. What may change here: "
+        problems[-1] += (
+            " Leave that out, or start another run. What may change here: "
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
         raise RecipeError(problems, subject="--resume goes on with the run as it was started")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import InputError, RecipeError, TrainingError, TrainingStopped
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
-from snugfit.run import Run, by_owner
+from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.request import Request, default_run_dir, model_arguments, resume_command, resumed_request
@@ -295,6 +295,7 @@ def _new_request(
         (lambda: plan.recipe) if plan is not None else lambda: (base or Recipe()).replace(**fields),
         lambda: Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **settings}),
     )
+    check_weights_file(run.workload)
     if given is not None and given.model is not None and (told["model_args"] or run.workload.weights):
         raise InputError(
             "model_arg and weights are for a model by its name; build the model with them, or give a function that does."
@@ -344,7 +345,7 @@ def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
     settings = request.settings
     if settings.max_steps is not None:
         return settings.max_steps
-    steps: int = settings.epochs * summary["steps_per_epoch"]
+    steps: int = settings.epochs * summary.get("steps_per_epoch", 1)
     return steps
 
 
