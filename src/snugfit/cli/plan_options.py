@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from snugfit.cli import options
-from snugfit.errors import InputError
+from snugfit.errors import InputError, RecipeError
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.units import parse_bytes
 
@@ -71,7 +71,8 @@ def pins_of(args: argparse.Namespace) -> dict[str, str]:
         if not sign or not name or not value:
             raise InputError(f"--pin {text!r} is not understood; give FIELD=VALUE, for example --pin checkpoint=none.")
         if pins.setdefault(name, value) != value:
-            raise InputError(f"--pin gives {name} two values, {pins[name]} and {value}; give one of the two.")
+            problem = f"{name} is pinned to {value} and to {pins[name]}; give one of the two."
+            raise RecipeError([problem], subject="pins and bans of the plan")
     return pins
 
 
