@@ -2,8 +2,9 @@
 
 glibc keeps freed memory for later, so an ordinary process shows 7 to 8 % more at its peak than its tensors need. With the
 two settings below every tensor of 64 KiB or more is a map of its own and goes back to the system when freed; the
-process's peak then agrees with its tensors. glibc reads them only when a process starts, so the process is replaced by
-itself, once, before torch is loaded. Imports no torch.
+process's peak then agrees with its tensors, and steps of small tensors are up to twice as slow. So only processes that are
+asked for such numbers have them (`run_json`, `--exact-rss`), and not those that they start. glibc reads them only when a
+process starts, so a command that is asked is replaced by itself, once, before torch is loaded. Imports no torch.
 
 Source: mallopt(3), "Environment variables"; measured in tests/cpu/measure/test_meter.py.
 """
