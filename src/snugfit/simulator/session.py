@@ -260,7 +260,7 @@ def _training_job(
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
     from snugfit.techniques.quantize import load_libraries
-    from snugfit.training.recovery import elements
+    from snugfit.training.fallbacks import elements
 
     load_libraries(recipe)
     if recipe.optimizer in LIBRARIES:

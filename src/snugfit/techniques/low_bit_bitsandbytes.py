@@ -66,6 +66,13 @@ class EightBitAdamW(_AdamW8bit):  # type: ignore[misc]
         config: dict[str, Any] = super().get_config(gindex, pindex, group)
         return {**config, "optim_bits": 32} if group[FULL_PRECISION] else config
 
+    def _init_group(self, group: dict[str, Any]) -> None:
+        """Makes the state of a first step; the library would make it between the updates of two parameters."""
+        number = next(at for at, one in enumerate(self.param_groups) if one is group)
+        for position, weight in enumerate(group["params"]):
+            if weight.grad is not None and not self.state[weight]:
+                self.init_state(group, weight, number, position)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as plain tensors, without the marks of paged memory."""
         plain: dict[str, Any] = super().state_dict()

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch import map_tensors
 from snugfit.training import random_state
+from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import Loss, loss_value
 from snugfit.training.phases import phase
-from snugfit.training.recovery import samples_of
 from snugfit.workloads.tasks import Task, task_of_loss
 
 if TYPE_CHECKING:
