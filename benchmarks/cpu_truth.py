@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import snugfit
-from benchmarks.held_out import evaluate_on
+from benchmarks.held_out import take_course
 from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.processor import this_processor
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
@@ -165,12 +165,7 @@ def measured(case: Case, recipe: Recipe) -> tuple[int, int]:
     events = AllocatorEvents()
     events.start()
     trainer = snugfit.prepare(case.build(), recipe, loss=case.loss, device="cpu")
-    for number in range(STEPS):
-        batch = case.batch()
-        trainer.step(batch)
-        if number == 0:
-            evaluate_on(trainer, batch, {"loss": case.loss})
-        del batch
+    take_course(trainer, case.batch, {"loss": case.loss}, steps=STEPS)
     events.stop()
     return events.peak_bytes, trainer.peak_host_bytes
 

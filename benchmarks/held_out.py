@@ -1,25 +1,56 @@
-"""Evaluation of a measured run: the loop's own code, on batches with memory of their own, as a loader makes them."""
+"""The course of a measured run: steps with an evaluation after the first, by the code that a simulation takes, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from snugfit.techniques.microbatch import batch_length, map_tensors, split_batch
-from snugfit.training.evaluation import evaluate, evaluated_at_once
-from snugfit.workloads.tasks import task_of_loss
+from snugfit.training.course import Course
+from snugfit.training.evaluation import task_of
+from snugfit.training.run_state import Observer
 
 
-def evaluate_on(trainer: Any, batch: Any, arguments: Mapping[str, Any]) -> None:
-    """Evaluates the samples of a batch of training, as many at once as the loop does.
+def take_course(
+    trainer: Any,
+    batch: Callable[[], Any],
+    arguments: Mapping[str, Any],
+    *,
+    steps: int,
+    evaluate: bool = True,
+    observer: Observer | None = None,
+) -> None:
+    """Trains for some steps, and evaluates after the first, as many samples at once as the loop does.
 
     Args:
         trainer: From `snugfit.prepare`.
-        batch: The batch.
+        batch: Makes a batch, anew for each step. That of the first is evaluated, in memory of its own, as a loader makes it.
         arguments: The other arguments of `snugfit.prepare`: `loss` and `loss_weight` are looked at.
+        steps: How many.
+        evaluate: Whether there is an evaluation.
+        observer: Told of each step and evaluation.
     """
-    pieces = split_batch(batch, evaluated_at_once(trainer.recipe, batch_length(batch)))
-    task = task_of_loss(arguments.get("loss"), arguments.get("loss_weight", "samples"))
-    evaluate(trainer, (map_tensors(piece, torch.Tensor.clone) for piece in pieces), task)
+    course = Course(trainer, task_of(arguments.get("loss"), arguments.get("loss_weight", "samples")), observer)
+    first: list[Any] = []
+    done = itertools.count(1)
+
+    def held_out() -> Iterator[Any]:
+        given = first[0]
+        pieces = split_batch(given, course.evaluated_at_once(batch_length(given)))
+        return (map_tensors(piece, torch.Tensor.clone) for piece in pieces)
+
+    def take(given: Any, loss: torch.Tensor) -> None:
+        if evaluate and trainer.steps_done == course.first_step + 1:
+            first.append(given)
+
+    def then() -> bool:
+        if first:
+            course.evaluate(held_out())
+            first.clear()
+        return next(done) < steps
+
+    course.train(iter(batch, None), take=take, then=then)
+    trainer.finish()

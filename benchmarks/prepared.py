@@ -16,6 +16,8 @@ from torch import nn
 
 from snugfit.planner.plan_result import Plan
 from snugfit.recipe import Recipe
+from snugfit.training.course import Course
+from snugfit.training.evaluation import task_of
 
 SEED = 5
 
@@ -58,12 +60,17 @@ def losses_of(
     with quietly():
         torch.manual_seed(SEED)
         trainer = prepare(build(), recipe, fallbacks=fallbacks, device=device, **arguments)
-        losses = []
-        for turn, one in enumerate((recipe, *fallbacks)):
-            trainer.change_recipe(one)
-            torch.manual_seed(SEED + turn)  # the same masks, whatever was drawn before
-            losses.append(float(trainer.step(batch)))
-            assert trainer.recipe == one, f"the run went on with {trainer.recipe} in place of {one}"
+        losses: list[float] = []
+
+        def batches() -> Iterator[Any]:
+            for turn, one in enumerate((recipe, *fallbacks)):
+                trainer.change_recipe(one)
+                torch.manual_seed(SEED + turn)  # the same masks, whatever was drawn before
+                yield batch
+                assert trainer.recipe == one, f"the run went on with {trainer.recipe} in place of {one}"
+
+        task = task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+        Course(trainer, task).train(batches(), take=lambda _, loss: losses.append(float(loss)))
         trainer.finish()
     return losses
 

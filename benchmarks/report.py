@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.gpu.part import TUNING, VALIDATION, Place
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.rows import read_rows
+from benchmarks.gpu.subjects import STAND_INS, described
 from benchmarks.results_file import RESULTS
 from snugfit.units import format_bytes
 
@@ -108,11 +109,18 @@ def accuracy(rows: Sequence[Row], folder: str) -> str:
             continue
         halves = [("all", rows)]
         halves += [(half, [row for row in rows if row.get("half") == half]) for half in (VALIDATION, TUNING)]
+        if folder.startswith("cpu-") and not parts:
+            full = sorted({row["settings"]["model"] for row in rows} - STAND_INS.keys())
+            parts.append(
+                "On a CPU most models are small stand-ins of the same structure, with "
+                f"{min(STAND_INS.values()) / 1e6:.2g} to {max(STAND_INS.values()) / 1e6:.2g} million parameters, so their "
+                f"bytes are not those of the models that they are named after. Of full size are {', '.join(full)}."
+            )
         title = "Tensor bytes" if folder.startswith("cpu-") else f"{word.capitalize()} bytes"
         parts.append(f"**{title}**\n\n" + distributions(halves, key, "half"))
         parts.append(distributions(grouped(rows, lambda row: [row["settings"]["family"]]), key, "family"))
         parts.append(distributions(grouped(rows, techniques), key, "technique"))
-        parts.append(f"The {WORST} rows with the largest error:\n\n" + worst(rows, key))
+        parts.append(f"The {WORST} rows with the largest error:\n\n" + worst(rows, key, folder))
     host = [row for row in rows if folder.startswith("cpu-") and row["measured"]["host_bytes"]]
     if host:
         equal = sum(row["predicted"]["host_bytes"] == row["measured"]["host_bytes"] for row in host)
@@ -120,14 +128,20 @@ def accuracy(rows: Sequence[Row], folder: str) -> str:
     return "\n\n".join(parts)
 
 
-def worst(rows: Sequence[Row], key: str) -> str:
+def _named(row: Row, folder: str) -> str:
+    """A row's name, and what model it really is where that is a small one of the same structure."""
+    what = described(row["settings"].get("model", ""), "cpu" if folder.startswith("cpu-") else "cuda")
+    return f"`{row['name']}`" + (f" ({what})" if what else "")
+
+
+def worst(rows: Sequence[Row], key: str, folder: str) -> str:
     """Returns a table of the rows with the largest errors."""
     found = sorted(((abs(one), row) for row in rows if (one := error(row, key)) is not None), key=lambda pair: -pair[0])
     return table(
         ["configuration", "half", "measured", "predicted", "error", "predicted peak at"],
         [
             (
-                f"`{row['name']}`",
+                _named(row, folder),
                 row.get("half", ""),
                 format_bytes(row["measured"][key]),
                 format_bytes(row["predicted"][key]),
@@ -208,7 +222,7 @@ def traces(rows: Sequence[Row], folder: str) -> str:
         ["run", "blocks", "bytes taken", "predicted", "not predicted", "predicted only"],
         [
             (
-                f"`{row['name']}`",
+                _named(row, folder),
                 str(found["blocks"]),
                 format_bytes(found["block_bytes"]),
                 f"{100 * found['matched_bytes'] / found['block_bytes']:.2f} %",

@@ -1,13 +1,20 @@
-"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it."""
+"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it.
+
+Each row is one process of `snugfit train --predict --json`: what it predicts, and what it then measures of itself, from
+building to evaluation. Models whose kind of data `snugfit train` does not read (segmentation, sequence to sequence, masks)
+take the same course of steps in a process of the harness.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import BY_NAME, cases
-from benchmarks.gpu.part import Part, Place, percent
+from benchmarks.gpu.part import Part, Place, Read, percent
 
 if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.runs.request import Request
     from snugfit.workers.pool import Pool
 
 
@@ -39,7 +46,71 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
     """
     from benchmarks.gpu import training_run
 
-    return training_run.predict(BY_NAME[name].run(place.kind), place, pool)
+    configuration = BY_NAME[name]
+    request = configuration.request(place.kind)
+    if request is None:
+        return training_run.predict(configuration.run(place.kind), place, pool)
+    return _predict_train(request, configuration.held(place.kind), place, pool)
+
+
+def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -> dict[str, Any]:
+    """Predicts a run of `snugfit train` for a place that need not be here."""
+    from benchmarks.gpu import training_run
+    from snugfit.runs.chosen import described
+    from snugfit.runs.parts import open_matching_data, with_task
+    from snugfit.simulator.batch_shapes import skeleton_of
+    from snugfit.simulator.session import simulate_training
+
+    request, task = with_task(request, download=False)
+    data = open_matching_data(request, download=False)
+    model, batch, arguments = described(request, data, task)
+    recording = simulate_training(
+        model,
+        recipe,
+        skeleton_of(batch),
+        personality=training_run.personality(place),
+        evaluate=request.settings.evaluate,
+        pool=pool,
+        arguments=arguments,
+    )
+    return training_run.prediction_of(recording, place)
+
+
+def command(name: str, place: Place) -> tuple[list[str], Read] | None:
+    """Returns the `snugfit train` that is a configuration, and how its document is read.
+
+    Args:
+        name: Its name.
+        place: Where it is measured.
+
+    Returns:
+        None where `snugfit train` reads no such data.
+    """
+    words = BY_NAME[name].train_words(place.kind)
+    return None if words is None else (words, read_document)
+
+
+def read_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns `predicted` and `measured` of a row.
+
+    Args:
+        document: From `snugfit train --json`.
+    """
+    from benchmarks.gpu.training_run import in_one_form
+
+    predicted, measured = document["predicted"], document["measured"]
+    one_form = in_one_form(predicted)
+    found = {"allocated_bytes": one_form["allocated_bytes"], "reserved_bytes": one_form["reserved_bytes"]}
+    found |= {
+        "host_bytes": predicted["host_tensor_bytes"],
+        "step_seconds": predicted["step_seconds"],
+        "peak_module": "",
+    }
+    found |= {key: predicted[key] for key in ("peak_phase", "peak_operator")}
+    batch = document["workload"]["settings"]["batch_size"]
+    seconds = batch / document["samples_per_second"]
+    host = {"host_bytes": measured.get("host_tensor_bytes", 0), "step_seconds": seconds}
+    return {"predicted": found, "measured": {**in_one_form(measured), **host}}
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -67,6 +138,7 @@ PART = Part(
     name="accuracy",
     title="Predicted and measured memory",
     cases=cases,
+    command=command,
     measure=measure,
     predict=predict,
     line=_line,

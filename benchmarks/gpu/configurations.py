@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Place, half_of, spread
@@ -20,6 +21,11 @@ from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.runs.request import Request
+
+
+MODEL_FILE = Path(__file__).resolve().parent / "train_models.py"
+_STEPS = {"max_steps": 3, "eval_every": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,17 +88,70 @@ class Configuration:
         from benchmarks.gpu.training_run import TrainingRun
 
         subject, samples = SUBJECTS[self.subject], self.samples(kind)
-        recipe = dict(self.recipe)
-        if "microbatch_size" in recipe:
-            recipe["microbatch_size"] = max(1, samples // recipe["microbatch_size"])
         arguments = {"loss": subject.loss, "loss_weight": subject.loss_weight, "batch_size": samples, **self.settings}
         return TrainingRun(
             build=functools.partial(subject.build, kind),
             batch=functools.partial(subject.batch, kind, samples),
-            recipe=Recipe(**recipe),
+            recipe=self.held(kind),
             arguments=arguments,
             evaluate=self.evaluate,
         )
+
+    def held(self, kind: str) -> Recipe:
+        """Returns the recipe, its microbatches in samples.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        recipe = dict(self.recipe)
+        if "microbatch_size" in recipe:
+            recipe["microbatch_size"] = max(1, self.samples(kind) // recipe["microbatch_size"])
+        return Recipe(**recipe)
+
+    def train_words(self, kind: str) -> list[str] | None:
+        """Returns the words of the `snugfit train` that is this configuration; None where it reads no such data.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        samples, shape = self.samples(kind), SUBJECTS[self.subject].train_options(kind)
+        if shape is None:
+            return None
+        words = ["train", f"{MODEL_FILE}:build", "--data", "random", "--device", kind, "--predict"]
+        for text in self._model_args(kind):
+            words += ["--model-arg", text]
+        options = {**shape, "samples": 4 * samples, **_STEPS, "batch_size": samples, **self.settings}
+        for key, value in {**options, **self.held(kind).to_mapping(defaults=False)}.items():
+            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return words + ([] if self.evaluate else ["--no-evaluate"])
+
+    def request(self, kind: str) -> Request | None:
+        """Returns what those words ask for.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        from snugfit.runs.request import Request
+
+        samples, shape = self.samples(kind), SUBJECTS[self.subject].train_options(kind)
+        if shape is None:
+            return None
+        unsaid = dict.fromkeys(("image_size", "seq_len", "text_column", "label_column", "prompt_column"))
+        return Request(
+            **{**unsaid, **shape},
+            model=f"{MODEL_FILE}:build",
+            model_args=self._model_args(kind),
+            data="random",
+            samples=4 * samples,
+            device=kind,
+            packing=False,
+            settings=Workload.from_mapping(
+                {**_STEPS, "batch_size": samples, "evaluate": self.evaluate, **self.settings}
+            ),
+        )
+
+    def _model_args(self, kind: str) -> tuple[str, ...]:
+        return (f"subject={self.subject}", f"kind={kind}")
 
 
 def line(subject: str, scale: float = 1, evaluate: bool = True, **fields: Any) -> Configuration:
@@ -284,6 +343,7 @@ def cases(place: Place) -> list[Case]:
             "recipe": configuration.recipe,
             "training": configuration.settings,
             "evaluate": configuration.evaluate,
+            "by": "prepare" if configuration.train_words(place.kind) is None else "snugfit train",
         }
         found.append(
             Case(

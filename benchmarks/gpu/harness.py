@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.part import Case, Part, Place
+from benchmarks.gpu.part import Case, Part, Place, Read
 from benchmarks.gpu.rows import RowFile, stamp, without_paths
 from snugfit.errors import InputError, SnugfitError
 from snugfit.measure.fresh import CommandError, run_json
@@ -139,7 +140,7 @@ class Harness:
     def _width(self, part: Part) -> int:
         """Rows at a time. On a card the second one only loads its packages; on a CPU it would take time from the first."""
         if self.place.kind == "cuda":
-            return 2
+            return 2 if part.command is None else 1
         return 1 if part.timed else min(2, os.cpu_count() or 1)
 
     def _limit(self, part: Part) -> float | None:
@@ -160,6 +161,10 @@ class Harness:
         if case.left_out or missing:
             reason = case.left_out or f"not installed: {', '.join(missing)}"
             return {**row, "left_out": reason, **stamp()}
+        command = part.command(case.name, self.place) if part.command is not None else None
+        if command is not None:
+            row.update(self._by_command(*command, limit_seconds))
+            return self._finished(part, row, started)
         prediction: dict[str, Any] = {}
         predicting = threading.Thread(target=lambda: prediction.update(self._predict(part, case)))
         predicting.start()
@@ -171,6 +176,9 @@ class Harness:
         row.update(outcome)
         if "left_out" in prediction or "left_out" in outcome:
             row.pop("error", None)
+        return self._finished(part, row, started)
+
+    def _finished(self, part: Part, row: dict[str, Any], started: float) -> dict[str, Any]:
         for key in ("error", "left_out"):
             if key in row:
                 row[key] = without_paths(row[key])
@@ -203,6 +211,21 @@ class Harness:
             return run_json(argv, limit_seconds, module="benchmarks.gpu.one_row", on_line=lambda line: None)
         except CommandError as error:
             return {"error": str(error)}
+
+    def _by_command(self, words: Sequence[str], read: Read, limit_seconds: float) -> dict[str, Any]:
+        """Runs `snugfit` itself in a fresh process; its document is the row."""
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} if self._on_cpu else {}
+        with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
+            where = ["--run-dir", str(Path(folder) / "run")]
+            try:
+                document = run_json([*words, *where], limit_seconds, on_line=lambda line: None, environment=environment)
+            except CommandError as error:
+                return {"error": str(error)}
+        return {**read(document), **({"threads": 1} if self._on_cpu else {})}
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.place.kind == "cpu"
 
     def _line(self, part: Part, row: dict[str, Any]) -> str:
         head = f"{part.name:9} {row['name']:66}"

@@ -54,6 +54,9 @@ class Case:
 
 Measure = Callable[[str, Place], dict[str, Any]]
 Predict = Callable[[str, Place, "Pool"], dict[str, Any]]
+Read = Callable[[dict[str, Any]], dict[str, Any]]
+"""From a command's document to `predicted` and `measured` of a row."""
+Command = Callable[[str, Place], "tuple[list[str], Read] | None"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,9 @@ class Part:
     """All cases, the most informative first."""
     measure: Measure
     """Measures the case of a name, in a process of its own."""
+    command: Command | None = None
+    """Words of a `snugfit` command whose JSON document is the whole row, prediction included, and how the document is read;
+    None for a case that no command runs: then `measure` and `predict` do."""
     predict: Predict | None = None
     """Predicts the case of a name, in the harness's workers; None where measuring includes it, or nothing is predicted."""
     line: Callable[[dict[str, Any]], str]

@@ -34,6 +34,22 @@ class Subject:
     """How losses of microbatches combine."""
     packages: tuple[str, ...] = ()
     """Packages it comes from."""
+    trained: bool = True
+    """Whether `snugfit train` reads data of its kind."""
+
+    def train_options(self, kind: Kind) -> dict[str, Any] | None:
+        """Returns the options of `snugfit train` for its task and the shape of its data; None where it reads no such data.
+
+        Args:
+            kind: `cuda` or `cpu`.
+        """
+        made_by = getattr(self.batch, "keywords", {})
+        if self.loss is image_loss:
+            return {"task": "image-classification", "image_size": made_by["side"][kind]}
+        if not self.trained:
+            return None
+        task = "causal-lm" if made_by["labels"] == "next" else "text-classification"
+        return {"task": task, "seq_len": made_by["length"][kind]}
 
 
 def image_loss(output: Any, batch: Any) -> torch.Tensor:
@@ -168,6 +184,7 @@ def _text_model(
     classifier = model.endswith("ForSequenceClassification")
     return Subject(
         family=family,
+        trained=family != "encoder-decoder",
         build=functools.partial(_transformers, model=model, config=config, common=common or {}, sizes=sizes),
         batch=functools.partial(tokens, length={"cuda": length, "cpu": 32}, labels="class" if classifier else "next"),
         samples={"cuda": samples, "cpu": 4},
@@ -229,7 +246,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "mobilenetv3": _timm_model("CNN", "mobilenetv3_small_100", 256, {}, _SIDES),
     "lraspp": Subject(
-        family="segmentation", build=_segmentation, loss=pixel_loss, samples={"cuda": 16, "cpu": 4},
+        family="segmentation", trained=False, build=_segmentation, loss=pixel_loss, samples={"cuda": 16, "cpu": 4},
         batch=functools.partial(images, side={"cuda": 512, "cpu": 64}, pixels=True), packages=("torchvision",),
     ),
     "vit_b_16": _image_model(
@@ -295,8 +312,42 @@ SUBJECTS: dict[str, Subject] = {
         {"decoder_start_token_id": 0, "pad_token_id": 0},
     ),
     "lstm": Subject(
-        family="recurrent", build=_lstm, samples={"cuda": 64, "cpu": 8},
+        family="recurrent", trained=False, build=_lstm, samples={"cuda": 64, "cpu": 8},
         batch=functools.partial(tokens, length={"cuda": 256, "cpu": 32}, labels="class"),
     ),
 }  # fmt: skip
 """Name -> subject."""
+
+STAND_INS = {
+    "resnet50": 518_282,
+    "convnext_tiny": 513_538,
+    "densenet121": 37_474,
+    "vit_b_16": 356_938,
+    "vit_l_16": 692_458,
+    "deit_small": 356_938,
+    "swin_t": 78_190,
+    "swin_v2_t": 89_806,
+    "bert_base": 222_594,
+    "bert_large": 946_562,
+    "distilbert": 201_154,
+    "deberta": 197_314,
+    "gpt2": 218_176,
+    "llama_1b": 275_904,
+    "qwen3_0.6b": 404_000,
+    "mixtral": 448_832,
+    "t5_small": 228_864,
+    "lstm": 130_690,
+}
+"""Subjects that are a small model of the same structure on a CPU -> its parameters; the others are of full size there."""
+
+
+def described(name: str, kind: Kind) -> str:
+    """Returns what a subject's name does not say of it; nothing where it is what it is called.
+
+    Args:
+        name: A key of `SUBJECTS`.
+        kind: `cuda` or `cpu`.
+    """
+    if kind != "cpu" or name not in STAND_INS:
+        return ""
+    return f"stand-in of {STAND_INS[name] / 1e6:.2g} M parameters"

@@ -86,11 +86,12 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
 
     import snugfit
     from benchmarks.gpu.training_run import built
-    from benchmarks.held_out import evaluate_on
+    from benchmarks.held_out import take_course
     from snugfit.measure.allocator_events import warm_up
     from snugfit.profiler.operator_events import OperatorEvents
     from snugfit.simulator.session import STEPS
     from snugfit.training.phases import phase
+    from snugfit.training.run_state import Unobserved
 
     device = torch.device(place.kind)
     torch.manual_seed(0)
@@ -102,15 +103,17 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
             model = built(run, device)
         trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
         events.modules.watch(trainer.model)
-        for number in range(STEPS):
-            events.step = number
-            with phase("data"):
-                batch = run.batch()
-            trainer.step(batch)
-            if run.evaluate and number == 0:
-                evaluate_on(trainer, batch, run.arguments)
-            del batch
-        trainer.finish()
+
+        class Steps(Unobserved):
+            def after_step(self, steps_done: int) -> None:
+                # Its evaluation belongs to a step, and the next batch to the next.
+                if not run.evaluate or steps_done > 1:
+                    events.step = steps_done
+
+            def after_evaluation(self) -> None:
+                events.step = 1
+
+        take_course(trainer, run.batch, run.arguments, steps=STEPS, evaluate=run.evaluate, observer=Steps())
     return events.taken()
 
 

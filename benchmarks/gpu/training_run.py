@@ -12,7 +12,7 @@ import torch
 
 import snugfit
 from benchmarks.gpu.part import Place
-from benchmarks.held_out import evaluate_on
+from benchmarks.held_out import take_course
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.accelerator import Personality
 from snugfit.measure.meter import Meter
@@ -62,21 +62,9 @@ def measure(run: TrainingRun, place: Place) -> dict[str, Any]:
     meter.start()
     model = built(run, device)
     trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
-    seconds = []
-    for number in range(STEPS + MORE_STEPS):
-        batch = run.batch()
-        wait(device)
-        started = time.perf_counter()
-        trainer.step(batch)
-        wait(device)
-        seconds.append(time.perf_counter() - started)
-        meter.after_step(number + 1)
-        if run.evaluate and number == 0:
-            meter.before_evaluation()
-            evaluate_on(trainer, batch, run.arguments)
-            meter.after_evaluation()
-        del batch
-    trainer.finish()
+    timed = _Timed(meter, run.batch, device)
+    steps = STEPS + MORE_STEPS
+    take_course(trainer, timed.batch, run.arguments, steps=steps, evaluate=run.evaluate, observer=timed)
     if trainer.recipe != run.recipe:
         raise RuntimeError(
             f"memory ran out, and the run went on with {trainer.recipe.to_mapping(defaults=False)}; the card is too small"
@@ -84,9 +72,35 @@ def measure(run: TrainingRun, place: Place) -> dict[str, Any]:
     return {
         **in_one_form(meter.result(trainer.peak_host_bytes)),
         "host_bytes": trainer.peak_host_bytes,
-        "step_seconds": statistics.median(seconds[STEPS:]),
+        "step_seconds": statistics.median(timed.seconds[STEPS:]),
         **_outside(device),
     }
+
+
+class _Timed:
+    """Stands between the course and the meter, and times each step from its batch on."""
+
+    def __init__(self, meter: Meter, batch: Callable[[], Any], device: torch.device) -> None:
+        self._meter, self._batch, self._device = meter, batch, device
+        self._started = 0.0
+        self.seconds: list[float] = []
+
+    def batch(self) -> Any:
+        made = self._batch()
+        wait(self._device)
+        self._started = time.perf_counter()
+        return made
+
+    def after_step(self, steps_done: int) -> None:
+        wait(self._device)
+        self.seconds.append(time.perf_counter() - self._started)
+        self._meter.after_step(steps_done)
+
+    def before_evaluation(self) -> None:
+        self._meter.before_evaluation()
+
+    def after_evaluation(self) -> None:
+        self._meter.after_evaluation()
 
 
 def built(run: TrainingRun, device: torch.device) -> torch.nn.Module:

@@ -17,6 +17,7 @@ from snugfit.errors import (
     SnugfitError,
     SnugfitWarning,
     TrainingError,
+    TrainingStopped,
 )
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
@@ -25,6 +26,8 @@ from snugfit.workload import Workload
 if TYPE_CHECKING:
     from snugfit.planner.plan import plan
     from snugfit.planner.plan_result import Plan
+    from snugfit.runs.result import TrainResult
+    from snugfit.runs.train import train
     from snugfit.simulator.estimate import estimate
     from snugfit.simulator.prediction import Estimate
     from snugfit.training.adapter_file import load_adapter, merge_adapter, save_adapter
@@ -36,6 +39,7 @@ __version__ = "0.1.0"
 _LATE = {
     "Estimate": "snugfit.simulator.prediction",
     "Plan": "snugfit.planner.plan_result",
+    "TrainResult": "snugfit.runs.result",
     "Trainer": "snugfit.training.step",
     "estimate": "snugfit.simulator.estimate",
     "load_adapter": "snugfit.training.adapter_file",
@@ -43,6 +47,7 @@ _LATE = {
     "plan": "snugfit.planner.plan",
     "prepare": "snugfit.training.prepare",
     "save_adapter": "snugfit.training.adapter_file",
+    "train": "snugfit.runs.train",
 }
 
 __all__ = [
@@ -57,8 +62,10 @@ __all__ = [
     "RecipeError",
     "SnugfitError",
     "SnugfitWarning",
+    "TrainResult",
     "Trainer",
     "TrainingError",
+    "TrainingStopped",
     "Workload",
     "estimate",
     "fidelity",
@@ -67,6 +74,7 @@ __all__ = [
     "plan",
     "prepare",
     "save_adapter",
+    "train",
 ]
 
 

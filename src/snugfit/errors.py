@@ -88,6 +88,20 @@ class OutOfMemoryError(DoesNotFitError, TrainingError):
         self.undone = undone
 
 
+class TrainingStopped(KeyboardInterrupt):
+    """A signal ended a run early: says what is saved and how to go on. `signal` is its number."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        """Takes the message.
+
+        Args:
+            message: What is saved, and how to go on.
+            signal: Number of the signal.
+        """
+        super().__init__(message)
+        self.signal = signal
+
+
 class CannotSimulateError(SnugfitError):
     """The model or step cannot run on fake tensors: names operator, module, line and what to do."""
 

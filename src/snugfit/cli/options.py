@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
-from snugfit.errors import InputError, RecipeError
 from snugfit.fake_device.assumptions import Assumptions
-from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.workload import Workload, algorithm_and_storage
+from snugfit.run import Run, by_owner, check_weights_file
+from snugfit.workload import Workload
 
-TRAITS = ("batch_norm", "dropout")
-"""Fields of the workload that are read off the model."""
-
+_TRAITS = ("batch_norm", "dropout")
 PYTHON_ONLY = ("keep_gradients",)
 """Fields of the workload that make no difference to a run from the command line."""
 
@@ -88,7 +84,19 @@ def recipe_fields() -> list[FieldInfo]:
 
 def workload_fields() -> list[FieldInfo]:
     """Returns the fields of a workload that have an option."""
-    return [info for info in field_infos(Workload).values() if info.name not in (*TRAITS, *PYTHON_ONLY)]
+    return [info for info in field_infos(Workload).values() if info.name not in (*_TRAITS, *PYTHON_ONLY)]
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the recipe fields and training settings that were typed.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        Field name -> value; only options that were given.
+    """
+    return {**_given(args, recipe_fields(), "recipe_"), **_given(args, workload_fields(), "workload_")}
 
 
 def given_workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -96,14 +104,8 @@ def given_workload(args: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         args: What the command line gave.
-
-    Returns:
-        Field name -> value; only options that were given.
     """
-    given = _given(args, workload_fields(), "workload_")
-    if "optimizer" in given:
-        given["optimizer"] = algorithm_and_storage(given["optimizer"])[0]
-    return given
+    return by_owner(given_options(args))[1]
 
 
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,16 +113,8 @@ def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         args: What the command line gave.
-
-    Returns:
-        Field name -> value; only options that were given.
     """
-    given = _given(args, recipe_fields(), "recipe_")
-    if args.workload_optimizer is not None:
-        storage = algorithm_and_storage(args.workload_optimizer)[1]
-        if storage is not None:
-            given["optimizer"] = storage
-    return given
+    return by_owner(given_options(args))[0]
 
 
 def recipe_from(args: argparse.Namespace) -> Recipe:
@@ -156,10 +150,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
         InputError: The file of weights does not exist.
     """
     workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
-    weights = workload.weights
-    # Also where no weight is read: an estimate of a training that could not begin is of no use.
-    if weights is not None and weights.endswith(".safetensors") and not Path(weights).expanduser().is_file():
-        raise InputError(f"weights file {weights!r} does not exist. Give an existing .safetensors file.")
+    check_weights_file(workload)
     return workload
 
 
@@ -176,23 +167,8 @@ def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:
         InputError: The recipe file cannot be read.
         RecipeError: Listing every mistake.
     """
-    made: list[Any] = []
-    errors: list[RecipeError] = []
-    for make in (recipe_from, workload_from):
-        try:
-            made.append(make(args))
-        except RecipeError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        problems = [problem for error in errors for problem in error.problems]
-        raise RecipeError(problems, subject="recipe and training settings")
-    recipe, workload = made
-    between = list(contradictions(recipe, workload))
-    if between:
-        raise RecipeError(between, subject="recipe against training settings")
-    return recipe, workload
+    run = Run.made_by(lambda: recipe_from(args), lambda: workload_from(args))
+    return run.recipe, run.workload
 
 
 def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, default: Any) -> None:

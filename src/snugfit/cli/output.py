@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,3 @@ def print_json(document: Mapping[str, Any]) -> None:
         document: Plain data; numbers are finite.
     """
     print(json.dumps(document, indent=2, allow_nan=False))
-
-
-def print_card(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Prints a title and `name  value` lines on stdout.
-
-    Args:
-        title: One line.
-        rows: Name and value; a value of several lines is indented under its first.
-    """
-    rows = list(rows)
-    width = max((len(name) for name, _ in rows), default=0)
-    print(title)
-    for name, value in rows:
-        first, *more = value.splitlines() or [""]
-        print(f"  {name:<{width}}  {first}")
-        for line in more:
-            print(f"  {'':<{width}}  {line}")

@@ -46,22 +46,40 @@ def constraints_of(args: argparse.Namespace) -> Constraints:
     """
     if args.budget is not None:
         parse_bytes(args.budget, what="budget")
-    pins: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if getattr(args, "recipe_file", None) is not None:
-        pins.update(options.recipe_from(args).to_mapping(defaults=False))
-    pins.update(options.given_recipe(args))
-    problems = []
+        given.update(options.recipe_from(args).to_mapping(defaults=False))
+    given.update(options.given_recipe(args))
+    return constraints_from(
+        allow=args.allow, pin=pins_of(args), forbid=bans_of(args), host_budget=args.host_budget, given=given
+    )
+
+
+def pins_of(args: argparse.Namespace) -> dict[str, str]:
+    """Returns what `--pin` gave: field -> text.
+
+    Args:
+        args: What the command line gave.
+
+    Raises:
+        InputError: One has no value.
+    """
+    pins: dict[str, str] = {}
     for text in args.pins or ():
         name, sign, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not sign or not name or not value:
             raise InputError(f"--pin {text!r} is not understood; give FIELD=VALUE, for example --pin checkpoint=none.")
-        if name in pins and str(pins[name]) != value:
-            problems.append(f"{name} is pinned to {value} and given as {pins[name]}; give one of the two.")
-        pins[name] = value
-    if problems:
-        raise RecipeError(problems, subject="pins and bans of the plan")
-    forbidden = [
-        name for text in args.forbidden or () for name in text.split(",") if name.strip() or not text.strip(" ,")
-    ]
-    return constraints_from(allow=args.allow, pin=pins, forbid=forbidden, host_budget=args.host_budget)
+        if pins.setdefault(name, value) != value:
+            problem = f"{name} is pinned to {value} and to {pins[name]}; give one of the two."
+            raise RecipeError([problem], subject="pins and bans of the plan")
+    return pins
+
+
+def bans_of(args: argparse.Namespace) -> list[str]:
+    """Returns the fields that `--forbid` gave.
+
+    Args:
+        args: What the command line gave.
+    """
+    return [name for text in args.forbidden or () for name in text.split(",") if name.strip() or not text.strip(" ,")]

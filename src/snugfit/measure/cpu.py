@@ -17,7 +17,10 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 
+import torch
+
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.measure.fresh import take_tuning
 from snugfit.measure.process_memory import ProcessMemory, keep_freed_memory, read_process_memory, reset_peak
 
 _READ_EVERY_SECONDS = 0.25
@@ -37,10 +40,13 @@ class CpuMeter:
         self._baseline: ProcessMemory | None = None
         self._peak_bytes = 0
         self._recorder_bytes = 0
+        self._tuned = take_tuning()
         self._evaluation: str = "to come"
         self._steps_done = 0
         self._next_read = 0.0
         self._process_read = False
+        self._held: dict[int, int] = {}
+        self._model: torch.nn.Module | None = None
 
     def start(self) -> None:
         """Takes the baseline; call before the model is built."""
@@ -49,6 +55,19 @@ class CpuMeter:
         reset_peak()
         self._baseline = read_process_memory()
         self._off_the_record(self._events.start)
+
+    def hold(self, model: torch.nn.Module) -> None:
+        """Counts the tensors of a model that was there before the window: torch will not report their release."""
+        self._held, self._model = _storages(model), model
+        self._events.balance_bytes += sum(self._held.values())
+
+    def built(self) -> None:
+        """Lets go of what a model that was there before no longer holds, such as weights that were cast."""
+        if self._model is not None:
+            self._off_the_record(self._events.cut)
+            left = _storages(self._model)
+            self._events.balance_bytes -= sum(size for place, size in self._held.items() if place not in left)
+            self._model = None
 
     def after_step(self, steps_done: int) -> None:
         """Notes that a step ended."""
@@ -59,7 +78,8 @@ class CpuMeter:
         if steps_done >= 2 * self._window_steps and not self._process_read:
             self._read()
             self._process_read = True
-            keep_freed_memory()
+            if self._tuned:
+                keep_freed_memory()
 
     def before_evaluation(self) -> None:
         """Notes that an evaluation begins; the first one is recorded."""
@@ -148,6 +168,13 @@ class CpuMeter:
             return
         above_bytes = _anonymous(now.peak_rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
         self._peak_bytes = max(self._peak_bytes, above_bytes - self._recorder_bytes)
+
+
+def _storages(model: torch.nn.Module) -> dict[int, int]:
+    """Address of each piece of memory of a model on the host -> its bytes; tied tensors once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _anonymous(rss_bytes: int, reading: ProcessMemory) -> int:

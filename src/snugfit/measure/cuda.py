@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from snugfit.measure.fresh import take_tuning
 from snugfit.measure.nvml import process_bytes
+from snugfit.measure.process_memory import keep_freed_memory
 
 
 class CudaMeter:
@@ -20,6 +22,8 @@ class CudaMeter:
         self._device = device
         self._window_steps = window_steps
         self._nvml_bytes: int | None = None
+        if take_tuning():
+            keep_freed_memory()  # nobody reads this process's own memory
 
     def start(self) -> None:
         """Resets the peaks; call before the model is built."""

@@ -2,8 +2,9 @@
 
 glibc keeps freed memory for later, so an ordinary process shows 7 to 8 % more at its peak than its tensors need. With the
 two settings below every tensor of 64 KiB or more is a map of its own and goes back to the system when freed; the
-process's peak then agrees with its tensors. glibc reads them only when a process starts, so the process is replaced by
-itself, once, before torch is loaded. Imports no torch.
+process's peak then agrees with its tensors, and steps of small tensors are up to twice as slow. So only processes that are
+asked for such numbers have them (`run_json`, `--exact-rss`), and not those that they start. glibc reads them only when a
+process starts, so a command that is asked is replaced by itself, once, before torch is loaded. Imports no torch.
 
 Source: mallopt(3), "Environment variables"; measured in tests/cpu/measure/test_meter.py.
 """
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -55,6 +56,15 @@ def is_tuned() -> bool:
     return all(os.environ.get(name) == value for name, value in TUNED_ENVIRONMENT.items())
 
 
+def take_tuning() -> bool:
+    """Returns whether this process is tuned; the settings are kept from processes that it starts, which nobody measures."""
+    tuned = is_tuned()
+    if tuned:
+        for name in TUNED_ENVIRONMENT:
+            del os.environ[name]
+    return tuned
+
+
 def ensure_tuned_process() -> None:
     """Replaces a `snugfit` command by itself with tuned memory settings; returns where that is done or has no place.
 
@@ -86,6 +96,7 @@ def run_json(
     *,
     on_line: Callable[[str], None] | None = None,
     module: str = "snugfit",
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a snugfit command in a fresh, tuned process and returns its JSON document.
 
@@ -96,6 +107,7 @@ def run_json(
         timeout_seconds: Time after which the command is killed; None: no limit.
         on_line: Gets each line of the command's stderr, on another thread; None: it goes to stderr.
         module: The module that is run; another than snugfit must understand `--json` as it does.
+        environment: What its environment has beside this process's own.
 
     Returns:
         The document on the command's stdout.
@@ -104,8 +116,8 @@ def run_json(
         CommandError: The command failed, was killed, took too long, or wrote no JSON.
     """
     command = [sys.executable, "-m", module, *argv, "--json"]
-    environment = {**os.environ, **TUNED_ENVIRONMENT}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    variables = {**os.environ, **TUNED_ENVIRONMENT, **(environment or {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     assert process.stdout is not None and process.stderr is not None
     lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
     errors = threading.Thread(target=_pass_on, args=(process.stderr, lines, on_line or _to_stderr), daemon=True)

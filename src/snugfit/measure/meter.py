@@ -39,9 +39,20 @@ class Meter:
             else CudaMeter(device, window_steps=window_steps)
         )
 
-    def start(self) -> None:
-        """Takes the baseline. Call it once, before the model is built."""
+    def start(self, model: torch.nn.Module | None = None) -> None:
+        """Takes the baseline. Call it once, before the model is built.
+
+        Args:
+            model: A model that is there already; its tensors count from the beginning.
+        """
         self._meter.start()
+        if model is not None and isinstance(self._meter, CpuMeter):
+            self._meter.hold(model)
+
+    def built(self) -> None:
+        """Notes that the run is built: what of a model that was there before has been let go counts no longer."""
+        if isinstance(self._meter, CpuMeter):
+            self._meter.built()
 
     def after_step(self, steps_done: int) -> None:
         """Notes that a training step ended.

@@ -75,6 +75,7 @@ def constraints_from(
     pin: Mapping[str, Any] | None = None,
     forbid: Iterable[str] | None = None,
     host_budget: str | int | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Constraints:
     """Reads what a person gave.
 
@@ -83,6 +84,7 @@ def constraints_from(
         pin: Recipe field -> value (text is read as on the command line).
         forbid: Recipe fields.
         host_budget: Host memory, as text with a unit or in bytes; None: what is free.
+        given: Recipe fields that were given otherwise; each is a pin, too.
 
     Returns:
         The constraints.
@@ -96,10 +98,13 @@ def constraints_from(
     infos = field_infos(Recipe)
     problems: list[str] = []
     pins: dict[str, Any] = {}
-    for key, value in (pin or {}).items():
+    known = dict(given or {})
+    for key, value in (*known.items(), *(pin or {}).items()):
         name = _field(key, problems)
         if name is None:
             continue
+        if name in known and str(known[name]) != str(value):
+            problems.append(f"{name} is pinned to {value} and given as {known[name]}; give one of the two.")
         read = from_text(infos[name], value) if isinstance(value, str) else value
         problem = value_problem(infos[name], tuple(read) if isinstance(read, list) else read)
         if problem:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
-from snugfit.fidelity import LEVELS, contradictions, fidelity
+from snugfit.fidelity import LEVELS, fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
@@ -20,6 +20,7 @@ from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
+from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.units import MIB, format_bytes
 
@@ -90,9 +91,7 @@ class Planner:
         probe = self.laboratory.need(base)
         workload = probe.recorded.workload
         assert workload is not None
-        problems = list(contradictions(base, workload))
-        if problems:
-            raise RecipeError(problems, subject="pins against training settings")
+        Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
         return Space(

@@ -1,10 +1,10 @@
-"""Aligned tables for a console, row by row as results come, readable in any encoding."""
+"""Cards and aligned tables for a console, readable in any encoding."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 _PLAIN = {"─": "-", "…": "..."}
@@ -56,6 +56,22 @@ class Table:
         stream = self._stream or sys.stdout
         stream.write(plain_for(text, stream.encoding) + "\n")
         stream.flush()
+
+
+def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Returns a title and `name  value` lines.
+
+    Args:
+        title: One line.
+        rows: Name and value; a value of several lines is indented under its first.
+    """
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [title]
+    for name, value in rows:
+        first, *more = value.splitlines() or [""]
+        lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}  {line}" for line in more)]
+    return "\n".join(lines)
 
 
 def plain_for(text: str, encoding: str | None) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
-from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS, generation_of
+from snugfit.run import Run
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
@@ -225,7 +225,7 @@ def _check_steps(steps: object) -> None:
 
 def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:
     """Finds mistakes before a worker is started."""
-    from snugfit.errors import RecipeError, did_you_mean
+    from snugfit.errors import did_you_mean
 
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
@@ -237,9 +237,7 @@ def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
         raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
-    problems = list(contradictions(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name})))
-    if problems:
-        raise RecipeError(problems, subject="recipe against workload")
+    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name}))
 
 
 def _uncompiled(recipe: Recipe) -> Recipe:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -293,10 +294,13 @@ def _recorded_training(
 
     from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.materialise import Materialiser
+    from snugfit.training.course import Course
+    from snugfit.training.evaluation import task_of
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
     from snugfit.workers import skeleton
 
+    task = task_of(None) if evaluation is None else evaluation.task
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
     given_to_prepare = {name: value for name, value in arguments.items() if name != "assume"}
@@ -314,16 +318,18 @@ def _recorded_training(
             del fake  # it holds every tensor it made, and the weights before they are cast would live as long
         # Whether samples are coupled takes values to find out, and a fake step has none.
         coupled = bool(given_to_prepare.get("coupled_samples"))
-        trainer = prepare(model, recipe, device=device, **{**given_to_prepare, "coupled_samples": coupled})
-        recorder.watch(trainer.model)
-        for number in range(steps):
-            recorder.step = number
-            place = host if personality.kind == "cuda" else device
-            given = _batch(recorder, batches[number % len(batches)], place)
-            trainer.step(given)
-            if evaluation is not None and number == 0:
-                evaluation.run(trainer, place)
-            del given
+        settings = {**given_to_prepare, "coupled_samples": coupled}
+        course = Course(prepare(model, recipe, device=device, **settings), task)
+        recorder.watch(course.trainer.model)
+        place = host if personality.kind == "cuda" else device
+
+        def then() -> bool:
+            if evaluation is not None and recorder.step == 0:
+                evaluation.run(course, place)
+            recorder.step += 1
+            return bool(recorder.step < steps)
+
+        course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
     captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(arguments.get("optimizer")))
     return record(run, personality, captured, arguments.get("assume"))
@@ -342,29 +348,27 @@ class _Evaluation:
             batch: A batch of training, without memory.
         """
         from snugfit.techniques.microbatch import first_tensor, map_tensors, split_batch
-        from snugfit.training.evaluation import evaluated_at_once
-        from snugfit.workloads.tasks import task_of_loss
+        from snugfit.training.evaluation import evaluated_at_once, task_of
 
         self._own = task is None
-        self._task = task or task_of_loss(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+        self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
         pieces, tensor = [batch], first_tensor(batch)
         if recipe.microbatch_size is not None and tensor is not None:
             pieces = (arguments.get("split") or split_batch)(batch, evaluated_at_once(recipe, tensor.shape[0]))
         pieces = [pieces[i % len(pieces)] for i in range(EVALUATED)]
         self._batches = [map_tensors(piece, _in_its_own_memory) for piece in pieces]
 
-    def run(self, trainer: Any, place: Any) -> None:
+    def run(self, course: Any, place: Any) -> None:
         """Evaluates.
 
         Args:
-            trainer: The trainer on fake tensors.
+            course: The run on fake tensors.
             place: Where the loader puts batches.
         """
         from snugfit.fake_device.materialise import Materialiser
-        from snugfit.training.evaluation import add_up
 
         try:
-            add_up(trainer, (Materialiser().tree(batch, place) for batch in self._batches), self._task)
+            course.evaluate(Materialiser().tree(batch, place) for batch in self._batches)
         except Exception as error:
             if not self._own:
                 raise

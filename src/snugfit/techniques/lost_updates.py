@@ -16,8 +16,9 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import SnugfitWarning
 
-SAMPLE = 4096
-"""Weights looked at, at most, in each of the parameters."""
+SAMPLE, SHARE = 4096, 128
+"""Weights looked at, at most, in each of the parameters, and the part of it that they may be: a watcher must not be what a
+step needs most memory for, and no prediction sees the step that it watches."""
 LOST_SHARE = 0.5
 """A warning comes when more than this share of the sampled weights stood still."""
 
@@ -88,4 +89,5 @@ def _note(touched: Tensor, gradient: Tensor) -> None:
 
 
 def _sample(weight: Tensor) -> Tensor:
-    return weight.detach().reshape(-1)[:SAMPLE]
+    flat = weight.detach().reshape(-1)
+    return flat[: min(SAMPLE, max(64, flat.numel() // SHARE))]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
+from snugfit.run import contradictions
 from snugfit.workload import Workload
 
 PASS_FIELDS = ("inplace", "attention", "loss_impl", "checkpoint", "offload_activations")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch import map_tensors
 from snugfit.training import random_state
 from snugfit.training.fallbacks import samples_of
+from snugfit.training.model_call import Loss, loss_value
 from snugfit.training.phases import phase
+from snugfit.workloads.tasks import Task, task_of_loss
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
-    from snugfit.workloads.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,16 @@ def evaluate(
     Returns:
         Means over all samples, or None when told to stop or when there are no batches.
     """
-    added = add_up(trainer, batches, task, stop=stop)
+    return read(add_up(trainer, batches, task, stop=stop), task)
+
+
+def read(added: tuple[Tensor, int] | None, task: Task) -> Evaluation | None:
+    """Reads from the device what an evaluation came to.
+
+    Args:
+        added: From `add_up`.
+        task: What was reported.
+    """
     if added is None:
         return None
     totals, samples = added
@@ -68,6 +79,16 @@ def evaluate(
     metrics = dict(zip(task.metrics, means, strict=True))
     metrics.update({name: of_loss(loss) for name, of_loss in task.metrics_of_loss.items()})
     return Evaluation(loss=loss, metrics=metrics, samples=samples)
+
+
+def task_of(loss: Loss | None, loss_weight: Any = "samples") -> Task:
+    """Returns the task of somebody's own training: its loss is all that is known to be reported.
+
+    Args:
+        loss: As for `snugfit.prepare`.
+        loss_weight: As for `snugfit.prepare`.
+    """
+    return task_of_loss(None if loss is None else functools.partial(loss_value, loss), loss_weight)
 
 
 def evaluated_at_once(recipe: Recipe, batch_size: int) -> int:
@@ -101,7 +122,7 @@ def add_up(
     """
     totals: Tensor | None = None
     samples = 0
-    with phase("evaluation"), _undisturbed(trainer.model), torch.no_grad():
+    with phase("evaluation"), undisturbed(trainer.model), torch.no_grad():
         for batch in batches:
             if stop():
                 return None
@@ -126,7 +147,8 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Puts a model into eval mode for a while; afterwards its modes and the random state are what they were."""
     modes = {module: module.training for module in model.modules()}
     before = random_state.capture()
     model.eval()

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
-from snugfit.fidelity import contradictions, fidelity
+from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
+from snugfit.run import Run
 from snugfit.techniques.microbatch import first_tensor
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
@@ -109,7 +110,7 @@ class Fallbacks:
         if not sizes or min(sizes) < 2:
             return None
         halved = recipe.replace(microbatch_size=min(sizes) // 2)
-        return None if next(contradictions(halved, self.workload), None) else halved
+        return halved if Run.is_possible(halved, self.workload) else None
 
     def went_well(self, size: int, recipe: Recipe, failures: list[Failure]) -> bool:
         """Learns from a step that is done.
@@ -173,7 +174,7 @@ class Fallbacks:
             lean = recipe.replace(optimizer_impl="for-loop")
         except RecipeError:
             return None
-        return None if lean == recipe or next(contradictions(lean, self.workload), None) else lean
+        return lean if lean != recipe and Run.is_possible(lean, self.workload) else None
 
     def tell(self, step: int, failures: list[Failure], recipe: Recipe, *, stays: bool, samples: int | None) -> None:
         """Says what was done about the failures of a step.

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,22 +22,19 @@ from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.loading import loading_options
 from snugfit.techniques.microbatch import batch_length
-from snugfit.training import random_state
-from snugfit.training.evaluation import Evaluation, evaluate, evaluated_at_once
+from snugfit.training.course import Course
+from snugfit.training.evaluation import Evaluation, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
-from snugfit.training.phases import phase
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
-from snugfit.training.run_state import LoopResult, Observer, Position
+from snugfit.training.run_state import LoopResult, Observer, Position, TrainingData
 from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
-    from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
-    from snugfit.workloads.text import TextSplits
 
 LOG_EVERY = 10
 """Steps between readings of losses from the device."""
@@ -83,7 +80,7 @@ class Loop:
     def __init__(
         self,
         trainer: Trainer,
-        data: Splits | TextSplits,
+        data: TrainingData,
         task: Task,
         run: RunDirectory,
         *,
@@ -105,6 +102,7 @@ class Loop:
             on_row: Gets each row of metrics too.
         """
         assert trainer.workload.batch_size is not None
+        self.course = Course(trainer, task, observer)
         self.trainer, self.data, self.task, self.run_dir = trainer, data, task, run
         self.workload = trainer.workload
         self.batch_size: int = trainer.workload.batch_size
@@ -112,11 +110,12 @@ class Loop:
         self.steps_per_epoch = steps_per_epoch(data.train, self.batch_size)
         self.loading = loading_options(trainer.recipe)
         self.base_rate = base_learning_rate(trainer.recipe, self.workload)
-        self.observer, self.progress, self.on_row = observer, progress, on_row
+        self.progress, self.on_row = progress, on_row
         self.at = Position()
         self.stop = StopSignal()
         self._pending: list[tuple[int, float | None, int, int, Tensor]] = []
-        self._first_step = self._saved_step = trainer.steps_done
+        self._saved_step = trainer.steps_done
+        self._rate: float | None = None
         self._resumed_at = time.perf_counter()
         self._lap_started = self._resumed_at
 
@@ -132,10 +131,9 @@ class Loop:
         self.run_dir.check_checkpoints()
         state = self.run_dir.checkpoints.load_newest()
         if state is not None:
-            self.trainer.load_state_dict(state["trainer"])
+            self.course.resume(state)
             self.at = Position(**state["position"])
-            random_state.restore(state["random"])
-            self._first_step = self._saved_step = self.trainer.steps_done
+            self._saved_step = self.trainer.steps_done
         self.run_dir.rewind_metrics(self.at.rows)
         return state is not None
 
@@ -175,35 +173,37 @@ class Loop:
     def _train_steps(self) -> None:
         # A run that was stopped between a step and its evaluation makes up for it first.
         self._evaluate_if_due()
+        self._rate = self._next_rate()
         while self.trainer.steps_done < self.total_steps and not self.stop:
             if self.at.batch >= self.steps_per_epoch:
                 self._read_losses()
                 self.at.epoch, self.at.batch, self.at.loss_sum, self.at.loss_samples = self.at.epoch + 1, 0, 0.0, 0
-            with self._epoch_batches() as epoch:
-                for batch in epoch:
-                    self._step(batch)
-                    if self.trainer.steps_done >= self.total_steps or self.stop:
-                        break
+            epoch = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
+            with contextlib.closing(epoch):  # ends the loading processes of an epoch that is left early
+                self.course.train(epoch, take=self._take, then=self._go_on)
         if self._saved_step < self.trainer.steps_done:
             self._save()
 
-    def _step(self, batch: Any) -> None:
+    def _take(self, batch: Any, loss: Tensor) -> None:
         samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
-        rate = None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
-        loss = self.trainer.step(batch)
         self.at.batch += 1
         self.at.samples += samples
-        step = self.trainer.steps_done
-        if self.observer is not None:
-            self.observer.after_step(step - self._first_step)
+        self._pending.append((self.trainer.steps_done, self._rate, samples, weight, loss))
+        self._rate = self._next_rate()
+
+    def _go_on(self) -> bool:
+        """Does what is due after a step; returns whether another one follows in this epoch."""
         if self.progress is not None:
             self.progress.advance()
-        self._pending.append((step, rate, samples, weight, loss))
-        if len(self._pending) >= LOG_EVERY or step == 1:
+        if len(self._pending) >= LOG_EVERY or self.trainer.steps_done == 1:
             self._read_losses()
         self._evaluate_if_due()
         if self._due(self.workload.save_every):
             self._save()
+        return self.trainer.steps_done < self.total_steps and not self.stop
+
+    def _next_rate(self) -> float | None:
+        return None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
 
     def _evaluate_if_due(self) -> None:
         step = self.trainer.steps_done
@@ -219,28 +219,9 @@ class Loop:
             return self.at.batch == self.steps_per_epoch
         return self.trainer.steps_done % every == 0
 
-    @contextlib.contextmanager
-    def _epoch_batches(self) -> Iterator[Iterator[Any]]:
-        source = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
-
-        def marked() -> Iterator[Any]:
-            while True:
-                with phase("data"):
-                    batch = next(source, None)
-                if batch is None:
-                    return
-                yield batch
-
-        try:
-            yield marked()
-        finally:
-            close = getattr(source, "close", None)  # ends the loading processes of an epoch that is left early
-            if close is not None:
-                close()
-
     def _batches(
         self, dataset: Any, size: int, *, epoch: int = 0, start: int = 0, shuffle: bool = True
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         return batches(
             dataset,
             batch_size=size,
@@ -276,15 +257,13 @@ class Loop:
         self._write(self.run_dir.flush_metrics)
 
     def _evaluate(self, name: str, dataset: Any) -> Evaluation | None:
+        if dataset is None:
+            return None
         with self._between_steps():
             self.trainer.finish()
-            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
+            size = self.course.evaluated_at_once(self.batch_size)
             held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
-            if self.observer is not None:
-                self.observer.before_evaluation()
-            measured = evaluate(self.trainer, held_out, self.task, stop=lambda: bool(self.stop))
-            if self.observer is not None:
-                self.observer.after_evaluation()
+            measured = read(self.course.evaluate(held_out, stop=lambda: bool(self.stop)), self.task)
         if measured is not None:
             found = {f"{name}_{metric}": value for metric, value in measured.metrics.items()}
             found[f"{name}_loss"] = measured.loss
@@ -297,17 +276,12 @@ class Loop:
 
     def _save(self) -> None:
         with self._between_steps():
-            self.trainer.finish()
+            state = {"version": STATE_VERSION, **self.course.state()}
             now = time.perf_counter()
             self.at.seconds += now - self._resumed_at
             self._resumed_at = now
             self.at.rows = self.run_dir.rows
-            state = {
-                "version": STATE_VERSION,
-                "trainer": self.trainer.state_dict(),
-                "random": random_state.capture(),
-                "position": dataclasses.asdict(self.at),
-            }
+            state["position"] = dataclasses.asdict(self.at)
             self._write(self.run_dir.flush_metrics)
             self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state))
             self.run_dir.note_checkpoint(self.trainer.steps_done)

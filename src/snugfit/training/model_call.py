@@ -75,7 +75,8 @@ def _not_bound(function: Callable[..., Any], args: Any, keywords: Mapping[str, A
     return None
 
 
-def _loss_value(loss: Loss, output: Any, batch: Any) -> Any:
+def loss_value(loss: Loss, output: Any, batch: Any) -> Any:
+    """Returns what a loss says, whatever it is; one that takes a target gets that of the batch."""
     name = getattr(loss, "__name__", type(loss).__name__)
     right = f"loss=lambda output, batch: {'F.' if callable(getattr(F, name, None)) else ''}{name}(output, batch[1])"
     if takes_target(loss):
@@ -126,7 +127,7 @@ def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
         InputError: It is no number, or depends on no trained parameter.
     """
     if loss is not None:
-        found: Any = _loss_value(loss, output, batch)
+        found: Any = loss_value(loss, output, batch)
     else:
         found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if not isinstance(found, Tensor) or found.dim() != 0:

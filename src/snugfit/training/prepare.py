@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
-from snugfit.fidelity import Fidelity, contradictions
+from snugfit.errors import InputError, SnugfitWarning, about, did_you_mean
+from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
+from snugfit.run import Run
 from snugfit.techniques.adapter import Adapter
 from snugfit.techniques.adapter_layers import adapter_record
 from snugfit.techniques.attention import Attention
@@ -138,9 +139,7 @@ def prepare(
             recipe = recipe.replace(optimizer=storage)
             fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
     workload = _workload(model, optimizer, settings)
-    problems = list(contradictions(recipe, workload))
-    if problems:
-        raise RecipeError(problems, subject="recipe against workload")
+    Run(recipe, workload)
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 

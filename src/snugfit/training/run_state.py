@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from typing import Protocol
+from typing import Any, Protocol
+
+
+class TrainingData(Protocol):
+    """Data in three parts; each gives batches by index, or is None where there is none."""
+
+    @property
+    def train(self) -> Any:
+        """What the model learns from."""
+
+    @property
+    def validation(self) -> Any:
+        """What is looked at during training."""
+
+    @property
+    def test(self) -> Any:
+        """What is looked at in the end."""
 
 
 class Observer(Protocol):
@@ -22,6 +38,19 @@ class Observer(Protocol):
 
     def after_evaluation(self) -> None:
         """Called when an evaluation ended."""
+
+
+class Unobserved:
+    """Nobody looks."""
+
+    def after_step(self, steps_done: int) -> None:
+        """Nothing."""
+
+    def before_evaluation(self) -> None:
+        """Nothing."""
+
+    def after_evaluation(self) -> None:
+        """Nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

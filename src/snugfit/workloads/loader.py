@@ -7,7 +7,7 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def batches(
     workers: int = 0,
     pin_memory: bool = False,
     prefetch: int = 2,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Yields the batches of one epoch.
 
     Args:
@@ -75,7 +75,7 @@ def batches(
         prefetch: Batches each worker keeps ready.
 
     Returns:
-        Iterator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
+        Generator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
 
     Raises:
         InputError: The batch is larger than the data; or, while iterating, a sample cannot be read.
@@ -90,10 +90,9 @@ def batches(
     return _load_in_workers(dataset, pieces, pin, workers, prefetch, (seed + epoch) % 2**63)
 
 
-def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Iterator[Batch]:
-    for piece in pieces:
-        batch = _fetch(dataset, piece)
-        yield map_tensors(batch, torch.Tensor.pin_memory) if pin else batch
+def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Generator[Batch, None, None]:
+    for piece in pieces:  # no name for a batch: it must be let go before the next is made
+        yield map_tensors(_fetch(dataset, piece), torch.Tensor.pin_memory) if pin else _fetch(dataset, piece)
 
 
 def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
@@ -105,7 +104,7 @@ def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
 
 def _load_in_workers(
     dataset: Any, pieces: Sequence[np.ndarray], pin: bool, workers: int, prefetch: int, base_seed: int
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     loader: DataLoader[Any] = DataLoader(
         _WholeBatches(dataset),
         batch_size=None,  # an item is a batch already

@@ -179,6 +179,26 @@ def test_every_configuration_makes_a_recipe_for_both_kinds(gpu):
             assert size is None or 1 <= size < configuration.samples(kind), configuration.name
 
 
+def test_stand_ins_on_a_cpu_are_named_with_their_real_size(gpu):
+    """Every model that is another one on a CPU, and no other."""
+    for name, subject in gpu.subjects.SUBJECTS.items():
+        for package in subject.packages:
+            pytest.importorskip(package)
+        small = sum(weight.numel() for weight in subject.build("cpu").parameters())
+        if name in gpu.subjects.STAND_INS:
+            assert small == gpu.subjects.STAND_INS[name]
+        else:
+            assert small == sum(weight.numel() for weight in subject.build("cuda").parameters()), name
+
+
+def test_rows_are_snugfit_train_itself_where_it_reads_such_data(gpu, place):
+    cases = gpu.configurations.cases(place)
+    by = [case.settings["by"] for case in cases]
+    assert by.count("snugfit train") >= 120 and set(by) == {"snugfit train", "prepare"}
+    words = gpu.configurations.BY_NAME["vit_b_16 microbatch_size=4"].train_words("cpu")
+    assert words[0] == "train" and words[words.index("--microbatch-size") + 1] == "2" and "--predict" in words
+
+
 def test_only_the_tuning_half_is_looked_at_closely(gpu, place):
     halves = {case.name: case.half for case in gpu.configurations.cases(place)}
     assert len(gpu.traces.RUNS) == 10 and all(halves[name] == "tuning" for name in gpu.traces.RUNS)

@@ -18,10 +18,10 @@ def report():
         yield importlib.import_module("benchmarks.report")
 
 
-def row(name, predicted, measured, half="tuning", family="ViT", recipe=None, **more):
+def row(name, predicted, measured, half="tuning", family="ViT", recipe=None, model="efficientnet_b0", **more):
     peak = {"peak_phase": "backward", "peak_operator": "aten.mm.default", "host_bytes": 0}
     return {
-        "name": name, "half": half, "settings": {"family": family, "recipe": recipe or {}, "training": {}},
+        "name": name, "half": half, "settings": {"model": model, "family": family, "recipe": recipe or {}, "training": {}},
         "predicted": {"allocated_bytes": predicted, "reserved_bytes": None, **peak},
         "measured": {"allocated_bytes": measured, "reserved_bytes": None, "host_bytes": 0},
         "versions": {"torch": "9.9"}, "processor": "abacus", "date": "2030-01-02T03:04:05Z", **more,
@@ -30,7 +30,7 @@ def row(name, predicted, measured, half="tuning", family="ViT", recipe=None, **m
 
 ROWS = [
     row("a", 102, 100),
-    row("b", 90, 100, half="validation", recipe={"checkpoint": "all"}),
+    row("b", 90, 100, half="validation", recipe={"checkpoint": "all"}, model="vit_l_16"),
     row("c", 100, 100, half="validation", family="CNN"),
     row("d", 101, 100),
 ]
@@ -63,10 +63,17 @@ def test_the_page_says_what_was_measured_and_what_was_not(report, tmp_path, monk
     assert "| tuning | 2 | 1.50 % | +2.00 % | +0.00 % | 2 of 2 |" in page
     assert "| checkpoint=all | 1 | 10.00 %" in page and "| CNN | 1 | 0.00 %" in page
     assert page.index("`b`") < page.index("`a`"), "the worst row comes first"
+    assert (
+        "| `b` (stand-in of 0.69 M parameters) |" in page
+        and "| `a` |" in page
+        and "Of full size are efficientnet_b0" in page
+    )
     assert "- `e`: it broke" in page and "- `f`: not installed: x" in page
     assert (tmp_path / "figures" / "accuracy-cpu-torch9.9.png").stat().st_size > 1000
     write(tmp_path / "nvidia-h200-torch9.9", ROWS)
-    assert "No card has been measured yet" not in report.page(tmp_path)
+    both = report.page(tmp_path)
+    assert "No card has been measured yet" not in both
+    assert "| `b` |" in both.partition("## cpu-")[0]  # on a card it is what it is called
 
 
 def test_the_page_in_the_repository_is_the_one_that_its_results_make(report, tmp_path, monkeypatch):

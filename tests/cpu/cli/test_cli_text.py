@@ -163,7 +163,7 @@ BAD = {
     "no file named": ({"--data": "parquet"}, ["Write parquet:FILE"]),
     "hub data without network": ({"--data": "hf:nobody/nothing"}, ["cannot be loaded", "--download"]),
     "sequence over the model's limit": ({"--seq-len": "65"}, ["--seq-len is 65; the model takes at most 64 tokens"]),
-    "sequence of nothing": ({"--seq-len": "0"}, ["--seq-len is 0"]),
+    "sequence of nothing": ({"--seq-len": "0"}, ["--seq-len: 0 is out of range"]),
     "vocabulary too small": ({"--model-arg": "vocab_size=100"}, ["259 tokens", "a vocabulary of 100"]),
     "fewer outputs than labels": ({"--model-arg": "num_labels=3"}, ["tells 3 classes apart", "has 6"]),
     "images in a text model": ({"--data": "digits"}, ["unknown for text-classification"]),
@@ -177,7 +177,7 @@ BAD = {
         {"model": "model.py:reader", "--model-arg": "num_classes=2", "--seq-len": "300"}, ["tells 2 classes apart"]
     ),
     "weights and no tokenizer": ({"model": "hf:bare"}, ["has weights and no tokenizer", "config.json"]),
-    "no such model": ({"model": "hf:nobody/no-such-model"}, ["Nothing is downloaded"]),
+    "no such model": ({"model": "hf:nobody/no-such-model"}, ["nothing is downloaded"]),
     "columns of data without any": ({"--text-column": "text"}, ["--text-column has no meaning"]),
     "model that sees across samples": (
         {"model": "hf:opt/config.json", "--task": "causal-lm", "--data": "prose", "--packing": ""},

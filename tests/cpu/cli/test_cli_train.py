@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 import patience
@@ -14,6 +16,7 @@ from command_line import command, environment, run_command, tiny_run
 from safetensors.torch import load_file
 
 from snugfit.cli import main
+from snugfit.measure.fresh import TUNED_ENVIRONMENT
 
 
 def own_model(folder):
@@ -90,6 +93,25 @@ def test_digits_from_command_to_plain_model(folder):
     for part in ("model.py:build on digits: 60 steps of 64", "microbatch_size=16", "different", "peak tensor", "KiB"):
         assert part in card
     assert f"{result['metrics']['test_accuracy']:.2%}" in card and "run\n" in card
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has these settings")
+def test_the_process_starts_again_only_where_exact_rss_is_asked_for(folder, monkeypatch):
+    """A line for each interpreter that starts, with its allocator settings."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(
+        "import os\nwith open('starts', 'a') as file:\n    print(os.environ.get('MALLOC_TRIM_THRESHOLD_'), file=file)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+    for name in TUNED_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    plain = run_command(*tiny_run("--json"), cwd=folder)
+    assert (folder / "starts").read_text().split() == ["None"]
+    (folder / "starts").unlink()
+    exact = run_command(*tiny_run("--json", "--exact-rss"), cwd=folder)
+    assert (folder / "starts").read_text().split() == ["None", TUNED_ENVIRONMENT["MALLOC_TRIM_THRESHOLD_"]]
+    found = [json.loads(one.stdout)["measured"] for one in (plain, exact)]
+    assert found[0].keys() == found[1].keys() and found[0]["peak_tensor_bytes"] == found[1]["peak_tensor_bytes"]
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(folder):

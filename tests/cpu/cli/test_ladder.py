@@ -13,8 +13,8 @@ import pytest
 from snugfit.cli import ladder as command
 from snugfit.cli import main, parse
 from snugfit.errors import CannotSimulateError, InputError, TrainingError
-from snugfit.fidelity import contradictions
 from snugfit.ladder import build_ladder
+from snugfit.run import contradictions
 from snugfit.workload import Workload
 
 NAMES = [

@@ -7,9 +7,9 @@ import pytest
 from snugfit.cli import ladder as command
 from snugfit.cli import main, parse
 from snugfit.errors import InputError
-from snugfit.fidelity import contradictions
 from snugfit.ladder_presets import PRESETS, RANDOM_STEPS
 from snugfit.report.ladder_figure import peak_bytes
+from snugfit.run import contradictions
 
 ESTIMATED = {
     "peak_allocated_bytes": 900, "peak_reserved_bytes": 1000, "context_bytes": 24, "total_bytes": 1024, "host_bytes": 0,

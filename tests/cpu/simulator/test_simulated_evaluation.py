@@ -99,18 +99,13 @@ def test_plans_take_the_same_switch():
 
 
 def measured(make, batch, loss, recipe):
-    evaluate_on = importlib.import_module("benchmarks.held_out").evaluate_on
+    take_course = importlib.import_module("benchmarks.held_out").take_course
     warm_up()
     events = AllocatorEvents()
     events.start()
     # Whether samples are coupled is tried before the first update; what that holds for a moment is not part of the step.
     trainer = snugfit.prepare(make(), recipe, loss=loss, device="cpu", optimizer="sgd", coupled_samples=False)
-    for number in range(2):
-        given = batch()
-        trainer.step(given)
-        if number == 0:
-            evaluate_on(trainer, given, {"loss": loss})
-        del given
+    take_course(trainer, batch, {"loss": loss}, steps=2)
     events.stop()
     return events.peak_bytes
 

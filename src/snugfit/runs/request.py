@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
+import ast
 import dataclasses
 import re
 import shlex
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.cli import options
 from snugfit.errors import InputError, RecipeError, SnugfitWarning
-from snugfit.fidelity import contradictions
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
+from snugfit.run import Run, by_owner
 from snugfit.workload import Workload
 
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
 """Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
+
+PYTHON = "python:"
+"""What the name of a model or data begins with that came as an object."""
 
 FIXED = ("precision", "optimizer")
 """Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
@@ -58,6 +60,8 @@ class Request:
     """Training settings, without the traits of the model."""
     strict: bool = False
     """Whether an image file that cannot be read stops the run."""
+    given: Any = dataclasses.field(default=None, compare=False)
+    """A `Given`: what came as Python objects, of which `model` and `data` are then only names; not kept."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
@@ -97,52 +101,18 @@ class Request:
         return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(Request))
+_NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
 
 
-def new_request(args: argparse.Namespace) -> tuple[Recipe, Request]:
-    """Reads a new run from the command line.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        The recipe, and the rest.
-
-    Raises:
-        InputError: Model or data is missing, or an option cannot be used.
-        RecipeError: Listing every mistake in recipe and training settings.
-    """
-    missing = [name for name, given in (("MODEL", args.model), ("--data", args.data)) if given is None]
-    if missing:
-        raise InputError(
-            f"{' and '.join(missing)} must be given, for example `snugfit train torchvision:resnet18 --data digits`; only "
-            "--run-dir DIR --resume knows them already."
-        )
-    recipe, settings = options.settings_from(args)
-    return recipe, Request(
-        model=args.model,
-        model_args=tuple(args.model_args or ()),
-        data=args.data,
-        task=args.task,
-        image_size=args.image_size,
-        seq_len=args.seq_len,
-        packing=bool(args.packing),
-        text_column=args.text_column,
-        label_column=args.label_column,
-        prompt_column=args.prompt_column,
-        samples=args.samples,
-        device=args.device or "auto",
-        settings=settings,
-        strict=bool(args.strict),
-    )
-
-
-def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -> tuple[Recipe, Request]:
-    """Compares what was typed beside `--resume` with the run, so that no change is silently ignored.
+def resumed_request(
+    told: Mapping[str, Any], options: Mapping[str, Any], wanted: Recipe | None, recipe: Recipe, stored: Request
+) -> tuple[Recipe, Request]:
+    """Compares what is said beside `resume` with the run, so that no change is silently ignored.
 
     Args:
-        args: What the command line gave.
+        told: Field of the request -> what was said of it; None: nothing.
+        options: Recipe fields and training settings that were given.
+        wanted: A whole recipe that was given, or None.
         recipe: The run's recipe.
         stored: The run's request.
 
@@ -155,17 +125,15 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
     """
     problems = [
         f"{name} is {value!r}; the run has {getattr(stored, name)!r}."
-        for name in _NAMES
-        if name not in ("settings", "device")
-        and (value := getattr(args, name)) is not None
-        and (tuple(value) if isinstance(value, list) else value) != getattr(stored, name)
+        for name, value in told.items()
+        if name != "device" and value is not None and value != getattr(stored, name)
     ]
-    wanted = recipe.replace(**options.given_recipe(args)) if args.recipe_file is None else options.recipe_from(args)
+    fields, given = by_owner(options)
+    wanted = (wanted or recipe).replace(**fields)
     changed = [name for name in field_infos(Recipe) if getattr(wanted, name) != getattr(recipe, name)]
     for name in FIXED:
         if name in changed:
             problems.append(f"{name} is {getattr(wanted, name)!r}; the run has {getattr(recipe, name)!r}.")
-    given = options.given_workload(args)
     settings = stored.settings.replace(**given)
     free = CHANGEABLE if settings.lr_schedule == "constant" else CHANGEABLE[2:]
     for name in given:
@@ -177,17 +145,15 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
         raise RecipeError(problems, subject="--resume goes on with the run as it was started")
-    between = list(contradictions(wanted, settings))
-    if between:
-        raise RecipeError(between, subject="recipe against training settings")
+    Run(wanted, settings)
     if changed:
-        told = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
+        told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
         warnings.warn(
-            f"the run goes on by another recipe ({told}), so its weights will not be bitwise those of a run that was never "
-            "stopped.",
+            f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that "
+            "was never stopped.",
             SnugfitWarning,
         )
-    return wanted, dataclasses.replace(stored, settings=settings, device=args.device or stored.device)
+    return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)
 
 
 def default_run_dir(request: Request) -> Path:
@@ -208,15 +174,52 @@ def default_run_dir(request: Request) -> Path:
     return path
 
 
-def resume_command(path: Path) -> str:
-    """Returns the command that goes on with a run.
+def is_named(spec: str) -> bool:
+    """Returns whether a model or data can be had by its name, without anything of Python's.
+
+    Args:
+        spec: As a run directory keeps it.
+    """
+    return not spec.startswith(PYTHON)
+
+
+def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
+    """Returns arguments of a model's constructor as they are typed: `depth=12`.
+
+    Args:
+        given: Such texts, or name -> value.
+
+    Raises:
+        InputError: A value cannot be written down.
+    """
+    if not isinstance(given, Mapping):
+        return tuple(given)
+    texts = []
+    for name, value in given.items():
+        try:
+            written = isinstance(value, str) or ast.literal_eval(repr(value)) == value
+        except (ValueError, SyntaxError):
+            written = False
+        if not written:
+            raise InputError(
+                f"model_arg {name} is {value!r}, which a run directory cannot keep; give a function that builds the model."
+            )
+        texts.append(f"{name}={value if isinstance(value, str) else repr(value)}")
+    return tuple(texts)
+
+
+def resume_command(path: Path, request: Request) -> str:
+    """Returns what goes on with a run.
 
     Args:
         path: The run directory.
+        request: What is trained.
 
     Returns:
-        A line for a shell.
+        A line for a shell; of a run of Python objects, a call.
     """
+    if request.given is not None:
+        return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"
     return f"snugfit train --run-dir {shlex.quote(str(path))} --resume"
 
 

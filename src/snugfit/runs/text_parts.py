@@ -6,8 +6,8 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli.request import Request
 from snugfit.errors import InputError, SnugfitError
+from snugfit.runs.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,25 @@ def hub_name(request: Request) -> str | None:
     """Returns what stands after `hf:`, or None for other models."""
     prefix, _, name = request.model.partition(":")
     return name if prefix == "hf" else None
+
+
+def real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
+    """Returns the model with memory and random values, to try; one that was given is tried itself.
+
+    Args:
+        request: What is to be trained.
+        num_classes: Outputs of the head; None leaves it to the model.
+    """
+    import torch
+
+    from snugfit.workloads.models import build_model, parse_model_args
+
+    if request.given is not None and request.given.model is not None:
+        model: Any = request.given.model
+        made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
+        return made
+    model_args = parse_model_args(request.model_args)
+    return build_model(request.model, model_args=model_args, num_classes=num_classes, task=request.task)
 
 
 def starting_weights(request: Request) -> str | None:
@@ -144,19 +163,19 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
     """
     import torch
 
-    from snugfit.workloads.models import build_model
+    from snugfit.training.evaluation import undisturbed
     from snugfit.workloads.tasks import classification_logits, task_named
 
     assert request.task is not None
     outputs = given.get("num_labels", given.get("num_classes"))
     if hub_name(request) is None:
-        model = build_model(request.model, model_args=given, num_classes=data.num_classes, task=request.task)
+        model = real_model(request, data.num_classes)
         batch = data.train.batch(range(min(2, len(data.train))))
         if data.num_classes is not None:
             batch["labels"].zero_()  # too few outputs are told below, not by the loss
         try:
-            with torch.no_grad():
-                output = model.eval()(**batch)
+            with undisturbed(model), torch.no_grad():
+                output = model(**batch)
             task_named(request.task).loss_of(output, batch)
             if data.num_classes is not None:
                 outputs = classification_logits(output).shape[1]

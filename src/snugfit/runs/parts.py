@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from snugfit.cli import options, text_assembly
-from snugfit.cli.request import Request
 from snugfit.errors import InputError
+from snugfit.runs import text_parts
+from snugfit.runs.request import Request
 
 IMAGES = "image-classification"
-TRAINED = (IMAGES, *text_assembly.TEXT_TASKS)
+TRAINED = (IMAGES, *text_parts.TEXT_TASKS)
 """Tasks that `snugfit train` reads data for."""
+TRAITS = ("batch_norm", "dropout")
+"""Fields of the workload that are read off the model."""
+_TEXT_OPTIONS = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
 
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.cli.budget import Chosen
+    from snugfit.runs.chosen import Chosen
+    from snugfit.runs.given import GivenSplits
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
     from snugfit.workloads.text import TextSplits
+
+    Data = Splits | TextSplits | GivenSplits
 
 
 def resolve_device(name: str) -> torch.device:
@@ -44,7 +50,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def with_task(request: Request, *, download: bool) -> Request:
+def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
     """Returns the request with its task: as asked for, else what the data is for, else the model.
 
     Args:
@@ -52,15 +58,20 @@ def with_task(request: Request, *, download: bool) -> Request:
         download: Whether a `hf:` model that is missing may be fetched.
 
     Returns:
-        The same, with a task.
+        The same with the task's name, and the task.
 
     Raises:
         InputError: There is no such task, or not for this model; or the model cannot be fetched.
     """
     from snugfit.workloads.model_batches import task_of
+    from snugfit.workloads.tasks import task_named
     from snugfit.workloads.text import TASK_OF_DATA
 
-    name = text_assembly.hub_name(request)
+    given = request.given
+    if given is not None and (given.data is not None or given.loss is not None):
+        task = given.task(request.task)
+        return dataclasses.replace(request, task=task.name), task
+    name = text_parts.hub_name(request)
     if name is not None:
         from snugfit.workloads.hf import is_kind
         from snugfit.workloads.hf_files import fetch
@@ -72,14 +83,14 @@ def with_task(request: Request, *, download: bool) -> Request:
                 f"model 'hf:{name}' is a kind of model without weights and tokenizer, which `snugfit estimate` and "
                 "`snugfit plan` take. To train give a directory with a config.json, or a model of the hub with --download."
             )
-    task = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
-    found = task_of(request.model, task, _readable(request.data))
+    wanted = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
+    found = task_of(request.model, wanted, _readable(request.data))
     if found not in TRAINED:
         raise InputError(
             f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(TRAINED)} only. "
             "Train it from Python: snugfit.prepare(model, plan) and trainer.step(batch) in your own loop."
         )
-    return dataclasses.replace(request, task=found)
+    return dataclasses.replace(request, task=found), task_named(found)
 
 
 def _readable(data: str) -> tuple[str, ...]:
@@ -89,10 +100,10 @@ def _readable(data: str) -> tuple[str, ...]:
     if data == "random":
         return TRAINED
     images = data.partition(":")[0] in {form.partition(":")[0] for form in FORMS}
-    return (IMAGES,) if images else text_assembly.TEXT_TASKS
+    return (IMAGES,) if images else text_parts.TEXT_TASKS
 
 
-def open_matching_data(request: Request, *, download: bool) -> Splits | TextSplits:
+def open_matching_data(request: Request, *, download: bool) -> Data:
     """Opens the data in the shape that the model takes, and checks that the two go together.
 
     Args:
@@ -108,13 +119,18 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
     from snugfit.workloads.data import open_data
     from snugfit.workloads.models import input_channels, input_size, output_classes, parse_model_args
 
+    if request.given is not None and request.given.data is not None:
+        from snugfit.runs.given import opened
+
+        _refuse_options(request, "datasets that are given", (*_TEXT_OPTIONS, "image_size", "samples", "strict"))
+        return opened(request.given.data, request.given.collate)
     model_args = parse_model_args(request.model_args)
     model = _skeleton(request)
-    if request.task in text_assembly.TEXT_TASKS:
-        text = text_assembly.open_matching_text(request, model, download=download)
-        text_assembly.check_text_model(request, text, model_args)
+    if request.task in text_parts.TEXT_TASKS:
+        text = text_parts.open_matching_text(request, model, download=download)
+        text_parts.check_text_model(request, text, model_args)
         return text
-    _refuse_text_options(request)
+    _refuse_options(request, str(request.task), _TEXT_OPTIONS)
     # Labels of random data run over the classes that the model has; other data brings its own, and the head follows.
     classes = output_classes(model) if request.data == "random" else model_args.get("num_classes")
     data = open_data(
@@ -131,17 +147,23 @@ def open_matching_data(request: Request, *, download: bool) -> Splits | TextSpli
     return data
 
 
-def _refuse_text_options(request: Request) -> None:
-    names = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
+def _refuse_options(request: Request, what: str, names: tuple[str, ...]) -> None:
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(request, name) not in (None, False)]
     if given:
-        raise InputError(f"{', '.join(given)} has no meaning for {request.task}. Leave it out.")
+        raise InputError(f"{', '.join(given)} has no meaning for {what}. Leave it out.")
 
 
 def _skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
-    """Builds the model without memory, to look at; for real where its constructor needs values."""
+    """The model without memory, to look at; for real where its constructor needs values, or where it is there."""
     from snugfit.workloads.models import build_model, parse_model_args
 
+    if request.given is not None and request.given.model is not None:
+        import torch
+
+        from snugfit.fake_device.materialise import without_memory
+
+        model: Any = request.given.model
+        return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
     given: dict[str, Any] = {
         "model_args": parse_model_args(request.model_args),
         "num_classes": num_classes,
@@ -157,8 +179,8 @@ def _check_shapes(data: Splits, request: Request) -> None:
     """Sends one image through the model, without memory where that works; there must be a score for each label."""
     import torch
 
+    from snugfit.training.evaluation import undisturbed
     from snugfit.workloads.model_files import describe
-    from snugfit.workloads.models import build_model, parse_model_args
     from snugfit.workloads.tasks import classification_logits
 
     try:
@@ -170,15 +192,14 @@ def _check_shapes(data: Splits, request: Request) -> None:
 
     def scores(model: torch.nn.Module) -> int:
         place = next((weight.device for weight in model.parameters()), images.device)
-        with torch.no_grad():
-            return classification_logits(model.eval()(images.to(place))).shape[1]
+        with undisturbed(model), torch.no_grad():
+            return classification_logits(model(images.to(place))).shape[1]
 
     try:
         found = scores(_skeleton(request, data.num_classes))
     except (Exception, SystemExit):
         # Some operators do not run without memory; what is really wrong, if anything, a real model says.
-        model_args = parse_model_args(request.model_args)
-        model = build_model(request.model, model_args=model_args, num_classes=data.num_classes, task=request.task)
+        model = text_parts.real_model(request, data.num_classes)
         try:
             found = scores(model)
         except InputError:
@@ -198,7 +219,7 @@ def _check_shapes(data: Splits, request: Request) -> None:
 def build_trainer(
     chosen: Chosen,
     request: Request,
-    data: Splits | TextSplits,
+    data: Data,
     device: torch.device,
     task: Task,
     total_steps: int,
@@ -227,35 +248,40 @@ def build_trainer(
     from snugfit.workloads.models import build_model, parse_model_args
     from snugfit.workloads.text import TextSplits
 
-    settings, recipe = request.settings, chosen.recipe
+    settings, recipe, given = request.settings, chosen.recipe, request.given
     model_args = parse_model_args(request.model_args)
     if isinstance(data, TextSplits):
-        model_args = text_assembly.text_model_args(request, data, model_args)
+        model_args = text_parts.text_model_args(request, data, model_args)
     dtypes = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
     seed_everything(settings.seed)
+    model: Any = None if given is None else given.model
     with phase("build"):
-        model = build_model(
+        model = model or build_model(
             request.model,
             model_args=model_args,
             num_classes=data.num_classes,
             task=request.task,
-            weights=text_assembly.starting_weights(request),
+            weights=text_parts.starting_weights(request),
             freeze=settings.freeze,
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=dtypes[recipe.true_precision],
         )
         if request.packing:
-            text_assembly.check_packing(request, model)
-    given = {**settings.to_mapping(), "max_steps": total_steps}
-    for name in ("optimizer", *options.TRAITS):  # prepare reads the traits off the model
-        del given[name]
-    return prepare(
-        model,
-        chosen,
-        loss=task.loss,
-        loss_weight=cast(Any, task.loss_weight),
-        optimizer=settings.optimizer,
-        device=device,
-        **given,
-    )
+            text_parts.check_packing(request, model)
+    told = {**settings.to_mapping(), "max_steps": total_steps}
+    for name in TRAITS:  # prepare reads the traits off the model
+        del told[name]
+    return prepare(model, chosen, device=device, **what_is_learned(request, task), **told)
+
+
+def what_is_learned(request: Request, task: Task) -> dict[str, Any]:
+    """Returns the arguments of `snugfit.prepare` that say what is learned.
+
+    Args:
+        request: What is to be trained.
+        task: The task.
+    """
+    if request.given is not None:
+        return dict(request.given.for_prepare(task))
+    return {"loss": task.loss, "loss_weight": task.loss_weight}

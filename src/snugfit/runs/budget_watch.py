@@ -63,7 +63,7 @@ class BudgetWatch:
         Args:
             meter: It has measured the build.
             trainer: What trains.
-            predicted: What the plan promises; None: there is no budget.
+            predicted: What was promised; None, or without `budget_bytes`: there is no budget.
         """
         self._meter, self._trainer = meter, trainer
         self._predicted = predicted
@@ -98,12 +98,16 @@ class BudgetWatch:
             self._tell("the evaluation", "evaluation", change=True)
 
     @property
+    def _has_budget(self) -> bool:
+        return self._predicted is not None and "budget_bytes" in self._predicted
+
+    @property
     def _budget_bytes(self) -> int:
         assert self._predicted is not None
         return int(self._predicted["budget_bytes"])
 
     def _over(self) -> bool:
-        if self._predicted is None or self._at_end:
+        if not self._has_budget or self._at_end:
             return False
         peak = self._meter.recent_peak_bytes()
         return peak is not None and peak > self._budget_bytes
@@ -164,7 +168,7 @@ class BudgetWatch:
             None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
-        if self._predicted is None or peak is None:
+        if not self._has_budget or peak is None:
             return {"over_budget_bytes": None, "over_budget": []}
         found: dict[str, Any] = {
             "over_budget_bytes": max(0, peak - self._budget_bytes),
@@ -173,25 +177,6 @@ class BudgetWatch:
         if self.exceeded:
             found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None
         return found
-
-
-def card_line(summary: Mapping[str, Any]) -> str | None:
-    """Returns what the card says of a budget that was exceeded; None where it was kept, or there is none.
-
-    Args:
-        summary: The result of a run.
-    """
-    over = summary.get("over_budget_bytes")
-    if not over:
-        return None
-    exceeded = summary["over_budget"]
-    if not exceeded:
-        return f"by {format_bytes(over)} (measured)"
-    during = ", ".join(dict.fromkeys(one["during"] for one in exceeded))
-    at_end = summary["peak_tensor_bytes_at_end"]
-    changed = at_end is not None and any(one["next_recipe"] is not None for one in exceeded)
-    then = f"; {format_bytes(at_end)} with the recipe above, taken after that" if changed else ""
-    return f"by {format_bytes(over)} (measured), in {during}{then}"
 
 
 def _word(value: Any) -> str:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import sys
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snugfit.cli import options, text_assembly
-from snugfit.cli.request import Request
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
+from snugfit.runs import text_parts
+from snugfit.runs.parts import TRAITS, what_is_learned
+from snugfit.runs.request import Request
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import torch
 
     from snugfit.planner.plan_result import Plan
-    from snugfit.workloads.data import Splits
+    from snugfit.runs.parts import Data
+    from snugfit.simulator.prediction import Estimate
     from snugfit.workloads.tasks import Task
-    from snugfit.workloads.text import TextSplits
 
-_WITHOUT_BUDGET = ("allow", "pins", "forbidden", "host_budget")
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,39 +47,38 @@ class Chosen:
     traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What the plan has found out about model and loss."""
 
-    def limit_memory(self, device: torch.device) -> None:
-        """Makes the budget real on CUDA: the process may reserve no more. A CPU has no such limit.
+    @contextlib.contextmanager
+    def limited(self, device: torch.device) -> Iterator[None]:
+        """Makes the budget real on CUDA, for a while: the process may reserve no more. A CPU has no such limit.
 
         Args:
             device: Where training runs.
+
+        Yields:
+            Nothing.
         """
         import torch
 
-        if self.predicted is not None and device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
-            allowed = self.predicted["budget_bytes"] - (self.predicted["context_bytes"] or 0)
-            torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
+        if self.budget_bytes is None or device.type != "cuda":
+            yield
+            return
+        assert self.predicted is not None
+        total = torch.cuda.get_device_properties(device).total_memory
+        allowed = self.budget_bytes - (self.predicted["context_bytes"] or 0)
+        torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
 
-
-def check_budget_options(args: Any) -> None:
-    """Refuses options of a plan where none is asked for, and a plan where the run has its recipe already.
-
-    Args:
-        args: What the command line gave.
-
-    Raises:
-        InputError: Such an option is there.
-    """
-    names = {"allow": "--allow", "pins": "--pin", "forbidden": "--forbid", "host_budget": "--host-budget"}
-    given = [option for name, option in names.items() if getattr(args, name)]
-    if args.budget is None and given:
-        raise InputError(f"{', '.join(given)} belongs to a plan; give --budget SIZE too.")
-    if args.budget is not None and args.resume:
-        raise InputError("a run that is resumed has its plan already. Leave --budget out, or start another run.")
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget; None where there is none, with or without a prediction."""
+        return None if self.predicted is None else self.predicted.get("budget_bytes")
 
 
 def plan_training(
-    request: Request, data: Splits | TextSplits, task: Task, device: torch.device, budget: str, constraints: Constraints
+    request: Request, data: Data, task: Task, device: torch.device, budget: str | int, constraints: Constraints
 ) -> Plan:
     """Plans a run for its widest batch.
 
@@ -102,25 +103,67 @@ def plan_training(
     from snugfit.planner.separable import given_check
     from snugfit.planner.subjects import given_subject
     from snugfit.simulator.batch_shapes import skeleton_of
-    from snugfit.workloads.models import parse_model_args
-    from snugfit.workloads.text import TextSplits
 
-    settings = request.settings
-    assert settings.batch_size is not None
-    model_args = parse_model_args(request.model_args)
-    if isinstance(data, TextSplits):
-        model_args = text_assembly.text_model_args(request, data, model_args)
-    model = partial(_without_weights, request.model, model_args, data.num_classes, request.task, settings.freeze)
-    skipped = ("weights", "freeze", *options.TRAITS)  # frozen when it is built; traits are read off the model
-    given = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
-    arguments = {**given, "loss": task.loss, "loss_weight": task.loss_weight, "optimizer": settings.optimizer}
     place, size = budget_for(place_for("local" if device.type == "cuda" else "cpu"), budget)
-    batch = widest_batch(data.train, settings.batch_size)
+    model, batch, arguments = described(request, data, task)
     shapes = skeleton_of(batch)
     subject = dataclasses.replace(given_subject(model, shapes, arguments), title=request.model)
     check = given_check(model, batch, shapes, arguments)
     with Planner(subject, place, constraints, check=check) as planner:
         return planner.at(size)
+
+
+def described(request: Request, data: Data, task: Task) -> tuple[Any, Any, dict[str, Any]]:
+    """Returns what is trained as `snugfit.estimate` and `snugfit.plan` take it.
+
+    Args:
+        request: What is to be trained.
+        data: Its batches give the shapes.
+        task: The loss.
+
+    Returns:
+        The model, or what builds it without weights; the widest batch of the data; loss, optimizer and settings.
+    """
+    from snugfit.workloads.models import parse_model_args
+    from snugfit.workloads.text import TextSplits
+
+    settings, given = request.settings, request.given
+    assert settings.batch_size is not None
+    model_args = parse_model_args(request.model_args)
+    if isinstance(data, TextSplits):
+        model_args = text_parts.text_model_args(request, data, model_args)
+    model: Any = None if given is None else given.model
+    skipped: tuple[str, ...] = ("weights", *TRAITS)  # traits are read off the model
+    if model is None:
+        skipped = (*skipped, "freeze")  # frozen when it is built
+        model = partial(_without_weights, request.model, model_args, data.num_classes, request.task, settings.freeze)
+    told = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
+    arguments = {**told, **what_is_learned(request, task), "optimizer": settings.optimizer}
+    return model, widest_batch(data.train, settings.batch_size), arguments
+
+
+def predicted_for(request: Request, data: Data, task: Task, device: torch.device, recipe: Recipe) -> dict[str, Any]:
+    """Predicts a run by a recipe that was given.
+
+    Args:
+        request: What is to be trained.
+        data: Its batches give the shapes.
+        task: The loss.
+        device: Where to train.
+        recipe: How the step is held in memory.
+
+    Returns:
+        What the prediction says, under the names of what is measured.
+
+    Raises:
+        CannotSimulateError: Something in the model needs values.
+    """
+    from snugfit.simulator.estimate import estimate
+
+    model, batch, arguments = described(request, data, task)
+    place = "local" if device.type == "cuda" else "cpu"
+    found = estimate(model, batch, recipe=recipe, device=place, **arguments)
+    return _under_measured_names(found)
 
 
 def _without_weights(
@@ -164,12 +207,18 @@ def chosen_by(plan: Plan) -> Chosen:
     promised = _predicted(plan)
     changed = ", ".join(f"{name}={_word(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
     peak = promised.get("peak_reserved_bytes", plan.estimate.peak_allocated_bytes)
-    print(
-        f"snugfit: planned for {format_bytes(plan.budget_bytes)}, {format_bytes(plan.margin_bytes)} of it margin: "
-        f"{changed or 'plain'}\n"
-        f"snugfit: predicted {format_bytes(peak)} and {format_seconds(plan.step_seconds)} a step, {plan.slowdown:.2f} times "
-        f"the fastest ({plan.simulated} recipes simulated; why: plan.json in the run directory).",
-        file=sys.stderr,
+    _LOGGER.info(
+        "planned for %s, %s of it margin: %s",
+        format_bytes(plan.budget_bytes),
+        format_bytes(plan.margin_bytes),
+        changed or "plain",
+    )
+    _LOGGER.info(
+        "predicted %s and %s a step, %.2f times the fastest (%d recipes simulated; why: plan.json in the run directory).",
+        format_bytes(peak),
+        format_seconds(plan.step_seconds),
+        plan.slowdown,
+        plan.simulated,
     )
     text = json.dumps({**plan.to_mapping(), "predicted": promised}, indent=2, allow_nan=False)
     return Chosen(
@@ -214,20 +263,33 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
 
 def _predicted(plan: Plan) -> dict[str, Any]:
     """What a plan promises, under the names of what is measured."""
-    estimate = plan.estimate
-    promised = {
-        "peak_allocated_bytes": estimate.peak_allocated_bytes,
-        "host_tensor_bytes": estimate.host_bytes,
-        "context_bytes": estimate.context_bytes,
+    promised = _under_measured_names(plan.estimate)
+    if "peak_reserved_bytes" in promised:
+        # Near its limit CUDA gives cached segments back, so no more than what there is can be reserved.
+        limit = plan.budget_bytes - plan.margin_bytes - (plan.estimate.context_bytes or 0)
+        promised["peak_reserved_bytes"] = min(promised["peak_reserved_bytes"], limit)
+    return {
+        **promised,
         "budget_bytes": plan.budget_bytes,
         "margin_bytes": plan.margin_bytes,
         "step_seconds": plan.step_seconds,
     }
+
+
+def _under_measured_names(estimate: Estimate) -> dict[str, Any]:
+    peak = estimate.peak_allocated_bytes
     if estimate.peak_reserved_bytes is None:
-        return {"peak_tensor_bytes": promised.pop("peak_allocated_bytes"), **promised}
-    # Near its limit CUDA gives cached segments back, so no more than what there is can be reserved.
-    limit = plan.budget_bytes - plan.margin_bytes - (estimate.context_bytes or 0)
-    return {"peak_reserved_bytes": min(estimate.peak_reserved_bytes, limit), **promised}
+        peaks = {"peak_tensor_bytes": peak}
+    else:
+        peaks = {"peak_reserved_bytes": estimate.peak_reserved_bytes, "peak_allocated_bytes": peak}
+    return {
+        **peaks,
+        "host_tensor_bytes": estimate.host_bytes,
+        "context_bytes": estimate.context_bytes,
+        "step_seconds": estimate.step_seconds,
+        "peak_phase": estimate.peak_phase,
+        "peak_operator": estimate.peak_operator,
+    }
 
 
 def _word(value: Any) -> str:

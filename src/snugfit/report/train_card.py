@@ -1,0 +1,72 @@
+"""The result of a run as text: predicted beside measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from snugfit.recipe import Recipe
+from snugfit.report.console import card
+from snugfit.units import format_bytes, format_seconds
+
+
+def train_card(summary: Mapping[str, Any]) -> str:
+    """Returns the result of a run as text.
+
+    Args:
+        summary: The document of `snugfit train --json`.
+    """
+    request = summary["workload"]
+    title = f"{request['model']} on {request['data']}: {summary['steps']} steps of {request['settings']['batch_size']}"
+    return card(title, _rows(summary))
+
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    changed = Recipe.from_mapping(summary["recipe"]).to_mapping(defaults=False)
+    yield "recipe", ", ".join(f"{name}={value}" for name, value in changed.items()) or "plain"
+    reasons = summary["fidelity"]["reasons"].items()
+    lines = [f"{name} ({level}): {reason}" for name, (level, reason) in reasons]
+    yield "fidelity", "\n".join([summary["fidelity"]["level"], *lines])
+    predicted = summary["predicted"] or {}
+    if "budget_bytes" in predicted:
+        yield (
+            "budget",
+            f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
+        )
+    over = _over_budget(summary)
+    if over is not None:
+        yield "over budget", over
+    for name, size in summary["measured"].items():
+        if size is not None:
+            beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""
+            yield name.removesuffix("_bytes").replace("_", " "), f"{format_bytes(size)}{beside}"
+    yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
+    if predicted.get("step_seconds") is not None:
+        step = summary["workload"]["settings"]["batch_size"] / summary["samples_per_second"]
+        yield "step", f"{format_seconds(step)}, predicted {format_seconds(predicted['step_seconds'])}"
+    metrics = summary["metrics"]
+    shown = summary["main_metric"]["name"]
+    for name in (f"test_{shown}", f"validation_{shown}"):
+        if metrics[name] is not None:
+            yield name.replace("_", " "), f"{metrics[name]:.2%}" if shown == "accuracy" else f"{metrics[name]:.4g}"
+    if metrics["train_loss"] is not None:
+        yield "train loss", f"{metrics['train_loss']:.4g}"
+    skipped = summary.get("unreadable", {"files": 0})
+    if skipped["files"]:
+        yield "skipped", f"{skipped['files']} unreadable images, such as {skipped['first'][0]}"
+    yield "files", summary["run_dir"]
+
+
+def _over_budget(summary: Mapping[str, Any]) -> str | None:
+    """What is said of a budget that was exceeded; None where it was kept, or there is none."""
+    over = summary.get("over_budget_bytes")
+    if not over:
+        return None
+    exceeded = summary["over_budget"]
+    if not exceeded:
+        return f"by {format_bytes(over)} (measured)"
+    during = ", ".join(dict.fromkeys(one["during"] for one in exceeded))
+    at_end = summary["peak_tensor_bytes_at_end"]
+    changed = at_end is not None and any(one["next_recipe"] is not None for one in exceeded)
+    then = f"; {format_bytes(at_end)} with the recipe above, taken after that" if changed else ""
+    return f"by {format_bytes(over)} (measured), in {during}{then}"

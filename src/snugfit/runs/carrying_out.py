@@ -1,0 +1,228 @@
+"""Carries a run out: parts, measurement, loop, result. Imports no torch until it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import InputError, TrainingError, TrainingStopped
+from snugfit.runs.chosen import Chosen
+from snugfit.runs.request import Request, resume_command
+from snugfit.runs.result import TrainResult
+from snugfit.training.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.measure.meter import Meter
+    from snugfit.runs.parts import Data
+    from snugfit.training.loop import Loop
+    from snugfit.training.run_state import LoopResult
+    from snugfit.training.step import Trainer
+    from snugfit.workloads.tasks import Task
+
+_SHOWN_FILES = 10
+"""Unreadable files that the result names; it counts all."""
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class How:
+    """What about a run is no part of the run."""
+
+    download: bool
+    """Whether data and models may be fetched."""
+    tensorboard: bool
+    """Whether event files are written."""
+    progress: bool
+    """Whether progress is shown."""
+    resume: bool
+    """Whether the run goes on."""
+
+
+def carry_out(
+    request: Request,
+    how: How,
+    choose: Callable[[Request, Data, Task, torch.device], Chosen],
+    open_run: Callable[[Request, Chosen], RunDirectory],
+) -> TrainResult:
+    """Builds all parts, trains, and writes the result; nothing is written before every part is there.
+
+    Args:
+        request: What is to be trained.
+        how: The rest.
+        choose: Returns the recipe, from the request with its task, the data, the task and the device.
+        open_run: Returns the run directory, open.
+
+    Raises:
+        InputError: Parts cannot be had, or do not go together.
+        TrainingError: Training failed; says what is saved.
+        TrainingStopped: A signal stopped it.
+    """
+    from snugfit.measure.meter import Meter
+    from snugfit.runs.budget_watch import BudgetWatch
+    from snugfit.runs.parts import build_trainer, open_matching_data, resolve_device, with_task
+    from snugfit.training.loop import steps_of_run
+    from snugfit.training.progress import memory_reader
+    from snugfit.training.tensorboard import check_tensorboard
+
+    device = resolve_device(request.device)
+    request, task = with_task(request, download=how.download)
+    data = open_matching_data(request, download=how.download)
+    settings, given = request.settings, request.given
+    assert settings.batch_size is not None
+    if how.tensorboard:
+        check_tensorboard()
+    if settings.batch_size > len(data.train):
+        raise InputError(
+            f"batch_size {settings.batch_size} is larger than the {len(data.train)} training samples of {data.name}; give "
+            f"at most {len(data.train)}."
+        )
+    total_steps = steps_of_run(settings, len(data.train))
+    meter = Meter(device)
+    chosen = choose(request, data, task, device)
+    with chosen.limited(device), _measuring(meter, None if given is None else given.model) as built:
+        memory = memory_reader(device)
+        trainer = build_trainer(chosen, request, data, device, task, total_steps)
+        built()
+        if given is not None and settings.evaluate:
+            from snugfit.runs.given import check_batch
+
+            check_batch(trainer, data, task)
+        watch = BudgetWatch(meter, trainer, chosen.predicted)
+        with open_run(request, chosen) as run_dir:
+            try:
+                loop, result = _run_loop(how, trainer, data, task, run_dir, total_steps, watch, memory)
+                if result.stopped_by is not None:
+                    message = f"stopped after step {result.steps}. {_saved(run_dir, request)}"
+                    raise TrainingStopped(message, result.stopped_by)
+                measured = meter.result(trainer.peak_host_bytes)
+                unreadable = getattr(data, "unreadable", ())
+                summary = _summary(loop, request, chosen, measured, result, unreadable) | watch.result(measured)
+                _write_results(run_dir, trainer, request, data, summary)
+            except TrainingError as error:
+                raise type(error)(f"{error} {_saved(run_dir, request)}") from error
+            except TrainingStopped:
+                raise
+            except KeyboardInterrupt:
+                raise TrainingStopped(f"stopped at once. {_saved(run_dir, request)}", signal.SIGINT) from None
+    return TrainResult.of(summary, trainer.model)
+
+
+@contextlib.contextmanager
+def _measuring(meter: Meter, model: Any) -> Iterator[Callable[[], None]]:
+    """Starts a measurement, and ends it however the run ends: a recording that is open at exit crashes the process.
+
+    Yields what is to be called when the run is built: weights that were there before belong to the run, too.
+    """
+    from torch import nn
+
+    meter.start(model if isinstance(model, nn.Module) else None)
+    try:
+        yield meter.built
+    finally:
+        meter.result(0)
+
+
+def _run_loop(
+    how: How,
+    trainer: Trainer,
+    data: Data,
+    task: Task,
+    run_dir: RunDirectory,
+    total_steps: int,
+    watch: Any,
+    memory: Callable[[], tuple[int, int] | None],
+) -> tuple[Loop, LoopResult]:
+    from snugfit.training.loop import Loop
+    from snugfit.training.progress import Progress
+    from snugfit.training.stop_signal import StopSignal
+
+    # Signals are caught from here on: what is trained is never lost between two statements.
+    with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(how.tensorboard, run_dir.path) as on_row:
+        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
+        if how.resume:
+            if loop.resume():
+                _LOGGER.info("going on after step %d of %d steps.", trainer.steps_done, total_steps)
+            else:
+                _LOGGER.info("no checkpoint was saved yet; starting over, %d steps.", total_steps)
+        if not how.progress:
+            return loop, loop.train(stop)
+        loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
+        try:
+            return loop, loop.train(stop)
+        finally:
+            loop.progress.close()
+
+
+def _rows_to_tensorboard(wanted: bool, path: Path) -> Any:
+    if not wanted:
+        return contextlib.nullcontext()
+    from snugfit.training.tensorboard import tensorboard_rows
+
+    return tensorboard_rows(path)
+
+
+def _announce_stop() -> None:
+    sys.stderr.write("\nsnugfit: finishing this step, then saving; Ctrl-C again stops at once.\n")
+    sys.stderr.flush()
+
+
+def _saved(run_dir: RunDirectory, request: Request) -> str:
+    """Says what a run that ended early leaves, and how to go on with it."""
+    paths = run_dir.checkpoints.paths()
+    saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
+    return f"{saved} Go on with: {resume_command(run_dir.path, request)}"
+
+
+def _summary(
+    loop: Loop,
+    request: Request,
+    chosen: Chosen,
+    measured: Mapping[str, int | None],
+    result: LoopResult,
+    unreadable: Sequence[str],
+) -> dict[str, Any]:
+    import torch
+
+    trainer, task = loop.trainer, loop.task
+    workload = trainer.workload.replace(max_steps=request.settings.max_steps)
+    return {
+        "recipe": trainer.recipe.to_mapping(),
+        "workload": {**request.to_mapping(), "settings": workload.to_mapping()},
+        "fidelity": dataclasses.asdict(trainer.fidelity),
+        "predicted": None if chosen.predicted is None else dict(chosen.predicted),
+        "measured": dict(measured),
+        "seconds": result.seconds,
+        "samples_per_second": result.samples_per_second,
+        "metrics": result.metrics,
+        "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
+        "steps": result.steps,
+        "steps_per_epoch": loop.steps_per_epoch,
+        "unreadable": {"files": len(unreadable), "first": list(unreadable[:_SHOWN_FILES])},
+        "device": str(trainer.device),
+        "run_dir": str(loop.run_dir.path),
+        "torch_version": str(torch.__version__),
+    }
+
+
+def _write_results(
+    run_dir: RunDirectory, trainer: Trainer, request: Request, data: Data, summary: Mapping[str, Any]
+) -> None:
+    """Writes the weights, and then the summary, whose being there says that the run is finished."""
+    from snugfit.runs.text_parts import save_for_transformers
+    from snugfit.training.adapter_file import save_trained
+
+    try:
+        save_trained(run_dir.path, trainer.model)
+        with run_dir.beside() as folder:
+            save_for_transformers(folder, trainer.model, request, data)
+    except OSError as error:
+        raise TrainingError(f"the model cannot be written to {run_dir.path}: {error.strerror}.") from error
+    run_dir.write_summary(summary)

@@ -1,0 +1,196 @@
+"""Parts of a run that came as Python objects: a model, data, a loss. What has a name is built from its name instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from snugfit.errors import InputError
+from snugfit.runs.request import PYTHON
+from snugfit.techniques.microbatch import map_tensors
+from snugfit.training.evaluation import task_of, undisturbed
+from snugfit.workloads.data import Splits
+from snugfit.workloads.data.splits import BatchedImages
+from snugfit.workloads.tasks import Task, task_named
+from snugfit.workloads.text import TextSplits
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What `snugfit.train` was given in place of names."""
+
+    model: nn.Module | Callable[[], nn.Module] | None = None
+    """The model, or what builds it."""
+    data: Any = None
+    """(training, validation) or (training, validation, test) datasets, or opened data."""
+    loss: Any = None
+    """As for `snugfit.prepare`; None: the task's, or the model's own."""
+    loss_weight: Any = "samples"
+    """As for `snugfit.prepare`."""
+    forward: Any = None
+    """As for `snugfit.prepare`."""
+    split: Any = None
+    """As for `snugfit.prepare`."""
+    collate: Collate | None = None
+    """From a list of samples to a batch; None: torch's way."""
+
+    def task(self, name: str | None) -> Task:
+        """Returns what is learned from datasets that were given, or with a loss that was given.
+
+        Args:
+            name: The task that was asked for, if any.
+
+        Raises:
+            InputError: Nobody has said what is learned.
+        """
+        if self.loss is not None:
+            known = task_of(self.loss, self.loss_weight)
+            return dataclasses.replace(known, name=name or known.name)
+        if name is not None:
+            return task_named(name)
+        return task_of(None, self.loss_weight)
+
+    def for_prepare(self, task: Task) -> dict[str, Any]:
+        """Returns the arguments of `snugfit.prepare` that say what is learned.
+
+        Args:
+            task: The task.
+        """
+        own = self.loss is not None or task.name == "training"
+        return {
+            "loss": self.loss if own else task.loss,
+            "loss_weight": self.loss_weight if own else task.loss_weight,
+            "forward": self.forward,
+            "split": self.split or task.split,
+        }
+
+
+def name_of(given: Any) -> str:
+    """Returns the name that a run directory keeps of an object.
+
+    Args:
+        given: A module, a function, a dataset or several.
+    """
+    if isinstance(given, list | tuple) and given:
+        given = given[0]
+    return PYTHON + str(getattr(given, "__qualname__", None) or type(given).__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GivenSplits:
+    """Datasets of the caller's, as the loop reads them."""
+
+    name: str
+    """Name of the data."""
+    train: Any
+    """What is learned from."""
+    validation: Any
+    """What is looked at between steps; None: nothing."""
+    test: Any
+    """What is looked at in the end; None: nothing."""
+    num_classes: int | None = None
+    """Not known."""
+
+
+def opened(given: Any, collate: Collate | None) -> Splits | TextSplits | GivenSplits:
+    """Returns data that was given, ready to be read.
+
+    Args:
+        given: Datasets, or data that is open already.
+        collate: As in `Given`.
+
+    Raises:
+        InputError: It is nothing that can be read in any order.
+    """
+    if isinstance(given, Splits | TextSplits):
+        return given
+    if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
+        raise InputError(
+            f"data is a {type(given).__name__}; give a name such as 'digits', or datasets: (train, validation) or (train, "
+            "validation, test), where validation and test may be None."
+        )
+    for dataset in given:
+        if dataset is not None:
+            _check(dataset)
+    if given[0] is None or len(given[0]) == 0:
+        raise InputError("the training dataset is empty; give at least one batch of samples.")
+    parts = [None if one is None or len(one) == 0 else _Batched(one, collate) for one in given]
+    return GivenSplits(
+        name=name_of(given), train=parts[0], validation=parts[1], test=parts[2] if len(parts) > 2 else None
+    )
+
+
+def _check(dataset: Any) -> None:
+    if isinstance(dataset, DataLoader):
+        raise InputError(
+            "data holds a DataLoader; give its dataset (loader.dataset): batch_size, seed and workers say the rest."
+        )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"data holds a {type(dataset).__name__}, which has no length or no samples by index; a run that can be resumed "
+            "needs both. For a stream use snugfit.prepare and your own loop."
+        )
+
+
+class _Batched:
+    """A map-style dataset that is asked for whole batches."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Returns some samples as a batch."""
+        if isinstance(self._dataset, BatchedImages):
+            return self._dataset.batch(indices)
+        samples = [self._dataset[int(index)] for index in indices]
+        if self._collate is not None:
+            return self._collate(samples)
+        made = default_collate(samples)
+        return tuple(made) if isinstance(made, list) else made
+
+
+def check_batch(trainer: Any, data: Any, task: Task) -> None:
+    """Sends one sample through the model and the loss, before anything is trained or written.
+
+    Args:
+        trainer: The trainer.
+        data: Opened data.
+        task: What is learned.
+
+    Raises:
+        InputError: Model, data and loss do not go together.
+    """
+    batch = data.train.batch([0])
+    words = ", ".join(batch) if isinstance(batch, Mapping) else _shapes(batch)
+    try:
+        with undisturbed(trainer.model), torch.no_grad():
+            moved = map_tensors(batch, lambda tensor: tensor.to(trainer.device))
+            task.loss_of(trainer.evaluate_batch(moved), moved)
+    except InputError as error:
+        if task.loss is not None:
+            raise
+        raise InputError(
+            "nobody has said what is learned: give loss=function of (output, batch), task='image-classification' or another "
+            f"task, or a model that returns its loss. {error}"
+        ) from error
+    except Exception as error:
+        raise InputError(
+            f"the model cannot take a batch of the data ({words}): {type(error).__name__}: "
+            f"{' '.join(str(error).split()).rstrip('.')}. A tensor goes in as it is, of a tuple the first, a dict as "
+            "keywords, or forward=function of (model, batch); loss=function of (output, batch) gets the rest."
+        ) from error
+
+
+def _shapes(batch: Any) -> str:
+    parts = batch if isinstance(batch, tuple | list) else [batch]
+    return ", ".join(str(list(one.shape)) if isinstance(one, torch.Tensor) else type(one).__name__ for one in parts)

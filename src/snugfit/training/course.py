@@ -1,0 +1,111 @@
+"""The course of a run that `prepare` has built: step, evaluate, save. Every run takes it, on real tensors or on fake ones.
+
+The loop of `snugfit train` gives it batches of data and writes what comes out to a run directory; the simulator gives it
+fake batches and records what is allocated; benchmarks give it a meter. What happens between is this file's, so a
+prediction cannot be about another run than the one that is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from snugfit.training import random_state
+from snugfit.training.evaluation import add_up, evaluated_at_once
+from snugfit.training.phases import phase
+from snugfit.training.run_state import Observer, Unobserved
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
+    from snugfit.workloads.tasks import Task
+
+
+class Course:
+    """A trainer on its way through a run."""
+
+    def __init__(self, trainer: Trainer, task: Task, observer: Observer | None = None) -> None:
+        """Begins where the trainer is.
+
+        Args:
+            trainer: Model and step.
+            task: What is reported of held-out data.
+            observer: Told of each step and evaluation.
+        """
+        self.trainer, self.task = trainer, task
+        self.observer = observer or Unobserved()
+        self.first_step = trainer.steps_done
+
+    def train(
+        self,
+        batches: Iterable[Any],
+        *,
+        take: Callable[[Any, Tensor], object] | None = None,
+        then: Callable[[], bool] | None = None,
+    ) -> None:
+        """Takes a step for each batch.
+
+        Args:
+            batches: They are let go one by one, before the next is asked for.
+            take: Gets each batch with its loss, which is still on the device.
+            then: Called after each step, for what comes between steps; returns whether to go on.
+
+        Raises:
+            TrainingError: The step failed for good.
+        """
+        source: Iterator[Any] = iter(batches)
+        while True:
+            with phase("data"):
+                batch = next(source, None)
+            if batch is None:
+                return
+            loss = self.trainer.step(batch)
+            if take is not None:
+                take(batch, loss)
+            del loss  # whoever wants it has it; an evaluation must not find it still there
+            self.observer.after_step(self.trainer.steps_done - self.first_step)
+            if then is not None and not then():
+                return
+            del batch
+
+    def evaluate(
+        self, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Tensor, int] | None:
+        """Evaluates held-out data between two steps; training goes on as if nothing had happened.
+
+        Args:
+            batches: As for `evaluation.add_up`; of `evaluated_at_once` samples.
+            stop: Asked before each batch; True gives up.
+
+        Returns:
+            As `evaluation.add_up`, for `evaluation.read`.
+        """
+        self.observer.before_evaluation()
+        try:
+            return add_up(self.trainer, batches, self.task, stop=stop)
+        finally:
+            self.observer.after_evaluation()
+
+    def evaluated_at_once(self, batch_size: int) -> int:
+        """Returns how many samples go through the model at once in evaluation.
+
+        Args:
+            batch_size: Samples of an update.
+        """
+        return evaluated_at_once(self.trainer.recipe, batch_size)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds of the trainer and of chance, once the steps under way are judged."""
+        self.trainer.finish()
+        return {"trainer": self.trainer.state_dict(), "random": random_state.capture()}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            state: From `state`; may hold more.
+        """
+        self.trainer.load_state_dict(state["trainer"])
+        random_state.restore(state["random"])
+        self.first_step = self.trainer.steps_done
