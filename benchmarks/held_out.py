@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,8 @@ def take_course(
     steps: int,
     evaluate: bool = True,
     observer: Observer | None = None,
+    on_loss: Callable[[torch.Tensor], object] | None = None,
+    unable: tuple[type[Exception], ...] = (),
 ) -> None:
     """Trains for some steps, and evaluates after the first, as many samples at once as the loop does.
 
@@ -32,6 +35,8 @@ def take_course(
         steps: How many.
         evaluate: Whether there is an evaluation.
         observer: Told of each step and evaluation.
+        on_loss: Gets the loss of each step.
+        unable: Errors by which code says that it cannot be evaluated; up to where it fails it is measured.
     """
     course = Course(trainer, task_of(arguments.get("loss"), arguments.get("loss_weight", "samples")), observer)
     first: list[Any] = []
@@ -40,15 +45,19 @@ def take_course(
     def held_out() -> Iterator[Any]:
         given = first[0]
         pieces = split_batch(given, course.evaluated_at_once(batch_length(given)))
-        return (map_tensors(piece, torch.Tensor.clone) for piece in pieces)
+        # As in a simulation, there is a second one, which finds the first still there.
+        return (map_tensors(piece, torch.Tensor.clone) for piece in (pieces if len(pieces) > 1 else [*pieces, *pieces]))
 
     def take(given: Any, loss: torch.Tensor) -> None:
+        if on_loss is not None:
+            on_loss(loss)
         if evaluate and trainer.steps_done == course.first_step + 1:
             first.append(given)
 
     def then() -> bool:
         if first:
-            course.evaluate(held_out())
+            with contextlib.suppress(*unable):
+                course.evaluate(held_out())
             first.clear()
         return next(done) < steps
 

@@ -8,7 +8,6 @@ one takes too long.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 import snugfit
+from benchmarks.held_out import take_course
 from benchmarks.zoo_models import timm_models, torchvision_models, transformers_models, user_models
 from benchmarks.zoo_models.subject import Subject
 from snugfit.errors import DoesNotFitError, SnugfitError
@@ -93,21 +93,21 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
         subject = subject.again()  # captured networks belong to what is measured
     model = subject.build()
     trainer = snugfit.prepare(model, recipe, optimizer=optimizer, device="cpu", **subject.arguments, **settings)
-    losses = []
-    for number in range(STEPS):
-        torch.manual_seed(number)
-        batch = subject.batch(model)
-        losses.append(float(trainer.step(batch)))
-        if number == 0:
-            modes = {module: module.training for module in trainer.model.modules()}
-            trainer.model.eval()
-            # Code that takes gradients in forward cannot be evaluated; up to where it fails it is measured.
-            with torch.no_grad(), contextlib.suppress(RuntimeError):
-                trainer.evaluate_batch(batch)
-            for module, mode in modes.items():
-                module.training = mode
-        del batch
-    trainer.finish()
+    losses: list[float] = []
+
+    def batch() -> Any:
+        torch.manual_seed(trainer.steps_done)
+        return subject.batch(model)
+
+    # Code that takes gradients in forward cannot be evaluated.
+    take_course(
+        trainer,
+        batch,
+        subject.arguments,
+        steps=STEPS,
+        on_loss=lambda loss: losses.append(float(loss)),
+        unable=(RuntimeError,),
+    )
     if measure:
         events.stop()
     return events.peak_bytes, losses
