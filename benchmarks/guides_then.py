@@ -29,7 +29,7 @@ from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.prediction import Estimate
-from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
+from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, load_library
 from snugfit.training.optimizers import make_optimizer, optimizer_groups
 from snugfit.workloads.hf import maker
 

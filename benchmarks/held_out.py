@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from snugfit.techniques.microbatch import batch_length, map_tensors, split_batch
+from snugfit.techniques.microbatch.apply import batch_length, map_tensors, split_batch
 from snugfit.training.evaluation import evaluate, evaluated_at_once
 from snugfit.workloads.tasks import task_of_loss
 

@@ -1,19 +1,19 @@
 """Makes `docs/techniques/*.md`: each technique's essay, its recipe fields, and what was measured.
 
-The text is the docstring of the technique's file and the numbers are those of `benchmarks/results/techniques.json`; neither
-is typed here.
+The text is the docstring of the technique's package and the numbers are those of `benchmarks/results/techniques.json`;
+neither is typed here.
 
     python -m benchmarks.technique_pages
 """
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import RESULTS
+from snugfit.cli.techniques import essay
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES, Technique
@@ -28,13 +28,6 @@ ELSEWHERE = {
 """Technique -> why the benchmark of steps has no row of it."""
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "techniques"
-
-
-def essay(technique: Technique) -> str:
-    source = (ROOT / "src" / "snugfit" / "techniques" / f"{technique.name}.py").read_text(encoding="utf-8")
-    text = ast.get_docstring(ast.parse(source))
-    assert text is not None, technique.name
-    return text
 
 
 def measured(technique: Technique, results: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from snugfit.simulator.pool import Pool
 from snugfit.simulator.replay import replay
 from snugfit.simulator.session import STEPS, Recording, simulate_training
 from snugfit.simulator.tensor_bytes import TensorBytes
-from snugfit.techniques.init import build
+from snugfit.techniques.init.apply import build
 
 MORE_STEPS = 3
 """Steps after those that the simulation also takes; they are timed."""

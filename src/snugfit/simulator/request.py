@@ -219,7 +219,7 @@ def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
     """
     import torch
 
-    from snugfit.techniques.init import parameters_on_meta
+    from snugfit.techniques.init.apply import parameters_on_meta
 
     try:
         with torch.device("meta"):
@@ -254,9 +254,9 @@ def record_given(
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_training
     from snugfit.simulator.sparse_gradients import without_sparse_gradients
-    from snugfit.techniques.attention import can_switch
+    from snugfit.techniques.attention.apply import can_switch
     from snugfit.techniques.blocks import find_blocks
-    from snugfit.techniques.inplace import may_gain
+    from snugfit.techniques.inplace.apply import may_gain
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workloads.traits import model_traits
 
@@ -405,7 +405,7 @@ def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
-    from snugfit.techniques.low_bit_optimizer import load_library
+    from snugfit.techniques.low_bit_optimizer.apply import load_library
     from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 
     algorithm, storage = algorithm_and_storage(name)
@@ -515,14 +515,14 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
 
 
 def _longest(batches: list[Any]) -> int | None:
-    from snugfit.techniques.microbatch import first_tensor
+    from snugfit.techniques.microbatch.apply import first_tensor
 
     lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
     return max(lengths, default=None) or None
 
 
 def _shape(batches: list[Any]) -> str:
-    from snugfit.techniques.microbatch import first_tensor
+    from snugfit.techniques.microbatch.apply import first_tensor
 
     shapes = []
     for batch in batches:

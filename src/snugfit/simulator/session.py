@@ -252,8 +252,8 @@ def _training_job(
     arguments: dict[str, Any],
 ) -> Recording:
     from snugfit.simulator.pieces import FewerPieces, repeats
-    from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
-    from snugfit.techniques.quantize import load_libraries
+    from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, load_library
+    from snugfit.techniques.quantize.apply import load_libraries
     from snugfit.training.recovery import elements
 
     load_libraries(recipe)
@@ -336,7 +336,7 @@ class _Evaluation:
             recipe: How the step is held in memory.
             batch: A batch of training, without memory.
         """
-        from snugfit.techniques.microbatch import first_tensor, map_tensors, split_batch
+        from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
         from snugfit.training.evaluation import evaluated_at_once
         from snugfit.workloads.tasks import task_of_loss
 

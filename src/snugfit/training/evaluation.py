@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.recipe import Recipe
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training import random_state
 from snugfit.training.phases import phase
 from snugfit.training.recovery import samples_of

@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from snugfit.errors import OutOfMemoryError
-from snugfit.techniques.muon import MuonWithAdamW
-from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.muon.apply import MuonWithAdamW
+from snugfit.techniques.offload_optimizer.apply import HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
 from snugfit.training.repeated_operators import Continued, Listener, ReadTooLate, Watch
 

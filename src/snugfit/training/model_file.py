@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from snugfit.techniques.adapter_layers import adapted_layers
-from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.techniques.adapter.layers import adapted_layers
+from snugfit.techniques.quantize.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
 from snugfit.training.run_results import ADAPTER, MODEL
 

@@ -16,8 +16,8 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimizer
-from snugfit.techniques.muon import ALGORITHM, MuonWithAdamW, muon_weights
+from snugfit.techniques.low_bit_optimizer.apply import FULL_PRECISION, low_bit_optimizer
+from snugfit.techniques.muon.apply import ALGORITHM, MuonWithAdamW, muon_weights
 from snugfit.techniques.parameter_roles import embedding_weights
 from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
 

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import InputError
-from snugfit.techniques.offload_optimizer import HostQueue, HostUpdate
+from snugfit.techniques.offload_optimizer.apply import HostQueue, HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
-from snugfit.techniques.step_in_backward import when_gradient_is_complete
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.health import Health, global_norm
 from snugfit.training.interrupted_update import parameter_carried_through
 from snugfit.training.optimizers import Groups

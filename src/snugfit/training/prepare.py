@@ -15,29 +15,29 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity, contradictions
 from snugfit.recipe import Recipe
-from snugfit.techniques.accumulate_dtype import Fp32Sums
-from snugfit.techniques.adapter import Adapter
-from snugfit.techniques.adapter_layers import adapter_record
-from snugfit.techniques.attention import Attention
+from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
+from snugfit.techniques.adapter.apply import Adapter
+from snugfit.techniques.adapter.layers import adapter_record
+from snugfit.techniques.attention.apply import Attention
 from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint import Checkpointing
-from snugfit.techniques.compile import Compile
+from snugfit.techniques.checkpoint.apply import Checkpointing
+from snugfit.techniques.compile.apply import Compile
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.init import build, settle
-from snugfit.techniques.inplace import InPlace
-from snugfit.techniques.loss_impl import LossImpl
+from snugfit.techniques.init.apply import build, settle
+from snugfit.techniques.inplace.apply import InPlace
+from snugfit.techniques.loss_impl.apply import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.low_bit_optimizer import announce
-from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split, split_batch
-from snugfit.techniques.mixed_precision import MixedPrecision
-from snugfit.techniques.offload_activations import ActivationOffload
-from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.low_bit_optimizer.apply import announce
+from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
+from snugfit.techniques.mixed_precision.apply import MixedPrecision
+from snugfit.techniques.offload_activations.apply import ActivationOffload
+from snugfit.techniques.offload_optimizer.apply import HostUpdate
 from snugfit.techniques.parameter_update import ParameterUpdate
-from snugfit.techniques.quantize import quantize_layers
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.quantize.apply import quantize_layers
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
-from snugfit.techniques.tf32 import TF32
-from snugfit.techniques.true_precision import DTYPES, TruePrecision
+from snugfit.techniques.tf32.apply import TF32
+from snugfit.techniques.true_precision.apply import DTYPES, TruePrecision
 from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.health import Health

@@ -17,7 +17,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.microbatch import (
+from snugfit.techniques.microbatch.apply import (
     LossWeight,
     Split,
     batch_length,

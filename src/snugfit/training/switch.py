@@ -15,13 +15,13 @@ from torch import nn
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
-from snugfit.techniques.attention import Attention, restore_attention
+from snugfit.techniques.attention.apply import Attention, restore_attention
 from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint import Checkpointing
-from snugfit.techniques.compile import Compile, forget_compiled
-from snugfit.techniques.inplace import InPlace, restore_inplace
-from snugfit.techniques.loss_impl import LossImpl
-from snugfit.techniques.offload_activations import ActivationOffload
+from snugfit.techniques.checkpoint.apply import Checkpointing
+from snugfit.techniques.compile.apply import Compile, forget_compiled
+from snugfit.techniques.inplace.apply import InPlace, restore_inplace
+from snugfit.techniques.loss_impl.apply import LossImpl
+from snugfit.techniques.offload_activations.apply import ActivationOffload
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.take_over import unwrap
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from snugfit.techniques.attention import restore_attention
+from snugfit.techniques.attention.apply import restore_attention
 from snugfit.techniques.base import WrappedForward
-from snugfit.techniques.compile import forget_compiled
-from snugfit.techniques.inplace import restore_inplace
+from snugfit.techniques.compile.apply import forget_compiled
+from snugfit.techniques.inplace.apply import restore_inplace
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError
-from snugfit.techniques.accumulate_dtype import Fp32Sums
-from snugfit.techniques.low_bit_optimizer import STORAGE
+from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
+from snugfit.techniques.low_bit_optimizer.apply import STORAGE
 from snugfit.techniques.parameter_update import masked_step, masks
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.interrupted_update import carried_through

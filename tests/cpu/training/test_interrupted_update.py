@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW
 
 from snugfit import OutOfMemoryError
-from snugfit.techniques.low_bit_optimizer import LIBRARIES, low_bit_optimizer
-from snugfit.techniques.muon import MuonWithAdamW
+from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, low_bit_optimizer
+from snugfit.techniques.muon.apply import MuonWithAdamW
 from snugfit.training.interrupted_update import carried_through
 
 CPU = torch.device("cpu")

@@ -1,0 +1,96 @@
+"""AdamW with low-bit state, by the library that has the format."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.library_imports import importing
+
+FULL_PRECISION = "full_precision"
+"""Key of a parameter group: its state is not quantised."""
+STORAGE = "storage"
+"""Key of a parameter group: the name of the optimizer that packed its state."""
+
+PAGED = "paged-adamw8bit"
+"""The one whose state the CUDA driver moves to the host when the card is full."""
+_ONE_KERNEL = "one kernel a parameter, no temporaries on CUDA, no compiler"
+_ONLY_FORMAT = "the only library with this format; the update goes over slices"
+LIBRARIES = {
+    "adamw8bit": ("bitsandbytes", _ONE_KERNEL),
+    PAGED: ("bitsandbytes", "its pages move to the host when the card is full"),
+    "adamw4bit": ("torchao", _ONLY_FORMAT),
+    "adamwfp8": ("torchao", _ONLY_FORMAT),
+}
+"""Optimizer -> the library it runs on, and why."""
+
+logger = logging.getLogger("snugfit")
+
+
+def load_library(name: str) -> None:
+    """Imports an optimizer's library and makes its tables of values, outside of any simulation.
+
+    Args:
+        name: A key of `LIBRARIES`.
+
+    Raises:
+        InputError: The library is not installed.
+    """
+    _module_of(name).lookup_tables()
+
+
+def _module_of(name: str) -> Any:
+    library, _ = LIBRARIES[name]
+    try:
+        with importing():
+            return importlib.import_module(f"snugfit.techniques.low_bit_optimizer.{library}")
+    except (ImportError, OSError) as error:
+        raise InputError(
+            f"optimizer {name!r} needs {library}, which cannot be imported ({error}). "
+            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
+        ) from error
+
+
+def announce(name: str, device: torch.device) -> None:
+    """Says which library holds the state, and what this device cannot do; once a run.
+
+    Args:
+        name: A key of `LIBRARIES`.
+        device: Where the update runs.
+    """
+    library, reason = LIBRARIES[name]
+    if name != PAGED or device.type != "cpu":
+        logger.info("optimizer %s runs on %s: %s.", name, library, reason)
+    else:
+        warnings.warn(
+            f"optimizer {PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
+            SnugfitWarning,
+            stacklevel=4,
+        )
+
+
+def low_bit_optimizer(name: str, groups: list[dict[str, Any]], device: torch.device, **settings: Any) -> Optimizer:
+    """Builds AdamW with low-bit state.
+
+    Args:
+        name: A key of `LIBRARIES`.
+        groups: Parameter groups; `full_precision` in one leaves its state in fp32.
+        device: Where the update runs.
+        **settings: lr, weight_decay and betas, where they are not AdamW's own.
+
+    Returns:
+        The optimizer, without state yet.
+
+    Raises:
+        InputError: Its library is not installed.
+    """
+    module = _module_of(name)
+    marked = [{STORAGE: name.removeprefix("paged-"), FULL_PRECISION: False, **group} for group in groups]
+    made: Optimizer = module.build(name, marked, device, settings)
+    return made
