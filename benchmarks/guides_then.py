@@ -29,7 +29,7 @@ from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.prediction import Estimate
-from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, load_library
+from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, LowBitAdamW
 from snugfit.training.optimizers import make_optimizer, optimizer_groups
 from snugfit.workloads.hf import maker
 
@@ -160,7 +160,7 @@ def earlier_figures(preset: Preset, rung: Rung, config: Path) -> dict[str, Any]:
     try:
         if rung.recipe.optimizer in LIBRARIES:
             pool.call(
-                load_library, rung.recipe.optimizer
+                LowBitAdamW.load, rung.recipe.optimizer
             )  # before anything is recorded: it makes tables of real values
         full = earlier_estimate(preset, rung, config, pool=pool).to_mapping()
         zeroed_only = earlier_estimate(preset, rung, config, pool=pool, keep_scores=False).to_mapping()

@@ -16,16 +16,11 @@ from benchmarks.results_file import RESULTS
 from snugfit.cli.techniques import essay
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
-from snugfit.techniques import TECHNIQUES, Technique
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import Technique
 from snugfit.units import format_bytes
 from snugfit.workload import Workload
 
-ELSEWHERE = {
-    "tf32": "it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
-    "init": "it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
-    "loading": "it moves work to other processes and changes neither the step's memory nor its arithmetic",
-}
-"""Technique -> why the benchmark of steps has no row of it."""
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "techniques"
 
@@ -33,7 +28,7 @@ PAGES = ROOT / "docs" / "techniques"
 def measured(technique: Technique, results: dict[str, Any]) -> str:
     row = next((row for row in results["rows"] if row["technique"] == technique.name), None)
     if row is None:
-        reason = ELSEWHERE.get(technique.name, "`python -m benchmarks.techniques` makes one")
+        reason = technique.unmeasured or "`python -m benchmarks.techniques` makes one"
         return f"No measurement is on this page: {reason}."
     before, after = row["peak_tensor_bytes"]
     machine = results["machine"]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 from snugfit.errors import RecipeError
 from snugfit.recipe import Recipe
-from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, Workload
-
-Level = Literal["exact", "rounding", "different"]
-LEVELS: tuple[Level, ...] = ("exact", "rounding", "different")
+from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
+from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.techniques.microbatch import splits
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,59 +72,18 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
     Yields:
         What contradicts what, and what to do.
     """
-    size, batch = recipe.microbatch_size, workload.batch_size
-    if size is not None and batch is not None and size > batch:
-        yield f"microbatch_size {size} is larger than the batch of {batch}; give at most {batch}."
-    if recipe.step_in_backward:
-        if splits(recipe, workload):
+    for technique in TECHNIQUES:
+        yield from technique.misfits(recipe, workload)
+    if (recipe.optimizer or workload.optimizer) != CUSTOM_OPTIMIZER:
+        return
+    for name in (technique.name for technique in TECHNIQUES if technique.per_parameter):
+        if getattr(recipe, name):
             yield (
-                f"step_in_backward contradicts accumulation: microbatches of {size} in a batch of {batch or 'unknown size'} "
-                "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
-                "as small as the microbatch (another batch: different)."
+                f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "
+                "AdamW, SGD or Adafactor, not the one given."
             )
-        if workload.clip_norm is not None:
-            yield (
-                "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
-                "Leave one of them out."
-            )
-        if workload.keep_gradients:
-            yield (
-                "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
-                "to look at. Leave one of them out."
-            )
-    optimizer = recipe.optimizer or workload.optimizer
-    if optimizer == CUSTOM_OPTIMIZER:
-        for name in ("step_in_backward", "offload_optimizer", "stochastic_rounding"):
-            if getattr(recipe, name):
-                yield (
-                    f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "
-                    "AdamW, SGD or Adafactor, not the one given."
-                )
-        if recipe.optimizer_impl is not None:
-            yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function or instance given."
-    if recipe.optimizer is None:
-        if recipe.offload_optimizer and optimizer == "adafactor":
-            yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-        if recipe.offload_optimizer and optimizer == "muon":
-            yield "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host."
-        if recipe.optimizer_impl == "fused" and optimizer == "adafactor":
-            yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
-        if recipe.optimizer_impl is not None and optimizer == "muon":
-            yield "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out."
-
-
-def splits(recipe: Recipe, workload: Workload) -> bool:
-    """Returns whether the recipe cuts the workload's batch into several microbatches (yes where its size is unknown).
-
-    Args:
-        recipe: How the step is held in memory.
-        workload: What is learned.
-
-    Returns:
-        Whether gradients of several passes add up.
-    """
-    size = recipe.microbatch_size
-    return size is not None and (workload.batch_size is None or size < workload.batch_size)
+    if recipe.optimizer_impl is not None:
+        yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function or instance given."
 
 
 def _unchecked(recipe: Recipe, workload: Workload) -> dict[str, str]:
@@ -139,39 +97,15 @@ def _unchecked(recipe: Recipe, workload: Workload) -> dict[str, str]:
 
 
 def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.precision != "fp32":
-        yield "precision", "rounding", f"{recipe.precision} computes with fewer bits than fp32."
-    if splits(recipe, workload):
-        if workload.coupled_samples:
-            yield (
-                "microbatch_size",
-                "different",
-                "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
-                "other, or loss_weight is not that of this loss.",
-            )
-        if workload.batch_norm:
-            yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
-        if workload.dropout:
-            yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
-        if recipe.true_precision and recipe.accumulate_dtype == "as-is":
-            yield (
-                "microbatch_size",
-                "rounding",
-                "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.",
-            )
-    if recipe.stochastic_rounding:
-        yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
-    if recipe.compile not in ("none", "eager", "aot_eager"):
-        yield "compile", "rounding", f"{recipe.compile} fuses operators and rounds in other places."
+    for technique in TECHNIQUES:
+        yield from technique.lowers(recipe, workload)
     chosen = recipe.optimizer or workload.optimizer
-    if LOW_BIT_OPTIMIZERS.get(chosen, chosen) != reference.optimizer:
+    named = OPTIMIZER_NAMES.get(chosen)
+    algorithm = chosen if named is None else named.holds or chosen
+    if algorithm != reference.optimizer:
         yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
-    elif chosen in LOW_BIT_OPTIMIZERS:
-        yield "optimizer", "rounding", f"{chosen} holds the state of {reference.optimizer} in fewer bits."
-    if recipe.adapter != "none":
-        yield "adapter", "different", f"{recipe.adapter} trains small matrices beside the weights, not the weights."
-    if recipe.quantize != "none":
-        yield "quantize", "different", f"the frozen weights are rounded to {recipe.quantize} first."
+    elif named is not None and named.level != "exact":
+        yield "optimizer", named.level, named.reason.format(reference.optimizer)
     if workload.batch_size != reference.batch_size:
         yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
     for name in (

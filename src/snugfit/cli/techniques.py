@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import inspect
 import re
@@ -12,7 +11,8 @@ from typing import Any
 from snugfit.cli import output
 from snugfit.errors import InputError, nearest
 from snugfit.report.console import Column, Table
-from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES, Technique
+from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
+from snugfit.techniques.declaration import Technique
 
 EPILOG = """\
 examples:
@@ -112,6 +112,9 @@ def _squeezed(technique: Technique) -> set[str]:
 
 
 def _document(technique: Technique) -> dict[str, Any]:
-    row = dataclasses.asdict(technique)
-    row["known_as"] = list(technique.aliases)
-    return {**row, "fidelity": row.pop("level"), "essay": essay(technique)}
+    return {
+        **{name: getattr(technique, name) for name in ("name", "fields", "rows", "level", "summary")},
+        "known_as": technique.aliases,
+        "fidelity": technique.level,
+        "essay": essay(technique),
+    }

@@ -16,10 +16,10 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place, Subject
-from snugfit.planner.space import Changes
 from snugfit.planner.subjects import named_subject
 from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import NamedModel
+from snugfit.techniques.declaration import Changes
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
-from snugfit.fidelity import LEVELS, contradictions, fidelity
+from snugfit.fidelity import contradictions, fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
@@ -21,6 +21,7 @@ from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
 from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.techniques.declaration import LEVELS
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:

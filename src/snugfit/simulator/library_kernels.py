@@ -8,9 +8,9 @@ The optimizers themselves are the real ones; only what they call at the end is r
   Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
   all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
 - torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
-  that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops. Source: the
-  allocator's events of the compiled update on cpu with torch 2.15, in `_COMPILED_BYTES`; code for CUDA may keep others, so
-  the prediction says that it is an approximation.
+  that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
+  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `_COMPILED_BYTES`; code for CUDA may
+  keep others, so the prediction says that it is an approximation.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from snugfit.simulator.assumptions import Assumptions
 from snugfit.simulator.experts import expert_modules
 from snugfit.simulator.real_run import Refused
 from snugfit.simulator.trace import Trace
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import loaded
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
@@ -254,9 +256,7 @@ def record_given(
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_training
     from snugfit.simulator.sparse_gradients import without_sparse_gradients
-    from snugfit.techniques.attention.apply import can_switch
     from snugfit.techniques.blocks import find_blocks
-    from snugfit.techniques.inplace.apply import may_gain
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workloads.traits import model_traits
 
@@ -270,7 +270,7 @@ def record_given(
     check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
     dense = without_sparse_gradients(model)
     block_names = tuple(find_blocks(model))
-    found = {"attention": can_switch(model), "inplace": may_gain(model)}
+    switchable = tuple(row.name for row in TECHNIQUES if row.plan.switch and loaded(row.hooks).may_gain(model))
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
         given["batch_size"] = _longest(batches)
@@ -288,7 +288,6 @@ def record_given(
         )
 
     recorded = _recorded(run, model, workload, batches, weights, parameters, kind)
-    switchable = tuple(name for name, there in found.items() if there)
     answered = (*recorded.answered, *dense)
     return dataclasses.replace(recorded, answered=answered, block_names=block_names, switchable=switchable)
 
@@ -405,14 +404,14 @@ def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
-    from snugfit.techniques.low_bit_optimizer.apply import load_library
+    from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 
     algorithm, storage = algorithm_and_storage(name)
     workload = Workload.from_mapping({**settings, "optimizer": algorithm})
-    if storage is not None:
-        load_library(storage)
-    if storage is not None or name == "muon":
+    own = own_optimizer(name)
+    if own is not None:
+        own.load(name)
         recipe = Recipe(optimizer=storage)  # type: ignore[arg-type]
 
         def make(parameters: Any) -> Any:

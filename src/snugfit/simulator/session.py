@@ -252,13 +252,14 @@ def _training_job(
     arguments: dict[str, Any],
 ) -> Recording:
     from snugfit.simulator.pieces import FewerPieces, repeats
-    from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, load_library
+    from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
     from snugfit.training.recovery import elements
 
     load_libraries(recipe)
-    if recipe.optimizer in LIBRARIES:
-        load_library(recipe.optimizer)  # outside of the recording: it makes tables of real values
+    own = own_optimizer(recipe.optimizer)
+    if own is not None:
+        own.load(str(recipe.optimizer))  # outside of the recording: it makes tables of real values
     model = _built(model)
     evaluation = None
     if evaluate and arguments.get("evaluate", True):

@@ -10,3 +10,61 @@ equality with a run that used another implementation matters. Fidelity: exact, u
 
 Source: torch.optim's documentation of foreach and fused. Chosen in `training/optimizers.py`.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from snugfit.techniques.declaration import Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
+
+_TAKES = (None, "adam", "adamw", "sgd", "adafactor")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which kernels update."""
+
+    optimizer_impl: Literal["foreach", "fused", "for-loop"] | None = None
+    """Kernels of the optimizer's update: one for all tensors (fused), one an operation (foreach), one a tensor and
+    operation (for-loop). None: fused where torch has it for this optimizer, else torch's default."""
+
+
+def _contradictions(recipe: Recipe) -> Iterator[str]:
+    if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
+        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+    if recipe.optimizer_impl is not None and recipe.optimizer not in _TAKES:
+        yield f"optimizer_impl chooses among torch's kernels, and {recipe.optimizer} has its own. Leave it out."
+
+
+def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
+    if recipe.optimizer is None and recipe.optimizer_impl == "fused" and workload.optimizer == "adafactor":
+        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
+    if recipe.optimizer is None and recipe.optimizer_impl is not None and workload.optimizer == "muon":
+        yield "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out."
+
+
+TECHNIQUE = Technique(
+    name="optimizer_impl",
+    fields=("optimizer_impl",),
+    rows=(12,),
+    level="exact",
+    summary="temporaries of the update; time",
+    known_as="fused fused-optimizer foreach for-loop fused-adam fused-adamw",
+    spellings={
+        "optimizer_impl": {("single-tensor", "forloop", "loop"): ("for-loop",), ("multi-tensor", "apex"): ("foreach",)}
+    },
+    contradictions=_contradictions,
+    misfits=_misfits,
+    may_change="update",
+    plan=Planned(
+        moves=(("exact", {"optimizer_impl": "for-loop"}),),
+        because="torch's fused kernels are taken where there are any, which are the fastest",
+    ),
+    example=({"microbatch_size": 4, "optimizer_impl": "foreach"}, {"microbatch_size": 4, "optimizer_impl": "fused"}),
+)

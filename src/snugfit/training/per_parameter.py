@@ -17,12 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import InputError
 from snugfit.techniques.offload_optimizer.apply import HostQueue, HostUpdate
+from snugfit.techniques.own_optimizer import Groups
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
 from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.health import Health, global_norm
 from snugfit.training.interrupted_update import parameter_carried_through
-from snugfit.training.optimizers import Groups
 from snugfit.training.out_of_memory import insist
 from snugfit.training.update import (
     KERNEL_SETTINGS,

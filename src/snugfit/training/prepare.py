@@ -15,29 +15,21 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity, contradictions
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
-from snugfit.techniques.adapter.apply import Adapter
 from snugfit.techniques.adapter.layers import adapter_record
-from snugfit.techniques.attention.apply import Attention
-from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint.apply import Checkpointing
-from snugfit.techniques.compile.apply import Compile
+from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.inplace.apply import InPlace
-from snugfit.techniques.loss_impl.apply import LossImpl
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.low_bit_optimizer.apply import announce
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
-from snugfit.techniques.mixed_precision.apply import MixedPrecision
-from snugfit.techniques.offload_activations.apply import ActivationOffload
 from snugfit.techniques.offload_optimizer.apply import HostUpdate
+from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
-from snugfit.techniques.tf32.apply import TF32
-from snugfit.techniques.true_precision.apply import DTYPES, TruePrecision
+from snugfit.techniques.true_precision.apply import DTYPES
 from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.health import Health
@@ -60,23 +52,9 @@ from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.training.update import Gradients, WholeUpdate
-from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
-
-IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
-    TF32,
-    TruePrecision,
-    MixedPrecision,
-    InPlace,
-    Adapter,
-    Attention,
-    LossImpl,  # after adapters, which may sit on the head
-    ActivationOffload,  # before checkpointing, which then surrounds it: recomputed tensors never move
-    Checkpointing,
-    Compile,
-)
-"""The order in which techniques change the model; later ones surround earlier ones."""
 
 
 class Plan(Protocol):
@@ -170,7 +148,7 @@ def prepare(
         settle(model, device=place, dtype=_held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
-        techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
+        techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
@@ -376,11 +354,12 @@ def _update(
     sparse: bool,
 ) -> WholeUpdate | PerParameterUpdate:
     recipe, workload = setup.recipe, setup.workload
-    each = recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding
+    each = any(getattr(recipe, row.name) for row in TECHNIQUES if row.per_parameter)
     if given is not None and recipe.optimizer is None and not each:
         return WholeUpdate(given.optimizer, gradients, health, scaler)
-    if recipe.optimizer in LOW_BIT_OPTIMIZERS:
-        announce(recipe.optimizer, setup.device)
+    own = own_optimizer(recipe.optimizer)
+    if own is not None:
+        own.announce(str(recipe.optimizer), setup.device)
     base = parameter_groups(named.values(), workload) if given is None else given.groups(recipe)
     groups = optimizer_groups(model, base, recipe, workload)
     if given is not None:

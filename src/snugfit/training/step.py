@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, SnugfitWarning, TrainingError
-from snugfit.fidelity import LEVELS, Fidelity, fidelity
+from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.declaration import LEVELS
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.microbatch.apply import (

@@ -29,3 +29,89 @@ weight instead of calling the layer gets nothing from an adapter beside it.
 Source: Hu et al., LoRA, 2021 (arXiv:2106.09685); Kalajdzievski, rsLoRA, 2023 (arXiv:2312.03732); Liu et al., DoRA, 2024
 (arXiv:2402.09353); peft, `inject_adapter_in_model`.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Level, Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
+
+_LORA = {"adapter": "lora"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which layers get adapters, and which."""
+
+    adapter: Literal["none", "lora", "rslora", "dora"] = "none"
+    """Low-rank adapters beside frozen linear layers, trained in their place: lora, rslora (scaled for high ranks), dora
+    (magnitude and direction apart). The model's output head is trained as it is for a new task."""
+
+    adapter_rank: int = 8
+    """Rank of the adapters."""
+
+    adapter_alpha: float = 16.0
+    """Adapters are scaled by alpha / rank (rslora: by alpha / root of the rank)."""
+
+    adapter_dropout: float = 0.0
+    """Dropout on the input of the adapters, 0 to below 1."""
+
+    adapter_targets: str | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter: all-linear, or name patterns separated by commas, such as *.q_proj,*.v_proj."""
+
+    adapter_head: bool = False
+    """A language model's output head gets an adapter too."""
+
+
+_SETTINGS = tuple(field for field in dataclasses.fields(Fields) if field.name != "adapter")
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.adapter_rank < 1:
+        yield f"adapter_rank is {recipe.adapter_rank}; it must be at least 1."
+    if not 0 < recipe.adapter_alpha < float("inf"):
+        yield f"adapter_alpha is {recipe.adapter_alpha}; it must be more than 0."
+    if not 0 <= recipe.adapter_dropout < 1:
+        yield f"adapter_dropout is {recipe.adapter_dropout}; it is a probability from 0 to below 1."
+
+
+def _contradictions(recipe: Recipe) -> Iterator[str]:
+    given = [field.name for field in _SETTINGS if getattr(recipe, field.name) != field.default]
+    if given and recipe.adapter == "none":
+        yield f"{', '.join(given)} without an adapter; set adapter='lora' (or rslora, dora), or leave that out."
+
+
+def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
+    if recipe.adapter != "none":
+        yield "adapter", "different", f"{recipe.adapter} trains small matrices beside the weights, not the weights."
+
+
+TECHNIQUE = Technique(
+    name="adapter",
+    fields=("adapter", *(field.name for field in _SETTINGS)),
+    rows=(22, 23),
+    level="different",
+    summary="gradients and optimizer state of all weights that stay frozen",
+    known_as="lora qlora rslora dora qdora peft low-rank-adapters",
+    names={"adapter_targets": ("all-linear",)},
+    spellings={
+        "adapter": {(*SWITCHED_ON, "qlora", "peft"): ("lora",), ("rs-lora",): ("rslora",), SWITCHED_OFF: ("none",)}
+    },
+    problems=_problems,
+    contradictions=_contradictions,
+    lowers=_lowers,
+    hooks="snugfit.techniques.adapter.apply:Adapter",
+    plan=Planned(
+        variants=(Choice("adapter=lora", _LORA, "different"),),
+        moves=(("different", {**_LORA, "offload_optimizer": False}),),
+        trials=(_LORA,),
+        never={field.name: "it belongs to adapter" for field in _SETTINGS},
+    ),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, **_LORA}),
+)

@@ -14,3 +14,50 @@ says so. When the model is prepared again, it goes back to what it was before.
 
 Fidelity: exact up to reordering. Source: Dao et al., FlashAttention, 2022 (arXiv:2205.14135); torch SDPA.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from snugfit.techniques.declaration import Planned, Technique
+
+_SDPA = {"attention": "sdpa"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which kernels attention takes."""
+
+    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    """Attention kernels: auto leaves the model's choice; eager holds the full score matrix; sdpa takes torch's fused
+    kernels; flash allows only the flash kernel and stops where it cannot run."""
+
+
+TECHNIQUE = Technique(
+    name="attention",
+    fields=("attention",),
+    rows=(21,),
+    level="exact",
+    summary="attention scores, which grow with the sequence squared",
+    known_as="flash-attention flash-attention-2 flash-attn flash fa2 sdpa xformers memory-efficient-attention",
+    spellings={
+        "attention": {
+            ("flash-attention", "flash-attention-2", "flash-attention-3", "flash-attn", "fa2", "fa3"): ("flash",),
+            ("efficient", "mem-efficient", "memory-efficient", "xformers", "cudnn", "math"): ("sdpa",),
+            ("manual", "naive", "vanilla"): ("eager",),
+        }
+    },
+    hooks="snugfit.techniques.attention.apply:Attention",
+    stage="calls",
+    may_change="passes",
+    plan=Planned(
+        switch=_SDPA,
+        nothing_there="the model has no attention that it can switch from holding every score",
+        least=_SDPA,
+        moves=(("exact", _SDPA),),
+        turns=(_SDPA,),
+        trials=(_SDPA,),
+    ),
+    example=({"attention": "eager"}, _SDPA),
+)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from snugfit.errors import InputError, SnugfitWarning, about
+from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 
 _KERNELS = {"eager": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
@@ -43,6 +44,28 @@ class Attention(ModelTechnique):
                 stacklevel=2,
             )
 
+    @classmethod
+    def may_gain(cls, model: nn.Module) -> bool:
+        """Returns whether a model has attention that holds every score and says that it can do without."""
+        return any(
+            getattr(part, "fused_attn", None) is False
+            or (
+                callable(getattr(part, "set_attn_implementation", None)) and _implementation(part) not in (None, "sdpa")
+            )
+            for part in model.modules()
+        )
+
+    @classmethod
+    def comes_off(cls, old: Recipe, new: Recipe) -> bool:
+        """Returns whether another kernel is wanted."""
+        return old.attention != new.attention
+
+    @classmethod
+    def undo(cls, model: nn.Module) -> None:
+        """Gives a model the attention back that it had before it was prepared."""
+        for undo in reversed(_undo.pop(model, [])):
+            undo()
+
     def around_step(self) -> AbstractContextManager[Any]:
         """Returns the context that limits torch's kernels, in backward as well: checkpointing computes there again."""
         choice = self.setup.recipe.attention
@@ -63,29 +86,6 @@ def _only(choice: str) -> Iterator[None]:
                 f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device "
                 "(or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
             ) from error
-
-
-def can_switch(model: nn.Module) -> bool:
-    """Returns whether a model has attention that holds every score and says that it can do without.
-
-    Args:
-        model: Any module.
-    """
-    return any(
-        getattr(part, "fused_attn", None) is False
-        or (callable(getattr(part, "set_attn_implementation", None)) and _implementation(part) not in (None, "sdpa"))
-        for part in model.modules()
-    )
-
-
-def restore_attention(model: nn.Module) -> None:
-    """Gives a model the attention back that it had before it was prepared.
-
-    Args:
-        model: Any module.
-    """
-    for undo in reversed(_undo.pop(model, [])):
-        undo()
 
 
 def _switch_families(model: nn.Module, choice: str, undo: list[Callable[[], None]]) -> bool:

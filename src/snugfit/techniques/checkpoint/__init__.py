@@ -13,3 +13,97 @@ Wrong when: parameters, not activations, fill the memory; the last block (its re
 nothing). Fidelity: exact. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174);
 torch.utils.checkpoint, non-reentrant; Korthikanti et al., 2022 (arXiv:2205.05198) for the selective form.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+
+_COUNTED = ("every", "blocks")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which blocks are recomputed."""
+
+    checkpoint: str | tuple[str, ...] = "none"
+    """Activation checkpointing: none, all (every block), selective (keep matmuls and attention, recompute the rest),
+    every:N (every N-th block), blocks:K (exactly the first K blocks), or names of modules, separated by commas."""
+
+    @property
+    def checkpoint_count(self) -> tuple[str, int] | None:
+        """`("every", N)` or `("blocks", K)` when checkpoint counts blocks, else None."""
+        if isinstance(self.checkpoint, str) and ":" in self.checkpoint:
+            kind, _, number = self.checkpoint.partition(":")
+            return kind, int(number)
+        return None
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    if isinstance(recipe.checkpoint, str) and ":" in recipe.checkpoint:
+        kind, _, number = recipe.checkpoint.partition(":")
+        if kind not in _COUNTED or not number.isdecimal() or int(number) < 1:
+            yield f"checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1."
+
+
+def _contradictions(recipe: Recipe) -> Iterator[str]:
+    if recipe.checkpoint != "selective":
+        return
+    if recipe.offload_activations != "none":
+        yield (
+            "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
+            "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'."
+        )
+    if recipe.inplace:
+        yield (
+            "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
+            "Leave one of them out."
+        )
+
+
+def _instead(recipe: Recipe, checkpoint: str) -> str:
+    size = recipe.microbatch_size
+    return f"microbatches of {size} are cheaper" if size is not None else ""
+
+
+TECHNIQUE = Technique(
+    name="checkpoint",
+    fields=("checkpoint",),
+    rows=(6,),
+    level="exact",
+    summary="activations inside blocks, for one more forward pass",
+    known_as=(
+        "gradient-checkpointing activation-checkpointing checkpointing recompute rematerialization sac "
+        "selective-checkpointing"
+    ),
+    names={"checkpoint": ("none", "all", "selective", "every:N", "blocks:K")},
+    spellings={
+        "checkpoint": {
+            (*SWITCHED_ON, "full", "layers", "layer", "block", "gradient-checkpointing"): ("all",),
+            SWITCHED_OFF: ("none",),
+            ("blocks",): ("blocks:K", "all"),
+            ("every", "every-n"): ("every:N",),
+            ("sac", "selective-checkpointing", "policy"): ("selective",),
+        }
+    },
+    meanings={"checkpoint": {"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"}},
+    problems=_problems,
+    contradictions=_contradictions,
+    hooks="snugfit.techniques.checkpoint.apply:Checkpointing",
+    stage="blocks",
+    may_change="passes",
+    plan=Planned(
+        points={"checkpoint": {"checkpoint": "all"}, "selective": {"checkpoint": "selective"}},
+        least={"checkpoint": "all"},
+        turns=({"checkpoint": "selective"}, {"checkpoint": "all"}),
+        trials=({"checkpoint": "all"},),
+        instead=_instead,
+    ),
+    example=({}, {"checkpoint": "all"}),
+)

@@ -41,6 +41,7 @@ class Checkpointing(ModelTechnique):
     """Wraps the forward method of the chosen blocks."""
 
     field = "checkpoint"
+    wraps = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

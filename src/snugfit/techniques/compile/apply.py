@@ -23,6 +23,7 @@ class Compile(ModelTechnique):
     """Compiles the model in place, so that its class and state_dict keys stay."""
 
     field = "compile"
+    wraps = True
 
     def change(self, model: nn.Module) -> None:
         """Marks the model for compilation at its first call."""
@@ -42,6 +43,13 @@ class Compile(ModelTechnique):
         model.compile(backend=recipe.compile, dynamic=False)
         _compiled.add(model)
 
+    @classmethod
+    def undo(cls, model: nn.Module) -> None:
+        """Lets a model run eagerly again; one that the caller compiled stays compiled."""
+        if model in _compiled:
+            _compiled.discard(model)
+            model._compiled_call_impl = None
+
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the compiler's setting: the first call of each shape compiles."""
         import torch._functorch.config as compiler
@@ -51,14 +59,3 @@ class Compile(ModelTechnique):
             return nullcontext()
         context: AbstractContextManager[Any] = compiler.patch(activation_memory_budget=budget)
         return context
-
-
-def forget_compiled(model: nn.Module) -> None:
-    """Lets a model run eagerly again that `Compile` has compiled; one that the caller compiled stays compiled.
-
-    Args:
-        model: Any module.
-    """
-    if model in _compiled:
-        _compiled.discard(model)
-        model._compiled_call_impl = None

@@ -26,3 +26,39 @@ Tied parameters stay tied under all three. Values are those of the file, rounded
 Source: `torch.nn.Module.to_empty` and "Skipping module parameter initialization" (torch documentation); the hook is
 `torch.nn.modules.module.register_module_parameter_registration_hook`.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from snugfit.techniques.declaration import Planned, Technique
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Where the model is built."""
+
+    init: Literal["host", "device", "meta"] = "host"
+    """Where the model is built: on the host and then moved; on the device in the final dtype; or without memory (meta),
+    the weights then being read from a file straight into place."""
+
+
+TECHNIQUE = Technique(
+    name="init",
+    fields=("init",),
+    rows=(13,),
+    level="exact",
+    summary="the second copy of the model while it loads",
+    known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
+    spellings={
+        "init": {("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)}
+    },
+    plan=Planned(
+        least={"init": "device"},
+        moves=(("exact", {"init": "device"}),),
+        trials=({"init": "device"},),
+        because="building takes no more than training, which does not depend on it",
+    ),
+    unmeasured="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
+)

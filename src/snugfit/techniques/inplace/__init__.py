@@ -14,3 +14,40 @@ the model is prepared again, its activations are what they were before.
 
 Fidelity: exact. Source: the guide's list of eleven; torch.fx.
 """
+
+from __future__ import annotations
+
+import dataclasses
+
+from snugfit.techniques.declaration import Planned, Technique
+
+_ON = {"inplace": True}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Whether activation functions overwrite."""
+
+    inplace: bool = False
+    """Activation functions overwrite their input where autograd allows it."""
+
+
+TECHNIQUE = Technique(
+    name="inplace",
+    fields=("inplace",),
+    rows=(18,),
+    level="exact",
+    summary="the input of activation functions while the code holds on to it",
+    known_as="in-place relu-inplace",
+    hooks="snugfit.techniques.inplace.apply:InPlace",
+    may_change="passes",
+    plan=Planned(
+        switch=_ON,
+        nothing_there="the model has no activation module that could overwrite its input",
+        least=_ON,
+        moves=(("exact", _ON),),
+        turns=(_ON,),
+        trials=(_ON,),
+    ),
+    example=({}, _ON),
+)

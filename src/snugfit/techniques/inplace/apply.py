@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit.errors import SnugfitWarning
+from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 
 GAINING = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
@@ -42,9 +43,30 @@ class InPlace(ModelTechnique):
                 stacklevel=2,
             )
 
+    @classmethod
+    def may_gain(cls, model: nn.Module) -> bool:
+        """Returns whether a model has any activation that could overwrite its input, without the proof that it may."""
+        return any(
+            type(module) in GAINING and not module.inplace and getattr(module, "p", 1.0) > 0
+            for module in model.modules()
+        )
+
+    @classmethod
+    def comes_off(cls, old: Recipe, new: Recipe) -> bool:
+        """Returns whether other activations may overwrite; the proof that they may takes a trace, so not every time."""
+        # Selective checkpointing forbids the model's own in-place activations.
+        return old.inplace != new.inplace or "selective" in (old.checkpoint, new.checkpoint)
+
+    @classmethod
+    def undo(cls, model: nn.Module) -> None:
+        """Gives activation modules the choice back that the model itself has made."""
+        for module in model.modules():
+            if module in _own:
+                setattr(module, "inplace", _own.pop(module))  # noqa: B010 - Module declares no such attribute
+
 
 def set_inplace(module: nn.Module, value: bool) -> None:
-    """Makes an activation module overwrite its input, or not, until `restore_inplace`.
+    """Makes an activation module overwrite its input, or not, until `InPlace.undo`.
 
     Args:
         module: A module with an `inplace` attribute.
@@ -52,28 +74,6 @@ def set_inplace(module: nn.Module, value: bool) -> None:
     """
     _own.setdefault(module, module.inplace)  # type: ignore[arg-type]
     setattr(module, "inplace", value)  # noqa: B010 - Module declares no such attribute
-
-
-def restore_inplace(model: nn.Module) -> None:
-    """Gives activation modules the choice back that the model itself has made.
-
-    Args:
-        model: Any module.
-    """
-    for module in model.modules():
-        if module in _own:
-            setattr(module, "inplace", _own.pop(module))  # noqa: B010 - Module declares no such attribute
-
-
-def may_gain(model: nn.Module) -> bool:
-    """Returns whether a model has any activation that could overwrite its input, without the proof that it may.
-
-    Args:
-        model: Any module.
-    """
-    return any(
-        type(module) in GAINING and not module.inplace and getattr(module, "p", 1.0) > 0 for module in model.modules()
-    )
 
 
 def safe_modules(model: nn.Module) -> list[Any]:

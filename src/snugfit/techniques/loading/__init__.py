@@ -17,3 +17,55 @@ The order of the data depends on the seed and the epoch only, never on these thr
 
 Source: `torch.utils.data` and "CUDA semantics: use pinned memory buffers" (torch documentation).
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from snugfit.techniques.declaration import Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """How data is loaded."""
+
+    workers: int = 0
+    """Processes that load data beside training; 0 loads in the training process."""
+
+    pin_memory: bool = False
+    """Batches come in page-locked host memory, so that copies to a CUDA device overlap with compute."""
+
+    prefetch: int = 2
+    """Batches each worker keeps ready."""
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.workers < 0:
+        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) or more."
+    if recipe.prefetch < 1:
+        yield f"prefetch is {recipe.prefetch}; it must be at least 1."
+
+
+TECHNIQUE = Technique(
+    name="loading",
+    fields=("workers", "pin_memory", "prefetch"),
+    rows=(17,),
+    level="exact",
+    summary="no memory; time waiting for data",
+    known_as="dataloader data-loading num-workers prefetch-factor",
+    problems=_problems,
+    may_change="loading",
+    plan=Planned(
+        never={
+            "workers": "loading of data is not simulated; pin it to what your data needs",
+            "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
+            "prefetch": "loading of data is not simulated",
+        }
+    ),
+    unmeasured="it moves work to other processes and changes neither the step's memory nor its arithmetic",
+)

@@ -19,3 +19,45 @@ Wrong when: the vocabulary is small beside the hidden states (an image classifie
 Fidelity: exact up to reordering (`fused`: rounding in bf16). Source: Wijmans et al., 2024 (arXiv:2411.09009);
 Hsu et al., Liger Kernel, 2024 (arXiv:2410.10989).
 """
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from snugfit.techniques.declaration import Choice, Planned, Technique
+
+_CHUNKED = {"loss_impl": "chunked"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """How the loss over a vocabulary is computed."""
+
+    loss_impl: Literal["full", "chunked", "fused"] = "full"
+    """Loss over a vocabulary: full holds all logits; chunked computes head and loss by pieces, mostly of the vocabulary,
+    and holds the logits of one piece; fused takes one kernel of liger-kernel (CUDA)."""
+
+
+TECHNIQUE = Technique(
+    name="loss_impl",
+    fields=("loss_impl",),
+    rows=(28,),
+    level="exact",
+    summary="logits of a large vocabulary, three times over",
+    known_as="chunked-loss liger liger-kernel cut-cross-entropy cce linear-cross-entropy fused-loss cross-entropy",
+    spellings={
+        "loss_impl": {("liger", "liger-kernel", "cce", "cut-cross-entropy"): ("fused", "chunked"), ("none",): ("full",)}
+    },
+    hooks="snugfit.techniques.loss_impl.apply:LossImpl",
+    stage="calls",  # after adapters, which may sit on the head
+    may_change="passes",
+    plan=Planned(
+        variants=(Choice("loss_impl=chunked", _CHUNKED),),
+        least=_CHUNKED,
+        moves=(("exact", _CHUNKED),),
+        turns=(_CHUNKED,),
+        trials=(_CHUNKED,),
+    ),
+    example=({}, _CHUNKED),
+)

@@ -23,3 +23,58 @@ Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021 (arX
 Optimizers with 4-bit States, 2023 (arXiv:2309.01507); torchao/optim/README.md; Dettmers et al., QLoRA, 2023, for paging
 (arXiv:2305.14314).
 """
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from snugfit.techniques.declaration import Choice, OptimizerName, Planned, Technique
+
+LowBit = Literal["adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"]
+_NAMES: tuple[LowBit, ...] = get_args(LowBit)
+
+TECHNIQUE = Technique(
+    name="low_bit_optimizer",
+    fields=("optimizer",),
+    rows=(9, 10),
+    level="rounding",
+    summary="optimizer state: three quarters of AdamW's in 8 bits, seven eighths in 4",
+    known_as=(
+        "8bit 8-bit 8bit-adam 8bit-adamw 8-bit-adam adam8bit adamw8bit 4bit-adam adamw4bit adamwfp8 "
+        "fp8-adam paged paged-adam paged-adamw8bit paged-optimizer bitsandbytes bnb torchao"
+    ),
+    spellings={
+        "optimizer": {
+            ("8bit", "8bit-adam", "8bit-adamw", "adam8bit", "adamw-bnb-8bit", "adamw-8bits", "bnb-adamw8bit"): (
+                "adamw8bit",
+            ),
+            ("4bit", "4bit-adam", "4bit-adamw", "adam4bit", "adamw-torch-4bit"): ("adamw4bit",),
+            ("fp8", "adamfp8", "adamw-fp8", "adamw-torch-fp8"): ("adamwfp8",),
+            ("paged", "paged-adam", "paged-adamw", "paged-adam8bit", "paged-adamw-8bit"): ("paged-adamw8bit",),
+        }
+    },
+    optimizers=tuple(
+        OptimizerName(
+            name=name,
+            holds="adamw",
+            level="rounding",
+            reason=f"{name} holds the state of {{}} in fewer bits.",
+            built_by="snugfit.techniques.low_bit_optimizer.apply:LowBitAdamW",
+        )
+        for name in _NAMES
+    ),
+    plan=Planned(
+        updates=tuple(
+            Choice(name, {"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw")
+            for name in _NAMES
+        ),
+        least={"optimizer": "adamw4bit"},
+        starts=("few bits",),
+        moves=(
+            ("rounding", {"optimizer": "adamw8bit", "offload_optimizer": False}),
+            ("rounding", {"optimizer": "adamw4bit", "offload_optimizer": False}),
+        ),
+        trials=({"optimizer": "adamw8bit"},),
+    ),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "adamw8bit"}),
+)

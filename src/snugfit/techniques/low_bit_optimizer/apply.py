@@ -8,10 +8,13 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.library_imports import importing
+from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting
+from snugfit.techniques.parameter_roles import embedding_weights
 
 FULL_PRECISION = "full_precision"
 """Key of a parameter group: its state is not quantised."""
@@ -33,18 +36,6 @@ LIBRARIES = {
 logger = logging.getLogger("snugfit")
 
 
-def load_library(name: str) -> None:
-    """Imports an optimizer's library and makes its tables of values, outside of any simulation.
-
-    Args:
-        name: A key of `LIBRARIES`.
-
-    Raises:
-        InputError: The library is not installed.
-    """
-    _module_of(name).lookup_tables()
-
-
 def _module_of(name: str) -> Any:
     library, _ = LIBRARIES[name]
     try:
@@ -57,39 +48,42 @@ def _module_of(name: str) -> Any:
         ) from error
 
 
-def announce(name: str, device: torch.device) -> None:
-    """Says which library holds the state, and what this device cannot do; once a run.
+class LowBitAdamW(OwnOptimizer):
+    """How AdamW with low-bit state is built."""
 
-    Args:
-        name: A key of `LIBRARIES`.
-        device: Where the update runs.
-    """
-    library, reason = LIBRARIES[name]
-    if name != PAGED or device.type != "cpu":
-        logger.info("optimizer %s runs on %s: %s.", name, library, reason)
-    else:
-        warnings.warn(
-            f"optimizer {PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
-            SnugfitWarning,
-            stacklevel=4,
-        )
+    @classmethod
+    def load(cls, name: str) -> None:
+        """Imports the library and makes its tables of values."""
+        _module_of(name).lookup_tables()
+
+    @classmethod
+    def announce(cls, name: str, device: torch.device) -> None:
+        """Says which library holds the state, and that nothing is paged on cpu."""
+        library, reason = LIBRARIES[name]
+        if name != PAGED or device.type != "cpu":
+            logger.info("optimizer %s runs on %s: %s.", name, library, reason)
+        else:
+            warnings.warn(
+                f"optimizer {PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
+                SnugfitWarning,
+                stacklevel=5,
+            )
+
+    @classmethod
+    def parted(cls, model: nn.Module) -> Parting:
+        """Returns the embeddings, whose state stays in full precision."""
+        return embedding_weights(model), {FULL_PRECISION: True}, {FULL_PRECISION: False}
+
+    @classmethod
+    def make(
+        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
+    ) -> Optimizer:
+        """Builds it; the kernels are the library's."""
+        return low_bit_optimizer(name, groups, device, **settings)
 
 
-def low_bit_optimizer(name: str, groups: list[dict[str, Any]], device: torch.device, **settings: Any) -> Optimizer:
-    """Builds AdamW with low-bit state.
-
-    Args:
-        name: A key of `LIBRARIES`.
-        groups: Parameter groups; `full_precision` in one leaves its state in fp32.
-        device: Where the update runs.
-        **settings: lr, weight_decay and betas, where they are not AdamW's own.
-
-    Returns:
-        The optimizer, without state yet.
-
-    Raises:
-        InputError: Its library is not installed.
-    """
+def low_bit_optimizer(name: str, groups: Groups, device: torch.device, **settings: Any) -> Optimizer:
+    """Builds AdamW with low-bit state, not yet there, from groups of which some may be marked `full_precision`."""
     module = _module_of(name)
     marked = [{STORAGE: name.removeprefix("paged-"), FULL_PRECISION: False, **group} for group in groups]
     made: Optimizer = module.build(name, marked, device, settings)

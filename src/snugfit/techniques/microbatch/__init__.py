@@ -12,3 +12,90 @@ In 16-bit weights the sum loses bits; `accumulate_dtype=fp32` keeps it in fp32 a
 Fidelity: exact (see above). Source: the guides; the token-weighting error of plain averaging is described in
 huggingface/transformers#34191.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from snugfit.techniques.declaration import Level, Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """How the batch is cut."""
+
+    microbatch_size: int | None = None
+    """Samples in one forward and backward pass; gradients add up to those of the whole batch. None: the whole batch."""
+
+
+def splits(recipe: Recipe, workload: Workload) -> bool:
+    """Returns whether the recipe cuts the workload's batch into several microbatches (yes where its size is unknown).
+
+    Args:
+        recipe: How the step is held in memory.
+        workload: What is learned.
+
+    Returns:
+        Whether gradients of several passes add up.
+    """
+    size = recipe.microbatch_size
+    return size is not None and (workload.batch_size is None or size < workload.batch_size)
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.microbatch_size is not None and recipe.microbatch_size < 1:
+        yield f"microbatch_size is {recipe.microbatch_size}; it must be at least 1."
+
+
+def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
+    size, batch = recipe.microbatch_size, workload.batch_size
+    if size is not None and batch is not None and size > batch:
+        yield f"microbatch_size {size} is larger than the batch of {batch}; give at most {batch}."
+
+
+def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
+    if not splits(recipe, workload):
+        return
+    if workload.coupled_samples:
+        yield (
+            "microbatch_size",
+            "different",
+            "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
+            "other, or loss_weight is not that of this loss.",
+        )
+    if workload.batch_norm:
+        yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
+    if workload.dropout:
+        yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
+    if recipe.true_precision and recipe.accumulate_dtype == "as-is":
+        yield (
+            "microbatch_size",
+            "rounding",
+            "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.",
+        )
+
+
+TECHNIQUE = Technique(
+    name="microbatch",
+    fields=("microbatch_size",),
+    rows=(4, 5),
+    level="exact",
+    summary="activations, in proportion to the microbatch",
+    known_as="grad-accum gradient-accumulation grad-accumulation accumulation accumulate micro-batch batch-size",
+    problems=_problems,
+    misfits=_misfits,
+    lowers=_lowers,
+    may_change="batch",
+    plan=Planned(
+        least={"microbatch_size": 1},
+        starts=("microbatches", "adapters"),
+        moves=(("different", {"microbatch_size": 1, "step_in_backward": False}),),
+    ),
+    example=({}, {"microbatch_size": 4}),
+)

@@ -18,3 +18,33 @@ pretraining used Adam with few steps, and where the matrices are few. The output
 Source: Jordan et al., Muon, 2024 (kellerjordan.github.io/posts/muon); Liu et al., Muon is Scalable for LLM Training, 2025
 (arXiv:2502.16982); torch.optim.Muon.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from snugfit.techniques.declaration import OptimizerName, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
+
+Muon = Literal["muon"]
+
+
+def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
+    if recipe.optimizer is None and recipe.offload_optimizer and workload.optimizer == "muon":
+        yield "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host."
+
+
+TECHNIQUE = Technique(
+    name="muon",
+    fields=("optimizer",),
+    rows=(8,),
+    level="different",
+    summary="half of the optimizer state of every matrix",
+    optimizers=(OptimizerName(name="muon", built_by="snugfit.techniques.muon.apply:MuonOptimizer"),),
+    misfits=_misfits,
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "muon"}),
+)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
+from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting
 from snugfit.techniques.parameter_roles import embedding_weights, head_weights
 
 ALGORITHM = "algorithm"
@@ -105,3 +106,21 @@ def _parted(params: Iterable[Any]) -> list[dict[str, Any]]:
             if chosen:
                 parted.append({**group, ALGORITHM: algorithm, "params": chosen})
     return parted
+
+
+class MuonOptimizer(OwnOptimizer):
+    """How it is built."""
+
+    cls = MuonWithAdamW
+
+    @classmethod
+    def parted(cls, model: nn.Module) -> Parting:
+        """Returns its matrices."""
+        return muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
+
+    @classmethod
+    def make(
+        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
+    ) -> Optimizer:
+        """Builds it; AdamW's part takes the kernels."""
+        return MuonWithAdamW(groups, **settings, kernels=kernels)

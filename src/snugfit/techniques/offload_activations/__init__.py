@@ -12,3 +12,67 @@ them and tensors under `MIN_BYTES` stay. A tensor saved by several operators mov
 Fidelity: exact. Source: torch.autograd.graph.saved_tensors_hooks; the fixed depth follows the design notes of torchtune's
 OffloadActivations (meta-pytorch/torchtune, training/_activation_offloading.py).
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+
+_INPUTS = {"checkpoint": "all", "offload_activations": "checkpoints"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which saved tensors wait on the host."""
+
+    offload_activations: str | tuple[str, ...] = "none"
+    """Saved activations that wait for backward in host memory: none, all, checkpoints (only the inputs of checkpointed
+    blocks), or names of modules, separated by commas."""
+
+
+def _contradictions(recipe: Recipe) -> Iterator[str]:
+    if recipe.offload_activations == "checkpoints" and recipe.checkpoint in ("none", "selective"):
+        yield (
+            f"offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
+            f"{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or offload_activations='all'."
+        )
+
+
+def _instead(recipe: Recipe, checkpoint: str) -> str:
+    return f"checkpointing {checkpoint} is cheaper" if recipe.checkpoint != "none" else ""
+
+
+TECHNIQUE = Technique(
+    name="offload_activations",
+    fields=("offload_activations",),
+    rows=(7,),
+    level="exact",
+    summary="activations, for copies to host memory",
+    known_as="activation-offload activation-offloading cpu-offload offload offloading save-on-cpu",
+    names={"offload_activations": ("none", "all", "checkpoints")},
+    spellings={"offload_activations": {(*SWITCHED_ON, "cpu", "host"): ("all",), SWITCHED_OFF: ("none",)}},
+    contradictions=_contradictions,
+    hooks="snugfit.techniques.offload_activations.apply:ActivationOffload",
+    stage="saved tensors",  # before checkpointing, which then surrounds it: recomputed tensors never move
+    may_change="passes",
+    plan=Planned(
+        points={"offload": {"offload_activations": "all"}, "checkpoint+offload": _INPUTS},
+        on_host=True,
+        least={"offload_activations": "checkpoints"},
+        moves=(
+            ("exact", _INPUTS),
+            ("exact", {"checkpoint": "all", "offload_activations": "none"}),
+            ("exact", {"checkpoint": "none", "offload_activations": "all"}),
+        ),
+        turns=(_INPUTS,),
+        trials=({"offload_activations": "all"}, _INPUTS),
+        instead=_instead,
+    ),
+    example=({}, {"offload_activations": "all"}),
+)

@@ -27,6 +27,7 @@ class ActivationOffload(ModelTechnique):
     """Moves saved tensors to the host pool and back, by saved-tensor hooks."""
 
     field = "offload_activations"
+    wraps = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -13,3 +13,42 @@ integer ones, and float64 models' buffers of integers, are left alone.
 Source: Lightning Fabric's true-half precision; Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019
 (arXiv:1905.12322).
 """
+
+from __future__ import annotations
+
+from snugfit.techniques.declaration import Choice, Planned, Technique
+
+_ROUNDED = {"precision": "bf16-true", "stochastic_rounding": True}
+"""Plain rounding loses small updates of 16-bit weights, so a plan never holds them without."""
+
+TECHNIQUE = Technique(
+    name="true_precision",
+    fields=("precision",),
+    rows=(2,),
+    level="rounding",
+    summary="half of everything",
+    known_as="bf16 bfloat16 fp16 float16 half-precision pure-bf16",
+    spellings={
+        "precision": {
+            ("pure-bf16", "bf16-full", "full-bf16", "bfloat16-true"): ("bf16-true",),
+            ("pure-fp16", "fp16-true", "full-fp16", "float16-true"): ("16-true",),
+        }
+    },
+    meanings={
+        "precision": {
+            "16-true": "weights, gradients and optimizer state in fp16",
+            "bf16-true": "weights, gradients and optimizer state in bf16",
+        }
+    },
+    hooks="snugfit.techniques.true_precision.apply:TruePrecision",
+    stage="numbers",
+    plan=Planned(
+        variants=(
+            Choice("precision=bf16-true", _ROUNDED, "rounding", lambda here: here.on_cpu or here.capability >= (8, 0)),
+        ),
+        least=_ROUNDED,
+        starts=("few bits", "adapters"),
+        moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
+    ),
+    example=({}, {"precision": "bf16-true"}),
+)

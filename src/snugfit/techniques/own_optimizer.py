@@ -1,0 +1,67 @@
+"""The contract of optimizers that torch.optim does not have as they are; each overrides what it needs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.declaration import loaded
+
+Groups = list[dict[str, Any]]
+Parting = tuple[set[nn.Parameter], dict[str, Any], dict[str, Any]]
+"""Some parameters, what their groups are marked with, and what all other groups are marked with."""
+
+
+class OwnOptimizer:
+    """How an optimizer is built; its declaration names the class."""
+
+    cls: ClassVar[type[Optimizer] | None] = None
+    """Where it is an algorithm of its own, the class."""
+
+    @classmethod
+    def load(cls, name: str) -> None:
+        """Imports its library and makes its tables of values, outside of any simulation.
+
+        Args:
+            name: Its name in a recipe.
+
+        Raises:
+            InputError: The library is not installed.
+        """
+
+    @classmethod
+    def announce(cls, name: str, device: torch.device) -> None:
+        """Says which library it runs on, and what a device cannot do; once a run."""
+
+    @classmethod
+    def parted(cls, model: nn.Module) -> Parting | None:
+        """Returns which parameters it treats apart; None: none."""
+        return None
+
+    @classmethod
+    def make(
+        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
+    ) -> Optimizer:
+        """Builds the optimizer.
+
+        Args:
+            name: Its name in a recipe.
+            groups: Parameter groups, marked as `parted` says.
+            device: Where the update runs.
+            settings: lr, weight_decay and betas, where they are not its own.
+            kernels: `fused` or `foreach` of an AdamW here.
+
+        Returns:
+            The optimizer, without state yet.
+        """
+        raise NotImplementedError
+
+
+def own_optimizer(name: str | None) -> type[OwnOptimizer] | None:
+    """Returns how an optimizer is built; None where torch.optim has it, or the name is none of ours."""
+    named = OPTIMIZER_NAMES.get(name or "")
+    return loaded(named.built_by) if named is not None and named.built_by else None
