@@ -19,10 +19,11 @@ test-torch:  ## the whole test suite with another torch, in an environment of it
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
 	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=torch==$(VERSION)
 
-check: $(VENV)/.dev  ## lint, formatting and types
+check: $(VENV)/.dev  ## lint, formatting, types, and which room may import which
 	$(RUN) -m ruff check src tests benchmarks examples
 	$(RUN) -m ruff format --check src tests benchmarks examples
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing, does what is missing
 	@status=0; \

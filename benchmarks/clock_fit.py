@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results_file
-from snugfit.simulator.kernel_times import TILES
+from snugfit.recording.kernel_times import TILES
 
 LONG_BYTES = 2**29
 """Kernels that move more are bound by the memory, whatever it costs to start them."""
@@ -103,7 +103,7 @@ def products(folder: Path) -> list[tuple[str, int, int, int, float]]:
 
 def predicted(rows: np.ndarray, columns: np.ndarray, inner: np.ndarray, card: str, efficiency: tuple[float, ...],
               fixed: float, share: float) -> np.ndarray:  # fmt: skip
-    """Returns seconds of many products by the rule of `snugfit.simulator.kernel_times`."""
+    """Returns seconds of many products by the rule of `snugfit.recording.kernel_times`."""
     peak, processors = TENSOR_CORES[card]
     best = np.zeros(len(rows))
     for (high, wide), efficient in zip(TILES, efficiency, strict=True):

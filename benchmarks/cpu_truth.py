@@ -21,13 +21,13 @@ import torch.nn.functional as F
 
 import snugfit
 from benchmarks.held_out import evaluate_on
+from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.processor import this_processor
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.pool import Pool
-from snugfit.simulator.processor import this_processor
+from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace
 from snugfit.simulator.session import STEPS, simulate_training
-from snugfit.simulator.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace
+from snugfit.workers.pool import Pool
 
 TOLERANCE = 0.01
 """Largest share by which prediction and measurement may differ."""

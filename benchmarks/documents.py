@@ -1,4 +1,4 @@
-"""Makes the parts of the documents that hold numbers or repeat the code: tables of results, and the recipe's fields.
+"""Makes the parts of the documents that hold numbers or repeat the code: results, the recipe's fields, the rooms.
 
 The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.json` with `--demo runs/demo/ladder.json`.
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.results_file import RESULTS, write
+from benchmarks.rooms import diagram
 from benchmarks.zoo_page import zoo_page
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
@@ -94,6 +95,7 @@ def main() -> None:
         results = RESULTS / f"{name}.json"
         if results.exists():
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
+    fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
     zoo = RESULTS / "zoo.json"
     if zoo.exists():
         page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))

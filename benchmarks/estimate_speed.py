@@ -31,8 +31,8 @@ import snugfit
 from results_file import write
 from snugfit.recipe import Recipe
 from snugfit.simulator.estimate import estimate_named
-from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import NamedModel
+from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 
 BATCH = 64

@@ -27,10 +27,10 @@ import torch
 import snugfit
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
-from snugfit.simulator.pool import Pool
 from snugfit.simulator.prediction import Estimate
 from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, LowBitAdamW
 from snugfit.training.optimizers import make_optimizer, optimizer_groups
+from snugfit.workers.pool import Pool
 from snugfit.workloads.hf import maker
 
 KEPT_THEN = (

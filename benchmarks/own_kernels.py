@@ -2,7 +2,7 @@
 
 It needs a build of torch with CUDA; a GPU it does not need.
 
-    python -m benchmarks.own_kernels        (writes src/snugfit/simulator/own_kernels_table.py)
+    python -m benchmarks.own_kernels        (writes src/snugfit/fake_device/own_kernels_table.py)
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from snugfit.simulator import private_torch
+from snugfit import private_torch
 
-TABLE = Path(__file__).parents[1] / "src" / "snugfit" / "simulator" / "own_kernels_table.py"
+TABLE = Path(__file__).parents[1] / "src" / "snugfit" / "fake_device" / "own_kernels_table.py"
 
 _HEAD = '''"""Composite operators of which only one of CUDA and CPU has a kernel, for builds of torch without CUDA.
 

@@ -30,7 +30,7 @@ from snugfit.planner.probe import Place
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.subjects import given_subject
 from snugfit.simulator.batch_shapes import skeleton_of
-from snugfit.simulator.pool import Pool
+from snugfit.workers.pool import Pool
 
 SHARES = (0.8, 0.6, 0.4)
 """Budgets, as shares of the way from the leanest recipe to plain training."""

@@ -31,7 +31,7 @@ from snugfit.planner.probe import Laboratory, Place, Probe
 from snugfit.planner.subjects import given_subject
 from snugfit.recipe import Recipe
 from snugfit.simulator.batch_shapes import skeleton_of
-from snugfit.simulator.pool import Pool
+from snugfit.workers.pool import Pool
 
 SHARES = (0.9, 0.7, 0.5, 0.35)
 """Budgets, as shares of what plain training needs."""

@@ -26,11 +26,11 @@ from benchmarks.prepared import check_prepared
 from snugfit.errors import DoesNotFitError
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
-from snugfit.planner.plan import Plan
+from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.subjects import named_subject
+from snugfit.recording.replay import replay
 from snugfit.report.plan_card import short_recipe
-from snugfit.simulator.replay import replay
 from snugfit.simulator.request import NamedModel
 from snugfit.units import GIB
 from snugfit.workload import Workload

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.planner.plan import Plan
+from snugfit.planner.plan_result import Plan
 from snugfit.recipe import Recipe
 
 SEED = 5

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snugfit.simulator.pool import Pool
-from snugfit.simulator.replay import replay
+from snugfit.recording.replay import replay
 from snugfit.simulator.session import simulate_step
+from snugfit.workers.pool import Pool
 
 RESULTS = Path(__file__).parent / "results" / "published.json"
 

@@ -29,11 +29,11 @@ import torch.nn.functional as F
 from benchmarks import results_file
 from snugfit.devices import device_named
 from snugfit.errors import SnugfitError
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.clock import clock, runs_of_step
-from snugfit.simulator.kernel_times import run_seconds
-from snugfit.simulator.pool import Pool
+from snugfit.fake_device.accelerator import Personality
+from snugfit.recording.clock import clock, runs_of_step
+from snugfit.recording.kernel_times import run_seconds
 from snugfit.simulator.session import simulate_step
+from snugfit.workers.pool import Pool
 
 CARD = "rtx-3090"
 SOURCE = "huggingface/pytorch-image-models"

@@ -30,11 +30,11 @@ import snugfit
 from benchmarks.cpu_truth import _peaks
 from benchmarks.results_file import RESULTS, write
 from snugfit.errors import InputError
+from snugfit.fake_device.accelerator import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.pool import Pool
 from snugfit.simulator.session import simulate_training
+from snugfit.workers.pool import Pool
 from snugfit.workload import algorithm_and_storage
 from snugfit.workloads.tasks import task_named
 from snugfit.workloads.text import TextOptions, open_text

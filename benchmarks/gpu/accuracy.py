@@ -8,7 +8,7 @@ from benchmarks.gpu.configurations import BY_NAME, cases
 from benchmarks.gpu.part import Part, Place, percent
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 
 def measure(name: str, place: Place) -> dict[str, Any]:

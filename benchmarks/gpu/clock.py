@@ -1,8 +1,8 @@
 """Predicted and measured time: of a step, of a recomputed block, and the constants that predictions of time rest on.
 
 The time of one recomputed block is that of a step with all blocks checkpointed less that of a plain one, over the number of
-blocks. The constants are those of `devices.py` and `simulator/clock.py`, measured again on this card; on a CPU they are
-what `simulator/host_speeds.py` measures, and the link to the host is left out.
+blocks. The constants are those of `devices.py` and `recording/clock.py`, measured again on this card; on a CPU they are
+what `measure/host_speeds.py` measures, and the link to the host is left out.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import record
-    from snugfit.simulator.pool import Pool
     from snugfit.techniques.blocks import find_blocks
+    from snugfit.workers.pool import Pool
 
     plain = configuration.run(place.kind)
     all_blocks = dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all"))
@@ -130,9 +130,9 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
 def _predictor(place: Place) -> Callable[[Recording], float | None]:
     """Returns what predicts the seconds of a recording's last step."""
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.clock import clock
-    from snugfit.simulator.cpu_clock import cpu_clock
-    from snugfit.simulator.host_speeds import host_speeds
+    from snugfit.measure.host_speeds import host_speeds
+    from snugfit.recording.clock import clock
+    from snugfit.recording.cpu_clock import cpu_clock
 
     if place.kind == "cpu":
         speeds = host_speeds()
@@ -209,7 +209,7 @@ def _products(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.kernel_times import PRODUCT_SHARE
+    from snugfit.recording.kernel_times import PRODUCT_SHARE
 
     side = _SIDE[place.kind]
     card = card_of(place)
@@ -230,7 +230,7 @@ def _copy(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.kernel_times import MEMORY_SHARE
+    from snugfit.recording.kernel_times import MEMORY_SHARE
 
     count = _COPY_BYTES[place.kind] // 4
     source, target = torch.randn(count, device=device), torch.empty(count, device=device)
@@ -248,8 +248,8 @@ def _operator(device: torch.device) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import wait
-    from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS
-    from snugfit.simulator.kernel_times import KERNEL_SECONDS
+    from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS
+    from snugfit.recording.kernel_times import KERNEL_SECONDS
 
     small = torch.ones(1024, device=device)
     count = 1000
@@ -283,7 +283,7 @@ def _link(device: torch.device, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import card_of
-    from snugfit.simulator.kernel_times import LINK_SHARE
+    from snugfit.recording.kernel_times import LINK_SHARE
 
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)

@@ -158,12 +158,12 @@ def _limit(device: torch.device, batch: Any) -> tuple[Callable[[], None], int]:
 def _step_bytes(device: torch.device, batch: Any) -> int:
     """Bytes that a step takes beside the model, by simulation."""
     from benchmarks.gpu.subjects import image_loss
+    from snugfit.fake_device.accelerator import Personality
     from snugfit.recipe import Recipe
-    from snugfit.simulator.accelerator import Personality
-    from snugfit.simulator.pool import Pool
-    from snugfit.simulator.replay import replay
+    from snugfit.recording.replay import replay
+    from snugfit.recording.tensor_bytes import TensorBytes
     from snugfit.simulator.session import simulate_training
-    from snugfit.simulator.tensor_bytes import TensorBytes
+    from snugfit.workers.pool import Pool
 
     pool = Pool()
     try:

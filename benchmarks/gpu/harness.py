@@ -21,7 +21,7 @@ from snugfit.errors import InputError, SnugfitError
 from snugfit.measure.fresh import CommandError, run_json
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 Say = Callable[[str], None]
 PLACE_FILE = "place.json"
@@ -189,7 +189,7 @@ class Harness:
             return {"error": f"prediction: {error}"}
 
     def _workers(self) -> Pool:
-        from snugfit.simulator.pool import Pool
+        from snugfit.workers.pool import Pool
 
         if self._pool is None:
             self._pool = Pool(2)

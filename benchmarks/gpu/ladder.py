@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.training_run import TrainingRun
     from benchmarks.published import Rung
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 BATCH = 64
 _BY_HAND, _OURS = "by hand: ", "snugfit: "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from benchmarks.gpu.part import Case, Part, Place
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 PAIRS: tuple[tuple[Configuration, float], ...] = (
     (line("vit_b_16", scale=2), 0.5),
@@ -90,8 +90,8 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     import snugfit
     from benchmarks.gpu.training_run import built, predict
     from benchmarks.prepared import check_prepared
-    from snugfit.simulator.pool import Pool
     from snugfit.techniques.blocks import find_blocks
+    from snugfit.workers.pool import Pool
 
     configuration, share = next(pair for pair in PAIRS if _name(*pair) == name)
     run = configuration.run(place.kind)
@@ -160,11 +160,11 @@ def _that_fit(
     """Other recipes whose simulation fits the budget, spread over those that need much and little of it."""
     from benchmarks.gpu.training_run import card_of, record
     from snugfit.errors import SnugfitError
-    from snugfit.simulator.clock import clock
-    from snugfit.simulator.cpu_clock import cpu_clock
-    from snugfit.simulator.host_speeds import host_speeds
-    from snugfit.simulator.replay import replay
-    from snugfit.simulator.tensor_bytes import TensorBytes
+    from snugfit.measure.host_speeds import host_speeds
+    from snugfit.recording.clock import clock
+    from snugfit.recording.cpu_clock import cpu_clock
+    from snugfit.recording.replay import replay
+    from snugfit.recording.tensor_bytes import TensorBytes
 
     run, card = configuration.run(place.kind), card_of(place)
     found: list[dict[str, Any]] = []

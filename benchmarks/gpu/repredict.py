@@ -21,7 +21,7 @@ from benchmarks.results_file import RESULTS
 from snugfit.errors import SnugfitError
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 
 def read_place(folder: Path) -> Place:
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("folder", help="name of a folder in benchmarks/results")
     parser.add_argument("--match", default="", metavar="TEXT", help="only rows with this in their name")
     args = parser.parse_args()
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     pool = Pool()
     try:

@@ -1,7 +1,7 @@
 """Ten runs compared event by event: every allocation that was not predicted, and every predicted one that did not happen.
 
 The real events are those of the CUDA caching allocator's memory history, or of torch's CPU allocator; each belongs to the
-operator in whose run it fell (`snugfit.measure.operator_events`). The rows say what to fix next, ranked by bytes.
+operator in whose run it fell (`snugfit.profiler.operator_events`). The rows say what to fix next, ranked by bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
     from benchmarks.gpu.training_run import TrainingRun
-    from snugfit.measure.operator_events import Taken
+    from snugfit.profiler.operator_events import Taken
 
 RUNS = (
     "vit_b_16 plain",
@@ -63,8 +63,8 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     """
     from benchmarks.gpu.trace_diff import compare
     from benchmarks.gpu.training_run import record
-    from snugfit.measure.operator_events import predicted_taken
-    from snugfit.simulator.pool import Pool
+    from snugfit.profiler.operator_events import predicted_taken
+    from snugfit.workers.pool import Pool
 
     run = BY_NAME[name].run(place.kind)
     pool = Pool()
@@ -88,7 +88,7 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     from benchmarks.gpu.training_run import built
     from benchmarks.held_out import evaluate_on
     from snugfit.measure.allocator_events import warm_up
-    from snugfit.measure.operator_events import OperatorEvents
+    from snugfit.profiler.operator_events import OperatorEvents
     from snugfit.simulator.session import STEPS
     from snugfit.training.phases import phase
 

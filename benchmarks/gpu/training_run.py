@@ -14,15 +14,15 @@ import snugfit
 from benchmarks.gpu.part import Place
 from benchmarks.held_out import evaluate_on
 from snugfit.devices import Device, device_named
+from snugfit.fake_device.accelerator import Personality
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.clock import clock
-from snugfit.simulator.pool import Pool
-from snugfit.simulator.replay import replay
+from snugfit.recording.clock import clock
+from snugfit.recording.replay import replay
+from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.simulator.session import STEPS, Recording, simulate_training
-from snugfit.simulator.tensor_bytes import TensorBytes
 from snugfit.techniques.init.apply import build
+from snugfit.workers.pool import Pool
 
 MORE_STEPS = 3
 """Steps after those that the simulation also takes; they are timed."""

@@ -23,7 +23,8 @@ from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
-    from snugfit.planner.plan import Plan, plan
+    from snugfit.planner.plan import plan
+    from snugfit.planner.plan_result import Plan
     from snugfit.simulator.estimate import estimate
     from snugfit.simulator.prediction import Estimate
     from snugfit.training.adapter_file import load_adapter, merge_adapter, save_adapter
@@ -34,7 +35,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Estimate": "snugfit.simulator.prediction",
-    "Plan": "snugfit.planner.plan",
+    "Plan": "snugfit.planner.plan_result",
     "Trainer": "snugfit.training.step",
     "estimate": "snugfit.simulator.estimate",
     "load_adapter": "snugfit.training.adapter_file",

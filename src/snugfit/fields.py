@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from snugfit.errors import RecipeError, did_you_mean
-from snugfit.spellings import meant, suggestion
+from snugfit.techniques.spellings import meant, suggestion
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snugfit.spellings import SWITCH_WORDS, meant, suggestion
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.spellings import SWITCH_WORDS, meant, suggestion
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from snugfit.errors import RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
-from snugfit.spellings import suggestion
 from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.spellings import suggestion
 
 OPTIMIZERS = tuple(name for name, one in OPTIMIZER_NAMES.items() if not one.holds)
 STORED_OPTIMIZERS = {name: one.holds for name, one in OPTIMIZER_NAMES.items() if one.holds}

@@ -1,7 +1,9 @@
 """Shared by all CPU tests: the same threads and signals wherever the suite is started, and caches of its own."""
 
+import importlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,3 +28,11 @@ def _own_caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         yield
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """The benchmark that holds predictions against the allocator's events."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+        yield importlib.import_module("benchmarks.cpu_truth")

@@ -149,6 +149,6 @@ def test_the_command_as_json(capsys):
 
 
 def test_torch_is_not_imported():
-    modules = "snugfit.cli.devices, snugfit.simulator.clock, snugfit.simulator.snapshot, snugfit.simulator.anatomy"
+    modules = "snugfit.cli.devices, snugfit.recording.clock, snugfit.recording.snapshot, snugfit.recording.anatomy"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import pytest
 
 from snugfit import Recipe, RecipeError
 from snugfit.fields import field_infos
-from snugfit.spellings import MEANINGS, SPELLINGS, meant, suggestion
+from snugfit.techniques.spellings import MEANINGS, SPELLINGS, meant, suggestion
 from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload
 
 FREE = {"checkpoint": {"all", "none", "selective", "blocks:K", "every:N"}, "compile": {"inductor", "none"}}

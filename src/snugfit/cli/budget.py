@@ -20,7 +20,7 @@ from snugfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.planner.plan import Plan
+    from snugfit.planner.plan_result import Plan
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
     from snugfit.workloads.text import TextSplits

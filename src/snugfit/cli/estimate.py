@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
-    from snugfit.simulator.assumptions import assumptions_from
+    from snugfit.fake_device.assumptions import assumptions_from
     from snugfit.simulator.estimate import cards_of, estimate_named
     from snugfit.simulator.request import NamedModel
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import RecipeError
+from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.simulator.assumptions import Assumptions
 from snugfit.workload import Workload, algorithm_and_storage
 
 TRAITS = ("batch_norm", "dropout")

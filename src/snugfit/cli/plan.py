@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
         DoesNotFitError: Nothing fits the budget.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.fake_device.assumptions import assumptions_from
     from snugfit.planner.plan import plan_named
-    from snugfit.simulator.assumptions import assumptions_from
     from snugfit.simulator.request import NamedModel
 
     _check(args)

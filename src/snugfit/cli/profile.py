@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
         InputError: There is no such script, or a file cannot be written.
     """
     _check_files(args)
-    from snugfit.measure.profile_script import check_script
+    from snugfit.profiler.script import check_script
 
     check_script(args.script)
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
-        from snugfit.measure.profile import profile_script
+        from snugfit.profiler.profile import profile_script
         from snugfit.report.profile_card import print_profile, profile_to_plain
 
         profile = profile_script(
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
         sys.stdout.flush()
         if args.snapshot:
-            from snugfit.simulator.snapshot import write_snapshot
+            from snugfit.recording.snapshot import write_snapshot
 
             write_snapshot(args.snapshot, profile.trace, profile.config)
         if args.timeline:

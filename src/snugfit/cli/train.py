@@ -375,7 +375,7 @@ def _write_results(
     summary: Mapping[str, Any],
 ) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
-    from snugfit.training.model_file import save_trained
+    from snugfit.training.adapter_file import save_trained
 
     try:
         save_trained(run_dir.path, trainer.model)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, did_you_mean
 from snugfit.planner.constraints import Constraints
-from snugfit.planner.plan import Plan
+from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place, Subject
 from snugfit.planner.subjects import named_subject
-from snugfit.simulator.pool import Pool
 from snugfit.simulator.request import NamedModel
 from snugfit.techniques.declaration import Changes
+from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:

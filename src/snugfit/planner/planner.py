@@ -13,7 +13,7 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
-from snugfit.planner.plan import FrontierPoint, Plan
+from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe, Subject
 from snugfit.planner.search import Search
 from snugfit.planner.separable import Check, Checked
@@ -25,7 +25,7 @@ from snugfit.techniques.declaration import LEVELS
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""

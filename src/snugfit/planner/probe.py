@@ -15,15 +15,14 @@ from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
-from snugfit.simulator import replay as replays
-from snugfit.simulator.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
-from snugfit.simulator.cpu_clock import cpu_clock, cpu_run_seconds
-from snugfit.simulator.host_speeds import HostSpeeds
-from snugfit.simulator.kernel_times import run_seconds
-from snugfit.simulator.pool import Pool
+from snugfit.recording import replay as replays
+from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
+from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
+from snugfit.recording.kernel_times import run_seconds
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.recording.trace import OperatorRun
 from snugfit.simulator.request import Kind, Recorded
-from snugfit.simulator.tensor_bytes import TensorBytes
-from snugfit.simulator.trace import OperatorRun
+from snugfit.workers.pool import Pool
 
 WORKERS = 2
 NEED_WITHIN = 0.002

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from snugfit.simulator.clock import runs_of_step
-from snugfit.simulator.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, OperatorRun, Trace
+from snugfit.recording.clock import runs_of_step
+from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, OperatorRun, Trace
 
 OUTSIDE = -1
 """Index that stands for what runs in no block."""

@@ -178,7 +178,7 @@ def _has_values(batch: Any) -> bool:
 
 
 def _built(model: Callable[[], Any]) -> torch.nn.Module:
-    from snugfit.simulator.request import without_memory
+    from snugfit.fake_device.materialise import without_memory
 
     return without_memory(lambda _: model())
 

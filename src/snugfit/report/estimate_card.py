@@ -10,7 +10,7 @@ from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from snugfit.simulator.block_profile import BlockProfile
+    from snugfit.recording.block_profile import BlockProfile
     from snugfit.simulator.prediction import Estimate
 
 _BAR = 24

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from snugfit.devices import device_named
 from snugfit.report.estimate_card import recipe_in_words, where_in_words
 from snugfit.report.timeline import Drawing, timeline_data
-from snugfit.simulator.prediction import Estimate
 from snugfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from snugfit.simulator.prediction import Estimate
 
 
 def estimate_drawing(estimate: Estimate) -> Drawing:

@@ -10,7 +10,7 @@ from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from snugfit.planner.plan import Plan
+    from snugfit.planner.plan_result import Plan
 
 _WIDTH = 118
 _QUIET = (

@@ -10,7 +10,7 @@ from snugfit.report.plan_card import short_recipe
 from snugfit.units import GIB, MIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from snugfit.planner.plan import Plan
+    from snugfit.planner.plan_result import Plan
 
 _LINE, _PLAN, _INK, _FAINT = "#0072B2", "#D55E00", "#1f2328", "#6b7280"
 _WIDE = 3.0

@@ -9,9 +9,9 @@ from snugfit.report.console import Column, Table, plain_for
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from snugfit.measure.profile import Profile
-    from snugfit.measure.profile_advice import Suggestion
-    from snugfit.simulator.anatomy import Anatomy, BlockShare
+    from snugfit.profiler.advice import Suggestion
+    from snugfit.profiler.profile import Profile
+    from snugfit.recording.anatomy import Anatomy, BlockShare
 
 _BLOCK_LIMIT = 16
 """Blocks that the card names one by one; equal neighbours count once."""

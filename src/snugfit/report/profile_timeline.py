@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from snugfit.measure.profile import Profile
+from typing import TYPE_CHECKING
+
+from snugfit.recording.anatomy import timeline
 from snugfit.report.estimate_card import short_operator
 from snugfit.report.timeline import Drawing, timeline_data
-from snugfit.simulator.anatomy import timeline
 from snugfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.profiler.profile import Profile
 
 
 def profile_drawing(profile: Profile) -> Drawing:

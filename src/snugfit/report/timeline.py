@@ -13,9 +13,9 @@ import json
 from collections.abc import Callable, Sequence
 from importlib import resources
 
+from snugfit.recording.anatomy import LiveTensor, Timeline
+from snugfit.recording.trace import FREE, MARK, Trace
 from snugfit.report.estimate_card import short_operator
-from snugfit.simulator.anatomy import LiveTensor, Timeline
-from snugfit.simulator.trace import FREE, MARK, Trace
 from snugfit.units import format_bytes
 
 COLOURS = {

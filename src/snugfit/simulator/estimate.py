@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
 from snugfit.simulator import request
-from snugfit.simulator.assumptions import AssumeArgument, assumptions_from
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
 from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
 DeviceArgument = str | Device | None
 MOST_STEPS = 1000
@@ -70,7 +70,7 @@ def estimate(
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
         assume: What to take for values that simulated tensors do not have, such as `{"nonzero": 0.25}`: fields of
-            `Assumptions` (`simulator/assumptions.py`). What was used is named in the estimate's `answered`.
+            `Assumptions` (`fake_device/assumptions.py`). What was used is named in the estimate's `answered`.
         pool: Workers to use; None: one of this process, which stays warm.
         **settings: Fields of `Workload`.
 
@@ -101,7 +101,7 @@ def estimate(
                 recipe = (recipe or Recipe()).replace(optimizer=storage)
         _check_training(optimizer, recipe, settings)
     from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
-    from snugfit.simulator.pool import shared_pool
+    from snugfit.workers.pool import shared_pool
 
     settings = {**settings, "assume": assumptions}
     simulated = _uncompiled(recipe or Recipe())
@@ -160,7 +160,7 @@ def estimate_named(
     def record(kind: Kind) -> Recorded:
         if pool is None and "torch" not in sys.modules:
             return _without_torch(request.record_named, *arguments, kind, settings)
-        from snugfit.simulator.pool import shared_pool
+        from snugfit.workers.pool import shared_pool
 
         return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings)
 
@@ -276,7 +276,7 @@ def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Record
     """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
     import pickle
 
-    from snugfit.simulator.pool import Worker
+    from snugfit.workers.pool import Worker
 
     if not _plain_worker:
         _plain_worker.append(Worker())

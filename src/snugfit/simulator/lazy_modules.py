@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from snugfit import private_torch
 from snugfit.errors import InputError
-from snugfit.simulator import private_torch
 from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training.model_call import output_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from snugfit.simulator.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
+from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
 from snugfit.techniques.microbatch.apply import map_tensors, split_batch
 
 FIRST_STEP, LATER_STEPS = 2, 3

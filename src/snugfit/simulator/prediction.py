@@ -11,15 +11,15 @@ from typing import Any
 from snugfit.devices import Device, device_named
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
-from snugfit.simulator import replay as replays
-from snugfit.simulator.allocator_config import AllocatorConfig
-from snugfit.simulator.anatomy import LiveTensor, Timeline, anatomy, timeline
-from snugfit.simulator.attention_seen import attention_seen
-from snugfit.simulator.block_profile import BlockProfile, block_profiles
-from snugfit.simulator.clock import Timing, clock, runs_of_step
+from snugfit.recording import replay as replays
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
+from snugfit.recording.attention_seen import attention_seen
+from snugfit.recording.block_profile import BlockProfile, block_profiles
+from snugfit.recording.clock import Timing, clock, runs_of_step
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.recording.trace import MARK, Trace
 from snugfit.simulator.request import Recorded
-from snugfit.simulator.tensor_bytes import TensorBytes
-from snugfit.simulator.trace import MARK, Trace
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -145,7 +145,7 @@ class Estimate:
         Args:
             path: The file, a pickle.
         """
-        from snugfit.simulator.snapshot import write_snapshot
+        from snugfit.recording.snapshot import write_snapshot
 
         write_snapshot(path, self.trace, self._config)
 

@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
-from snugfit.simulator import real_run
-from snugfit.simulator.assumptions import Assumptions
-from snugfit.simulator.experts import expert_modules
-from snugfit.simulator.real_run import Refused
-from snugfit.simulator.trace import Trace
+from snugfit.recording.experts import expert_modules
+from snugfit.recording.trace import Trace
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import loaded
+from snugfit.workers import real_run
+from snugfit.workers.real_run import Refused
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.simulator.pool import Pool
     from snugfit.simulator.session import Recording
+    from snugfit.workers.pool import Pool
     from snugfit.workloads.model_batches import TrainingBatch
 
 Kind = tuple[str, tuple[int, int]]
@@ -178,6 +178,7 @@ def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
     """
     gc.disable()  # the model's library is imported here; see the worker
     try:
+        from snugfit.fake_device.materialise import without_memory
         from snugfit.workloads.model_batches import task_of
 
         task = task_of(named.spec, named.task)
@@ -209,28 +210,6 @@ def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
     )
 
 
-def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
-    """Builds a model whose parameters have no memory.
-
-    Args:
-        make: Builds the model; told `meta` when everything is to be made without memory, and `cpu` when that failed, because
-            the constructor reads values: then parameters lose their memory one by one as they are registered.
-
-    Returns:
-        The model.
-    """
-    import torch
-
-    from snugfit.techniques.init.apply import parameters_on_meta
-
-    try:
-        with torch.device("meta"):
-            return make("meta")
-    except Exception:
-        with parameters_on_meta():
-            return make("cpu")
-
-
 def record_given(
     model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any], *, task: Any = None
 ) -> Recorded:
@@ -251,13 +230,13 @@ def record_given(
         InputError: The model does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    from snugfit.simulator import skeleton
-    from snugfit.simulator.captured import captured_tensors
+    from snugfit.fake_device.captured import captured_tensors
+    from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_training
-    from snugfit.simulator.sparse_gradients import without_sparse_gradients
     from snugfit.techniques.blocks import find_blocks
     from snugfit.training.sparse_weights import check_sparse
+    from snugfit.workers import skeleton
     from snugfit.workloads.traits import model_traits
 
     model = _module(model)
@@ -324,13 +303,13 @@ def record_step(
     """
     import torch
 
-    from snugfit.simulator import skeleton
-    from snugfit.simulator.captured import captured_tensors
+    from snugfit.fake_device.captured import captured_tensors
+    from snugfit.fake_device.materialise import Materialiser
+    from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.materialise import Materialiser
     from snugfit.simulator.session import STEPS, simulate_step
-    from snugfit.simulator.sparse_gradients import without_sparse_gradients
     from snugfit.training.phases import phase
+    from snugfit.workers import skeleton
 
     model = _module(model)
     batches = batch if isinstance(batch, list) else [batch]
@@ -377,6 +356,7 @@ def _module(model: Any) -> torch.nn.Module:
     """Returns the model itself, built without memory when it is a function."""
     import torch
 
+    from snugfit.fake_device.materialise import without_memory
     from snugfit.workloads.model_files import describe
 
     if isinstance(model, torch.nn.Module):
@@ -427,14 +407,14 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
 
 
 def _personality(kind: Kind) -> Any:
-    from snugfit.simulator.accelerator import Personality
+    from snugfit.fake_device.accelerator import Personality
 
     return Personality(kind="cpu" if kind[0] == "cpu" else "cuda", capability=kind[1])
 
 
 def _here() -> Pool:
     """A pool that runs what it is given in this process: we are in the worker already."""
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     class Here(Pool):
         def __init__(self) -> None:

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.assumptions import Assumptions
-from snugfit.simulator.pool import Pool, shared_pool
-from snugfit.simulator.trace import Trace
+from snugfit.recording.trace import Trace
+from snugfit.workers.pool import Pool, shared_pool
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
@@ -62,17 +62,17 @@ def record(
     """
     import torch
 
-    from snugfit.simulator.accelerator import threads_of
-    from snugfit.simulator.detector_counts import stated_counts
-    from snugfit.simulator.library_kernels import stand_ins
-    from snugfit.simulator.matched_objects import told_matched
-    from snugfit.simulator.nested_tensors import told_padded_anywhere
-    from snugfit.simulator.packed_sequences import told_unpacked
-    from snugfit.simulator.padding_masks import told_padded
-    from snugfit.simulator.read_values import arrays_given
-    from snugfit.simulator.recorded_outputs import outputs_found
-    from snugfit.simulator.recorder import Recorder
-    from snugfit.simulator.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
+    from snugfit.fake_device.detector_counts import stated_counts
+    from snugfit.fake_device.library_kernels import stand_ins
+    from snugfit.fake_device.matched_objects import told_matched
+    from snugfit.fake_device.nested_tensors import told_padded_anywhere
+    from snugfit.fake_device.packed_sequences import told_unpacked
+    from snugfit.fake_device.padding_masks import told_padded
+    from snugfit.fake_device.read_values import arrays_given
+    from snugfit.fake_device.recorded_outputs import outputs_found
+    from snugfit.fake_device.recorder import Recorder
+    from snugfit.fake_device.registration import threads_of
+    from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
     from snugfit.training import phases
 
     recorder = Recorder(personality, assumptions)
@@ -190,7 +190,7 @@ def _built(model: Any) -> Any:
     """Returns the model, built without memory when it is a function."""
     import torch
 
-    from snugfit.simulator.request import without_memory
+    from snugfit.fake_device.materialise import without_memory
 
     if isinstance(model, torch.nn.Module):
         return model
@@ -214,9 +214,9 @@ def _step_job(
 ) -> Recording:
     import torch
 
-    from snugfit.simulator import skeleton
-    from snugfit.simulator.captured import captured_tensors
-    from snugfit.simulator.materialise import Materialiser
+    from snugfit.fake_device.captured import captured_tensors
+    from snugfit.fake_device.materialise import Materialiser
+    from snugfit.workers import skeleton
 
     model = _built(model)
     captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
@@ -287,11 +287,11 @@ def _recorded_training(
 ) -> Recording:
     import torch
 
-    from snugfit.simulator import skeleton
-    from snugfit.simulator.captured import captured_tensors
-    from snugfit.simulator.materialise import Materialiser
+    from snugfit.fake_device.captured import captured_tensors
+    from snugfit.fake_device.materialise import Materialiser
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
+    from snugfit.workers import skeleton
 
     batches = batch if isinstance(batch, list) else [batch]
     host = torch.device("cpu")
@@ -356,7 +356,7 @@ class _Evaluation:
             trainer: The trainer on fake tensors.
             place: Where the loader puts batches.
         """
-        from snugfit.simulator.materialise import Materialiser
+        from snugfit.fake_device.materialise import Materialiser
         from snugfit.training.evaluation import add_up
 
         try:
@@ -391,7 +391,7 @@ def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = Non
 
 def _batch(recorder: Any, batch: Any, device: Any) -> Any:
     """Returns a batch of fake tensors, made anew for each step as a loader does."""
-    from snugfit.simulator.materialise import Materialiser
+    from snugfit.fake_device.materialise import Materialiser
     from snugfit.training.phases import phase
 
     with phase("data"):

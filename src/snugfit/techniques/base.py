@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import STAGES, loaded
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.streams import CopyStream
-from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

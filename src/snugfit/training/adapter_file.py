@@ -16,13 +16,37 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
+from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
 from snugfit.training.model_file import save_model
+from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.take_over import take_over
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """In front of each name, since peft saves its wrapper around the model."""
+
+
+def save_trained(directory: Path, model: nn.Module) -> None:
+    """Writes what a finished run has learned: `model.safetensors`, and `adapter/` where adapters were trained.
+
+    Adapters are merged into the model, in place, so that the file is that of a plain model. Quantised weights are neither
+    merged nor written: what was learned is in `adapter/`, and the full weights are where they came from.
+
+    Args:
+        directory: The run directory.
+        model: The trained model; without its adapters afterwards, unless it is quantised.
+
+    Raises:
+        InputError: An adapter is not finite.
+        OSError: The disk is full or a file cannot be written.
+    """
+    if adapted_layers(model):
+        save_adapter(model, directory / ADAPTER)
+        if any(isinstance(module, FrozenLinear) for module in model.modules()):
+            return
+        merge_adapter(model)
+    save_model(directory / MODEL, model.state_dict())
 
 
 def save_adapter(model: nn.Module, directory: str | Path) -> None:

@@ -6,36 +6,9 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from snugfit.techniques.adapter.layers import adapted_layers
-from snugfit.techniques.quantize.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
-from snugfit.training.run_results import ADAPTER, MODEL
-
-
-def save_trained(directory: Path, model: nn.Module) -> None:
-    """Writes what a finished run has learned: `model.safetensors`, and `adapter/` where adapters were trained.
-
-    Adapters are merged into the model, in place, so that the file is that of a plain model. Quantised weights are neither
-    merged nor written: what was learned is in `adapter/`, and the full weights are where they came from.
-
-    Args:
-        directory: The run directory.
-        model: The trained model; without its adapters afterwards, unless it is quantised.
-
-    Raises:
-        InputError: An adapter is not finite.
-        OSError: The disk is full or a file cannot be written.
-    """
-    if adapted_layers(model):
-        from snugfit.training.adapter_file import merge_adapter, save_adapter
-
-        save_adapter(model, directory / ADAPTER)
-        if any(isinstance(module, FrozenLinear) for module in model.modules()):
-            return
-        merge_adapter(model)
-    save_model(directory / MODEL, model.state_dict())
 
 
 def save_model(path: Path, state: Mapping[str, Tensor]) -> None:

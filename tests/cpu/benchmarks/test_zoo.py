@@ -26,7 +26,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def pool():
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     made = Pool()
     yield made

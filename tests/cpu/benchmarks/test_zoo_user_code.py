@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import snugfit
-from snugfit.simulator.pool import Pool
+from snugfit.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[3]
 

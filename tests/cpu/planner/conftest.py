@@ -1,6 +1,6 @@
 import pytest
 
-from snugfit.simulator.pool import Pool
+from snugfit.workers.pool import Pool
 
 
 @pytest.fixture(scope="session")

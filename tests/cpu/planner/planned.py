@@ -11,8 +11,8 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Place
 from snugfit.planner.subjects import given_subject
+from snugfit.recording.cpu_clock import HostSpeeds
 from snugfit.simulator.batch_shapes import skeleton_of
-from snugfit.simulator.host_speeds import HostSpeeds
 
 SPEEDS = HostSpeeds(
     operator_seconds=2e-5,

@@ -12,10 +12,10 @@ import torch
 
 from snugfit.devices import device_named
 from snugfit.measure.allocator_events import warm_up
+from snugfit.measure.host_speeds import host_speeds
 from snugfit.measure.meter import Meter
 from snugfit.planner.probe import Place
 from snugfit.recipe import Recipe
-from snugfit.simulator.host_speeds import host_speeds
 from snugfit.training.prepare import prepare
 
 SAMPLES, TOKENS, STEPS = 96, 64, 4

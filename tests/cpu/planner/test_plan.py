@@ -12,8 +12,8 @@ from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.fields import field_infos
 from snugfit.planner.planner import Planner
 from snugfit.recipe import Recipe
-from snugfit.simulator.replay import replay
-from snugfit.simulator.tensor_bytes import TensorBytes
+from snugfit.recording.replay import replay
+from snugfit.recording.tensor_bytes import TensorBytes
 
 TRAINED = {"loss": planned.cross_entropy, "optimizer": "adamw", "lr": 1e-3}
 

@@ -1,7 +1,7 @@
 """A literal step of two blocks: what each saves, and the highest point of every stretch."""
 
 from snugfit.planner.profile import OUTSIDE, Row, profile
-from snugfit.simulator.trace import OperatorRun, TraceBuilder
+from snugfit.recording.trace import OperatorRun, TraceBuilder
 
 
 def run(build, module, phase):

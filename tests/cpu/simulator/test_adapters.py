@@ -6,7 +6,7 @@ from benchmarks.cpu_truth import CASES, Case, measured, predicted
 
 import snugfit
 from snugfit import Recipe
-from snugfit.simulator.pool import shared_pool
+from snugfit.workers.pool import shared_pool
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
 pytest.importorskip("peft", reason="adapters need peft")

@@ -14,7 +14,7 @@ TOLERANCE = 0.001
 
 @pytest.fixture(scope="module")
 def pool(truth):
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     made = Pool()
     yield made

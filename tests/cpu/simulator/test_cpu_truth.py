@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def pool(truth):
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     made = Pool()
     yield made

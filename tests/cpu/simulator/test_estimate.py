@@ -11,8 +11,8 @@ from small_models import CNN, MLP, ViT, cross_entropy
 import snugfit
 from snugfit import CannotSimulateError, InputError, Recipe, RecipeError, SnugfitWarning
 from snugfit.devices import DEVICES
-from snugfit.simulator.pool import Pool
-from snugfit.simulator.trace import CATEGORIES
+from snugfit.recording.trace import CATEGORIES
+from snugfit.workers.pool import Pool
 
 NAMES = {device.name for device in DEVICES if device.memory_bytes is not None}
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
+from snugfit.fake_device.grouped_products import grouped_product
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.simulator.grouped_products import grouped_product
-from snugfit.simulator.pool import Pool
+from snugfit.workers.pool import Pool
 
 WORDS = 120
 

@@ -10,7 +10,7 @@ WORDS, TOKENS = 32000, 4 * 64
 
 @pytest.fixture(scope="module")
 def pool(truth):
-    from snugfit.simulator.pool import Pool
+    from snugfit.workers.pool import Pool
 
     made = Pool()
     yield made
@@ -71,7 +71,7 @@ def test_the_peak_falls_by_the_logits(truth, pool):
 
 
 def test_what_follows_an_operator_written_in_python_is_still_known_by_module_on_a_card(pool):
-    from snugfit.simulator.accelerator import Personality
+    from snugfit.fake_device.accelerator import Personality
     from snugfit.simulator.session import simulate_training
 
     recording = simulate_training(

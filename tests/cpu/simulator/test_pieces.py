@@ -6,12 +6,12 @@ import torch
 
 from snugfit.devices import device_named
 from snugfit.recipe import Recipe
+from snugfit.recording.clock import clock
+from snugfit.recording.replay import replay, smallest_capacity
+from snugfit.recording.trace import Repeat, Trace
 from snugfit.simulator import pieces
-from snugfit.simulator.clock import clock
-from snugfit.simulator.pool import Pool
-from snugfit.simulator.replay import replay, smallest_capacity
 from snugfit.simulator.session import simulate_training
-from snugfit.simulator.trace import Repeat, Trace
+from snugfit.workers.pool import Pool
 
 CARD = device_named("rtx-3090")
 
@@ -110,8 +110,8 @@ def test_what_is_not_alike_is_simulated_whole(pool):
 
 
 def test_repeats_are_gone_through_as_often_as_they_say():
-    from snugfit.simulator.clock import runs_of_step
-    from snugfit.simulator.trace import OperatorRun, TraceBuilder
+    from snugfit.recording.clock import runs_of_step
+    from snugfit.recording.trace import OperatorRun, TraceBuilder
 
     build = TraceBuilder()
     for _ in range(4):

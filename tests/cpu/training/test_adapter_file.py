@@ -8,7 +8,7 @@ from small_models import cross_entropy, make_batches, make_model
 
 import snugfit
 from snugfit import InputError, Recipe
-from snugfit.training.model_file import save_trained
+from snugfit.training.adapter_file import save_trained
 
 peft = pytest.importorskip("peft", reason="adapters need peft")
 

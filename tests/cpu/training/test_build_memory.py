@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
+from snugfit.fake_device.accelerator import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
-from snugfit.simulator.accelerator import Personality
-from snugfit.simulator.replay import replay
+from snugfit.recording.replay import replay
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE
 from snugfit.simulator.session import simulate_training
-from snugfit.simulator.tensor_bytes import TensorBytes
-from snugfit.simulator.trace import ALLOC, FREE, MARK, RESIZE
 from snugfit.techniques.init.apply import build, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore:precision='16-true' overflows")

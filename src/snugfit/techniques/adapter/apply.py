@@ -5,16 +5,18 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.recipe import Recipe
 from snugfit.techniques.adapter.layers import adapted_layers, adapter_record, add_adapters, peft_library
 from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.techniques.linear_layers import LinearLayers, linear_layers, tied_weights
-from snugfit.techniques.quantize.frozen_linear import FrozenLinear
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 _SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head")
 _LISTED = 16

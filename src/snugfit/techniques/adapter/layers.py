@@ -18,7 +18,7 @@ from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.library_imports import importing
-from snugfit.techniques.quantize.frozen_linear import FrozenLinear
+from snugfit.techniques.frozen_linear import FrozenLinear
 
 NAME = "default"
 """Name of the adapter inside peft's layers; files do not carry it."""

@@ -7,14 +7,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from snugfit.errors import InputError, SnugfitWarning, about
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 _KERNELS = {"eager": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
 _undo: weakref.WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = weakref.WeakKeyDictionary()

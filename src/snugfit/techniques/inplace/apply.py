@@ -6,7 +6,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.fx
 from torch import nn
@@ -14,8 +14,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit.errors import SnugfitWarning
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 GAINING = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 """Functions whose in-place form keeps nothing but their output or a mask."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 
 from snugfit.errors import SnugfitWarning
-from snugfit.recipe import Recipe
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

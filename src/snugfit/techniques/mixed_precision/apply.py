@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import InputError
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 _COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

@@ -7,15 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import named_blocks
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 MIN_BYTES = 1024
 """Smaller tensors are not worth a copy."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from snugfit.errors import InputError
-from snugfit.recipe import Recipe
 from snugfit.techniques.adapter.layers import load_peft
+from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.linear_layers import is_linear, linear_layers, tied_weights
-from snugfit.techniques.quantize.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.true_precision.apply import DTYPES
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 logger = logging.getLogger("snugfit")
 

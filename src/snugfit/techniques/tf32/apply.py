@@ -5,14 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import SnugfitWarning
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 
 class TF32(ModelTechnique):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import SnugfitWarning
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.microbatch.apply import map_tensors
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 

@@ -1,0 +1,261 @@
+"""The fake accelerator: a device type of its own on which fake tensors run forward, backward, optimizer and offload.
+
+It stands for a CUDA card. torch is told of it through a backend written in Python, so it needs no GPU and no CUDA build
+of torch, and host and device can be told apart. Two kinds of run are known:
+
+- `cuda`: tensors are on the device type `sim`; kernels are chosen as torch chooses them for CUDA (attention, autocast
+  and optimizer defaults have their own files);
+- `cpu`: tensors are fake tensors on `cpu`, so torch makes its own CPU choices (attention, autocast lists, for-loop
+  optimizers) and nothing needs to be told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+DEVICE_TYPE = "sim"
+Kind = Literal["cuda", "cpu"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Personality:
+    """Which kind of device a simulated run takes place on."""
+
+    kind: Kind = "cuda"
+    """cuda, or cpu for a run on the host."""
+
+    capability: tuple[int, int] = (8, 0)
+    """Compute capability of the card: decides attention kernels and the cuBLAS workspace. Ignored on cpu."""
+
+    threads: int | None = None
+    """Threads that torch computes with in a run on cpu; None: as many as it takes by itself on this machine."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that tensors of the run are on."""
+        return torch.device(DEVICE_TYPE, 0) if self.kind == "cuda" else torch.device("cpu")
+
+
+class Stream:
+    """A stream of the fake accelerator: a number, and what its next operator has to wait for."""
+
+    _made = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, *, number: int | None = None) -> None:
+        """Makes a stream.
+
+        Args:
+            device: Ignored; there is one device.
+            priority: Ignored.
+            number: Its number; None: the next free one.
+        """
+        if number is None:
+            Stream._made += 1
+            number = Stream._made
+        self.number = number
+
+    @property
+    def device(self) -> torch.device:
+        """The device it belongs to."""
+        return torch.device(DEVICE_TYPE, 0)
+
+    def wait_event(self, event: Event | None) -> None:
+        """Lets what is queued from now on wait for an event."""
+        if event is not None and event.run is not None:
+            backend.observer("wait", self.number, event.run)
+
+    def wait_stream(self, other: Stream) -> None:
+        """Lets what is queued from now on wait for all that another stream has queued so far."""
+        self.wait_event(other.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Returns an event at the end of what is queued so far."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """The host waits; in a recording that is only noted."""
+        backend.observer("synchronize", self.number, None)
+
+    def query(self) -> bool:
+        """Returns whether all work is done."""
+        return True
+
+    def __enter__(self) -> Stream:
+        """Makes it the current stream."""
+        self._before = backend.current
+        backend.current = self
+        backend.observer("stream", self.number, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Brings the stream before back."""
+        backend.current = self._before
+        backend.observer("stream", self._before.number, None)
+
+
+class Event:
+    """An event of the fake accelerator: the operator after which it happens."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        """Makes an event that was not recorded yet; the arguments are those of torch and mean nothing here."""
+        self.run: int | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Marks the end of what is queued so far on a stream."""
+        stream = stream or backend.current
+        self.run = backend.observer("event", stream.number, None)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Lets a stream wait for it."""
+        (stream or backend.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        backend.observer("synchronize", backend.current.number, self.run)
+
+    def query(self) -> bool:
+        """Returns whether it has happened."""
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        """Returns 0: a recording knows no time."""
+        return 0.0
+
+
+def _nothing(what: str, stream: int, value: Any) -> Any:
+    """The observer outside of recordings."""
+    return None
+
+
+class Backend:
+    """What `torch.sim` is: the functions that torch and libraries ask of a device module."""
+
+    def __init__(self) -> None:
+        """Starts with the default stream and no observer."""
+        self.Stream, self.Event = Stream, Event
+        self.default = Stream(number=0)
+        self.current = self.default
+        self.observer: Callable[[str, int, Any], Any] = _nothing
+        self.memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Returns bytes allocated now and at most; set by the recorder."""
+        self.capability = (8, 0)
+        self._random_state = torch.zeros(16, dtype=torch.uint8)
+
+    def is_initialized(self) -> bool:
+        """Returns True: there is nothing to initialise."""
+        return True
+
+    def init(self) -> None:
+        """Does nothing."""
+
+    _lazy_init = init
+
+    def is_available(self) -> bool:
+        """Returns True."""
+        return True
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        """Returns whether the card computes in bfloat16 (or emulates it)."""
+        return including_emulation or self.capability >= (8, 0)
+
+    def device_count(self) -> int:
+        """Returns 1."""
+        return 1
+
+    def current_device(self) -> int:
+        """Returns 0."""
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        """Does nothing: there is one device."""
+
+    def device(self, device: Any) -> Any:
+        """Returns a context in which a device is current; there is one."""
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        """Returns the card's compute capability."""
+        return self.capability
+
+    def get_device_name(self, device: Any = None) -> str:
+        """Returns the name of the fake card."""
+        return "snugfit simulated card"
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed(self, seed: int) -> None:
+        """Does nothing: fake tensors have no values."""
+
+    manual_seed_all = manual_seed
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Returns a random state, for torch.utils.checkpoint."""
+        return self._random_state
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Takes a random state back; it means nothing."""
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """Returns the random state of each device."""
+        return [self._random_state]
+
+    def set_rng_state_all(self, states: Any) -> None:
+        """Takes random states back; they mean nothing."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Returns the dtypes autocast offers on CUDA."""
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    def current_stream(self, device: Any = None) -> Stream:
+        """Returns the current stream."""
+        return self.current
+
+    def default_stream(self, device: Any = None) -> Stream:
+        """Returns the default stream."""
+        return self.default
+
+    def stream(self, stream: Stream | None) -> Any:
+        """Returns a context in which a stream is current."""
+        import contextlib
+
+        return stream if stream is not None else contextlib.nullcontext()
+
+    def set_stream(self, stream: Stream) -> None:
+        """Makes a stream the current one."""
+        self.current = stream
+        self.observer("stream", stream.number, None)
+
+    def is_current_stream_capturing(self) -> bool:
+        """Returns False: nothing is captured into a graph."""
+        return False
+
+    def synchronize(self, device: Any = None) -> None:
+        """The host waits for the device; noted for the clock."""
+        self.observer("synchronize", -1, None)
+
+    def empty_cache(self) -> None:
+        """Cached segments go back to the device."""
+        self.observer("empty_cache", 0, None)
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Returns bytes of tensors alive now."""
+        return self.memory()[0]
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Returns the most bytes of tensors alive so far."""
+        return self.memory()[1]
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Does nothing: a recording keeps all of its history."""
+
+
+backend = Backend()

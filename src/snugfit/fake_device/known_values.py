@@ -1,0 +1,155 @@
+"""Values that follow from the code alone, although tensors of a simulation have none.
+
+A mask made of `torch.full` and `triu`, positions from `arange`, the comparison of two of them: nothing in these depends on
+data or weights. For such a tensor the operator that made it is remembered, with its arguments; only when somebody reads a
+value, the operators run again, on real tensors of the host. What is remembered holds no simulated tensor, so no lifetime
+changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.private_torch import FakeTensor
+
+MOST_ELEMENTS = 2**22
+"""Larger tensors are not worked out."""
+_MOST_STEPS = 300
+_NAME = "_snugfit_known"
+_aten = torch.ops.aten
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+"""Operators that look at the layout of their argument only."""
+_NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
+_follows: dict[Any, bool] = {}
+
+
+class Made:
+    """How a tensor was made: an operator and its arguments, other tensors among them as they were made."""
+
+    __slots__ = ("args", "func", "index", "kwargs", "steps")
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None) -> None:
+        self.func, self.args, self.kwargs, self.steps, self.index = func, args, kwargs, steps, index
+
+
+class _Blank:
+    """A tensor of which only the layout is looked at."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def follow(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
+) -> None:
+    """Remembers how the result of an operator was made, where its values follow from the code.
+
+    Args:
+        func: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        tensors: The tensors among them.
+        result: What it returned.
+    """
+    like = func._opname in _LIKE
+    if not like:
+        for tensor in tensors:
+            if type(tensor) is FakeTensor and _NAME not in tensor.__dict__:
+                return
+    results = result if isinstance(result, list | tuple) else (result,)
+    if not _deterministic(func) or any(type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS for r in results):
+        return
+    written = func._schema.is_mutable
+    if written and (not args or result is not args[0]):
+        return
+    try:
+        given, named = _remembered(args, like), {name: _remembered(value, like) for name, value in kwargs.items()}
+    except LookupError:
+        return
+    steps = 1 + max((part.steps for part in _parts((given, named.values()))), default=0)
+    if steps <= _MOST_STEPS:
+        for index, one in enumerate(results):
+            made = Made(func, given, named, steps, None if one is result else index)
+            # autograd counts a write after the operator that a dispatch mode sees has returned
+            one.__dict__[_NAME] = made, one._version + int(written)
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the values of a tensor; None where they depend on data.
+
+    Args:
+        tensor: A tensor of the recording.
+    """
+    made = _made(tensor)
+    if made is None:
+        return None
+    with private_torch.without_modes():
+        values: torch.Tensor = _work_out(made, {})
+    return values
+
+
+def _deterministic(func: Any) -> bool:
+    found = _follows.get(func)
+    if found is None:
+        found = _follows[func] = (
+            func.namespace in ("aten", "prims")
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and func._opname not in _NOT_WRITTEN
+        )
+    return found
+
+
+def _made(tensor: torch.Tensor) -> Made | None:
+    found = tensor.__dict__.get(_NAME)
+    return None if found is None or tensor.is_inference() or found[1] != tensor._version else found[0]
+
+
+def _remembered(value: Any, like: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        if type(value) is not FakeTensor:
+            if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
+                raise LookupError
+            return Made(None, value.detach().clone(), None, 0)
+        if like:
+            return _Blank(value)
+        made = _made(value)
+        if made is None:
+            raise LookupError
+        return made
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return type(value)(_remembered(part, like) for part in value) if type(value) in (list, tuple) else value
+
+
+def _parts(value: Any) -> list[Made]:
+    if isinstance(value, Made):
+        return [value]
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return []
+    return [made for part in value for made in _parts(part)]
+
+
+def _work_out(made: Made, done: dict[Any, Any]) -> Any:
+    if made.func is None:
+        return made.args
+    key = id(made) if made.index is None else (id(made.args), made.func)
+    if key not in done:
+        args = _real(made.args, done)
+        if made.func._schema.is_mutable:
+            args = (args[0].clone(), *args[1:])
+        done[key] = made.func(*args, **{name: _real(value, done) for name, value in made.kwargs.items()})
+    return done[key] if made.index is None else done[key][made.index]
+
+
+def _real(value: Any, done: dict[Any, Any]) -> Any:
+    if isinstance(value, Made):
+        return _work_out(value, done)
+    if isinstance(value, _Blank):
+        return torch.empty(value.shape, dtype=value.dtype)
+    return type(value)(_real(part, done) for part in value) if type(value) in (list, tuple) else value

@@ -1,0 +1,121 @@
+"""How kernels of optimizer libraries run in a simulation: the same code where it is Python, a stand-in where it is not.
+
+The optimizers themselves are the real ones; only what they call at the end is replaced while a recording is under way:
+
+- bitsandbytes on cpu: its kernels are Python code over torch operators, hidden behind one operator. They are called
+  directly, so that their temporaries are recorded. Source: `bitsandbytes/backends/cpu/ops.py`.
+- bitsandbytes on CUDA: one kernel a parameter, in place; the operator's fake version says the same, so nothing is replaced.
+  Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
+  all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
+- torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
+  that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
+  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `_COMPILED_BYTES`; code for CUDA may
+  keep others, so the prediction says that it is an approximation.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import SnugfitWarning
+from snugfit.fake_device.replaced import Change, replaced
+
+_BITSANDBYTES = "snugfit.techniques.low_bit_optimizer.bitsandbytes"
+_TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
+_COMPILED_BYTES = {"adamw4bit": 26, "adamwfp8": 2, "full precision": 0}
+"""What a compiled update keeps for each value of a slice, in bytes, beside the scales of its blocks."""
+_library: list[torch.library.Library] = []
+
+
+@contextmanager
+def stand_ins(kind: str) -> Iterator[None]:
+    """Replaces the kernels of optimizer libraries that are loaded, while the context is open.
+
+    Args:
+        kind: `cuda` or `cpu`.
+
+    Yields:
+        Nothing.
+    """
+    changes: list[Change] = []
+    if _BITSANDBYTES in sys.modules:
+        changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
+    if _TORCHAO in sys.modules and kind != "cpu":
+        changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
+    with replaced(changes):
+        yield
+
+
+def _bitsandbytes_on_cpu() -> list[Change]:
+    from bitsandbytes.backends.cpu import ops
+
+    return [
+        (torch.ops.bitsandbytes, "optimizer_update_8bit_blockwise", ops._optimizer_update_8bit_blockwise_cpu),
+        (torch.ops.bitsandbytes, "optimizer_update_32bit", ops._optimizer_update_32bit_cpu),
+    ]
+
+
+def _bitsandbytes_pages() -> list[Change]:
+    from bitsandbytes import functional
+
+    return [
+        (functional, "get_paged", _paged),
+        (functional, "fill", lambda tensor, value: tensor.fill_(value)),
+        (functional, "prefetch_tensor", lambda tensor, to_cpu=False: None),
+    ]
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
+    _warn(
+        "paged optimizer state is counted as host memory, and the step's time as if all of it crossed the link every "
+        "step; while the card has room it stays there and is faster."
+    )
+    pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
+    pages.is_paged, pages.page_deviceid = True, device.index
+    made: Tensor = pages
+    return made
+
+
+def _one_kernel() -> Callable[..., None]:
+    """Stands where the compiled update stands."""
+    _warn(
+        "this optimizer's update is compiled on CUDA, and predicted as one kernel for each slice of a parameter: its time "
+        "and its temporaries (at most 104 MiB) are an approximation, its state is exact."
+    )
+    return _update_in_one_kernel
+
+
+def _update_in_one_kernel(
+    weight: Tensor,
+    gradient: Tensor,
+    first: tuple[Tensor | None, ...],
+    second: tuple[Tensor | None, ...],
+    *settings: Any,
+) -> None:
+    _, scale, table = first
+    kind = "full precision" if scale is None else "adamwfp8" if table is None else "adamw4bit"
+    kept = torch.empty(weight.numel() * _COMPILED_BYTES[kind], dtype=torch.uint8, device=weight.device)
+    _operator()(weight, gradient, [part for part in (*first[:2], *second[:2]) if part is not None])
+    del kept
+
+
+@functools.cache
+def _operator() -> Any:
+    """An operator that changes weight and state in place and makes nothing."""
+    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("compiled_adamw(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state) -> ()")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("snugfit::compiled_adamw", lambda weight, gradient, state: None, lib=library)
+    _library.append(library)
+    return torch.ops.snugfit.compiled_adamw
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, SnugfitWarning, stacklevel=3)

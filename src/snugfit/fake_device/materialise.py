@@ -1,0 +1,144 @@
+"""Turns skeletons (meta tensors) into fake tensors on a device, inside a recording, so that their memory is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit.techniques.init.apply import own_tables, parameters_on_meta
+from snugfit.techniques.microbatch.apply import map_tensors
+
+
+class Materialiser:
+    """Makes one fake storage for every storage of a skeleton, however many tensors share it."""
+
+    def __init__(self) -> None:
+        """Has made nothing yet."""
+        self._storages: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._tensors: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._keep: list[torch.Tensor] = []
+
+    def tensor(self, meta: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns the fake tensor for a meta tensor; the same one for the same.
+
+        Args:
+            meta: A meta tensor; any other comes back as it is.
+            device: Where the fake one is.
+            dtype: Its dtype; None: as in the skeleton. Tensors that share a storage are given the same.
+
+        Returns:
+            A fake tensor of the same layout, a parameter where the skeleton is one.
+        """
+        if meta.device.type != "meta":
+            return meta
+        known = self._tensors.get((id(meta), device))
+        if known is not None:
+            return known
+        storage = meta.untyped_storage()
+        key = (storage._cdata, device)
+        elements = storage.nbytes() // meta.dtype.itemsize
+        dtype = dtype or meta.dtype
+        own = meta.storage_offset() == 0 and _extent(meta) == elements
+        if key in self._storages:
+            base = self._storages[key]
+            flat = base.view(-1) if base.is_contiguous() else torch.as_strided(base, (elements,), (1,), 0)
+            fake = torch.as_strided(flat.view(dtype), meta.shape, meta.stride(), meta.storage_offset())
+        elif own:
+            fake = torch.empty_strided(meta.shape, meta.stride(), dtype=dtype, device=device)
+            self._storages[key] = fake
+        else:
+            base = torch.empty(elements, dtype=dtype, device=device)
+            self._storages[key] = base
+            fake = torch.as_strided(base, meta.shape, meta.stride(), meta.storage_offset())
+        if isinstance(meta, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, meta.requires_grad)
+        elif meta.requires_grad:
+            fake.requires_grad_()
+        self._tensors[(id(meta), device)] = fake
+        self._keep.append(meta)
+        return fake
+
+    def module(self, model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        """Gives a model fake parameters and buffers, in place; tied ones stay tied.
+
+        Args:
+            model: A skeleton.
+            device: Where they are.
+            dtype: Dtype of floating-point ones; None: as in the skeleton.
+        """
+        kept = {id(table) for table in own_tables(model)}
+
+        def fake(meta: torch.Tensor) -> torch.Tensor:
+            cast = dtype is not None and meta.is_floating_point() and id(meta) not in kept
+            return self.tensor(meta, device, dtype if cast else None)
+
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, meta in table.items():
+                    if meta is not None:
+                        table[name] = fake(meta)  # type: ignore[assignment]
+            for name, value in list(vars(module).items()):
+                if isinstance(value, torch.Tensor) and value.device.type == "meta":
+                    vars(module)[name] = fake(value)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        """Gives an optimizer the fake parameters of the model it belongs to, and fake state, in place.
+
+        Args:
+            optimizer: An optimizer that travelled with its model.
+            device: Where its state is, step counts apart.
+        """
+        for group in optimizer.param_groups:
+            group["params"] = [self.tensor(parameter, device) for parameter in group["params"]]
+        states = dict(optimizer.state)
+        optimizer.state.clear()
+        for parameter, state in states.items():
+            optimizer.state[self.tensor(parameter, device)] = {
+                name: self.tensor(value, device) if isinstance(value, torch.Tensor) else value
+                for name, value in state.items()
+            }
+
+    def tree(self, value: Any, device: torch.device | Callable[[torch.Tensor], torch.device]) -> Any:
+        """Returns a batch with fake tensors in place of meta tensors.
+
+        Args:
+            value: Tensors in any nesting of tuples, lists, dicts and dataclasses.
+            device: Where they are, or a function that says so for each.
+
+        Returns:
+            The same nesting.
+        """
+
+        def one(leaf: torch.Tensor) -> torch.Tensor:
+            if leaf.device.type != "meta":
+                leaf = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+                self._keep.append(leaf)
+            return self.tensor(leaf, device(leaf) if callable(device) else device)
+
+        return map_tensors(value, one)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
+    """Builds a model whose parameters have no memory.
+
+    Args:
+        make: Builds the model; told `meta` when everything is to be made without memory, and `cpu` when that failed, because
+            the constructor reads values: then parameters lose their memory one by one as they are registered.
+
+    Returns:
+        The model.
+    """
+    try:
+        with torch.device("meta"):
+            return make("meta")
+    except Exception:
+        with parameters_on_meta():
+            return make("cpu")

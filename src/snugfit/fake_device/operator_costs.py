@@ -1,0 +1,210 @@
+"""What an operator costs, from the shapes of its arguments: floating-point operations, bytes moved, kernels launched.
+
+Floating-point operations follow torch's own formulas (`torch.utils.flop_counter`), except for convolutions, where torch
+counts the gradient of grouped weights as if there were no groups; an operator without a formula counts 0 and is judged by
+its bytes. Multi-tensor operators launch as many kernels as torch's `MultiTensorApply.cuh` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from snugfit.recording.trace import Convolution
+
+_TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+"""Tensors in one multi-tensor kernel, by number of lists. Source: MultiTensorApply.cuh, depth_to_max_tensors."""
+_CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH = 65536, 320
+"""Source: MultiTensorApply.cuh, kChunkSize and depth_to_max_blocks."""
+_PRODUCTS = {"aten.mm.default": 0, "aten.addmm.default": 1, "aten.bmm.default": 0, "aten.baddbmm.default": 1}
+"""Matrix products -> position of the left factor."""
+
+
+_READ_TWICE = {
+    "aten.native_batch_norm.default": 0,
+    "aten.native_batch_norm_backward.default": 1,
+    "aten._batch_norm_with_update.default": 0,
+    "aten.batch_norm_backward.default": 1,
+    "aten.native_layer_norm.default": None,
+    "aten.native_layer_norm_backward.default": None,
+    "aten.native_group_norm.default": None,
+    "aten.native_group_norm_backward.default": None,
+}
+"""Normalisations whose kernels read their input for the statistics and once more for the result -> for batch norm, where
+its input is: with channels last cuDNN keeps it on the chip. Source: `layer_norm_kernel.cu`, `Normalization.cuh` and
+`cudnn/BatchNorm.cpp` (CUDNN_BATCHNORM_SPATIAL_PERSISTENT) of torch; layer norm reaches two thirds of the bandwidth that an
+elementwise kernel does (benchmarks/results/clock_fit.json)."""
+_LONG_ROW = 1024
+"""A softmax of rows up to this length reads them once. Source: `cuda/PersistentSoftmax.cuh`; measured in the same file."""
+
+
+class Cost(NamedTuple):
+    """Cost of one run of an operator."""
+
+    flops: int
+    """Floating-point operations."""
+    read_bytes: int
+    """Bytes of all tensor arguments."""
+    written_bytes: int
+    """Bytes of all results that are not views."""
+    dtype: str
+    """Dtype it computes in."""
+    kernels: int
+    """Kernels launched; 0 for a view or an uninitialised tensor."""
+    product: tuple[int, int, int, int] | tuple[()]
+    """Batch, rows, columns and inner size of a matrix product; empty otherwise."""
+    convolution: Convolution | tuple[()] = ()
+    """The shape of a convolution; empty otherwise."""
+    again_bytes: int = 0
+    """Bytes of arguments that a card's kernels read more than once."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor's elements, those repeated by a stride of 0 counted once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride or size == 0:
+            elements *= size
+    return elements * tensor.dtype.itemsize
+
+
+def cost_of(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, written: Sequence[torch.Tensor]
+) -> Cost:
+    """Returns what a run of an operator costs.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments, fake tensors among them.
+        kwargs: Its keyword arguments.
+        result: What it returned.
+        written: The tensors it wrote: results that are not views, and arguments it changed.
+
+    Returns:
+        The cost.
+    """
+    name = str(operator)
+    inputs = tensors_in((*args, *kwargs.values()))
+    makes_nothing = not written or name.startswith(("aten.empty", "aten.new_empty"))
+    formula = _formulas().get(operator.overloadpacket)
+    convolution = _convolution(name, args, result)
+    if convolution:
+        flops = convolution_flops(convolution)
+    else:
+        flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
+    return Cost(
+        flops=flops,
+        read_bytes=sum(map(tensor_bytes, inputs)),
+        written_bytes=sum(map(tensor_bytes, written)),
+        dtype=_compute_dtype(written, inputs),
+        kernels=0 if makes_nothing else _kernels(name, args),
+        product=_product(name, args),
+        convolution=convolution,
+        again_bytes=_again_bytes(name, args, inputs),
+    )
+
+
+@functools.cache
+def _formulas() -> dict[Any, Any]:
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among values, those in lists included.
+
+    Args:
+        values: Any values.
+    """
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(tensors_in(value))
+    return found
+
+
+def _compute_dtype(written: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
+    for tensors in (inputs, written):
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                return str(tensor.dtype).removeprefix("torch.")
+    for tensor in (*written, *inputs):
+        return str(tensor.dtype).removeprefix("torch.")
+    return "float32"
+
+
+def _kernels(name: str, args: Sequence[Any]) -> int:
+    if not name.startswith(("aten._foreach_", "aten._fused_")):
+        return 1
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
+    if not lists:
+        return 1
+    per_launch = _TENSORS_PER_LAUNCH[min(len(lists), len(_TENSORS_PER_LAUNCH)) - 1]
+    chunks = sum(math.ceil(tensor.numel() / _CHUNK_ELEMENTS) for tensor in lists[0])
+    return max(math.ceil(len(lists[0]) / per_launch), math.ceil(chunks / _CHUNKS_PER_LAUNCH))  # type: ignore[no-any-return]
+
+
+def _product(name: str, args: Sequence[Any]) -> tuple[int, int, int, int] | tuple[()]:
+    first = _PRODUCTS.get(name)
+    if first is None:
+        return ()
+    left, right = args[first], args[first + 1]
+    batch = left.shape[0] if left.dim() == 3 else 1
+    return batch, left.shape[-2], right.shape[-1], left.shape[-1]
+
+
+def _convolution(name: str, args: Sequence[Any], result: Any) -> Convolution | tuple[()]:
+    if name == "aten.convolution.default":
+        source, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+        images, gradients = result, 0
+    elif name == "aten.convolution_backward.default":
+        images, source, weight, stride, transposed, groups = args[0], args[1], args[2], args[4], args[7], args[9]
+        gradients = sum(bit for bit, wanted in zip((1, 2), args[10], strict=False) if wanted)
+    else:
+        return ()
+    if transposed:  # the same products, with input and output changed over
+        source, images = images, source
+    return Convolution(
+        samples=source.shape[0],
+        inputs=source.shape[1],
+        outputs=images.shape[1],
+        groups=groups,
+        taps=math.prod(weight.shape[2:]),
+        pixels=math.prod(source.shape[2:]),
+        positions=math.prod(images.shape[2:]),
+        stride=math.prod(stride),
+        gradients=gradients,
+        channels_last=_is_channels_last(source),
+    )
+
+
+def convolution_flops(shape: Convolution) -> int:
+    """Returns the floating-point operations of a convolution, or of the gradients that its backward pass makes.
+
+    Args:
+        shape: Its shape.
+    """
+    one = 2 * shape.samples * shape.positions * shape.outputs * (shape.inputs // shape.groups) * shape.taps
+    return one * max(1, shape.gradients.bit_count())
+
+
+def _again_bytes(name: str, args: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int:
+    if name in _READ_TWICE:
+        position = _READ_TWICE[name]
+        if position is not None and _is_channels_last(args[position]):
+            return 0
+        return sum(map(tensor_bytes, inputs))
+    if name in ("aten._softmax.default", "aten._log_softmax.default"):
+        return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
+    return 0
+
+
+def _is_channels_last(images: torch.Tensor) -> bool:
+    return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,167 @@
+"""Which operators a device runs whole, by a kernel of their own, and which it takes apart into other operators.
+
+torch gives many operators a body over other operators (a composite kernel), and some devices a kernel in its place: CUDA
+computes `silu_backward` in one launch, a device without that kernel in six, with a tensor between each and the next.
+The simulated card has no kernels, so without more it would take all of them apart. What is simulated must choose as the
+device does:
+
+- composite with autograd inside it (CompositeImplicitAutograd): where CUDA has a kernel, the dispatcher is told that the
+  simulated card has one too. Then autograd records one node, with the formula and the saved tensors of CUDA.
+- composite under autograd (CompositeExplicitAutograd): these reach a recording whole. Where the device has no kernel, the
+  body is run on tensors without memory, and if it makes more than its results (`logsumexp`, the loss of logits), the
+  body is recorded in place of the operator.
+
+Which operators have a kernel, torch's dispatcher says; a build of torch without CUDA does not know CUDA's, so for those
+`own_kernels_table.py` says where CUDA and CPU differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from snugfit import private_torch
+from snugfit.fake_device import own_kernels_table
+
+WHOLE, APART, APART_WHERE_IT_HOLDS_MORE = "whole", "apart", "apart where it holds more"
+
+KERNELS_TO_US = frozenset({"aten::convolution", "aten::_convolution", "aten::copy_"})
+"""Bodies that look at the device to choose a library (cuDNN, oneDNN) or a way across devices: no device, no choice."""
+
+
+def has_own_kernel(name: str, kind: str) -> bool:
+    """Returns whether a device runs an operator by a kernel of its own.
+
+    Args:
+        name: The operator as the dispatcher names it, such as `aten::silu_backward` or `aten::add.Tensor`.
+        kind: `cuda` or `cpu`.
+    """
+    if kind == "cuda" and not private_torch.knows_cuda_kernels():
+        return name in own_kernels_table.CUDA_ONLY or (
+            private_torch.has_kernel(name, "CPU") and name not in own_kernels_table.CPU_ONLY
+        )
+    return private_torch.has_kernel(name, kind.upper())
+
+
+@functools.cache
+def choice(operator: Any, kind: str) -> str:
+    """Returns how a recording treats an operator that reaches it.
+
+    Args:
+        operator: The overload.
+        kind: `cuda` or `cpu`.
+
+    Returns:
+        `WHOLE`, `APART`, or `APART_WHERE_IT_HOLDS_MORE` (see `holds_more`).
+    """
+    name = operator.name()
+    if has_own_kernel(name, kind) or name in KERNELS_TO_US:
+        return WHOLE
+    if private_torch.has_kernel(name, private_torch.IMPLICIT):
+        return APART
+    if operator.namespace != "aten":
+        return WHOLE  # a library's: its fake version is all that can be known
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in operator._schema.returns):
+        return WHOLE  # a view
+    return APART_WHERE_IT_HOLDS_MORE if private_torch.explicit_body(name) is not None else WHOLE
+
+
+def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether the body of a composite operator makes tensors beside its results.
+
+    Args:
+        operator: The overload; its choice is `APART_WHERE_IT_HOLDS_MORE`.
+        kind: `cuda` or `cpu`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    made = _Made(kind)
+    on_meta = _on_meta(args), _on_meta(kwargs)
+    try:
+        with made:
+            result = private_torch.run_explicit_body(operator, *on_meta)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False  # no body over other operators, but code for tensors with memory
+    results = {storage_of(tensor) for tensor in _tensors((result,))}
+    return any(storage not in results for storage in made.storages)
+
+
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees which storages operators make, those inside composite ones included; keeps them, so that each has its number."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: dict[int, torch.Tensor] = {}
+        self._kind = kind
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = self._run(func, args, kwargs or {})
+        known = {storage_of(tensor) for tensor in _tensors((args, kwargs or {}))}
+        for tensor in _tensors((result,)):
+            if tensor.is_meta and storage_of(tensor) not in known and tensor.numel():
+                self.storages.setdefault(storage_of(tensor), tensor)
+        return result
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        how = choice(func, self._kind)
+        try:
+            if how == APART:
+                with self:
+                    return func.decompose(*args, **kwargs)
+            if how == APART_WHERE_IT_HOLDS_MORE:
+                with self:
+                    return private_torch.run_explicit_body(func, args, kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):
+            pass
+        return func(*args, **kwargs)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Returns the number of a tensor's storage."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, Mapping):
+        return {name: _on_meta(part) for name, part in value.items()}
+    return type(value)(map(_on_meta, value)) if type(value) in (list, tuple) else value
+
+
+def told_to_the_dispatcher() -> list[str]:
+    """Returns the operators that CUDA runs whole and that the dispatcher would take apart above autograd elsewhere."""
+    return [
+        name
+        for name in private_torch.operator_names()
+        if private_torch.has_kernel(name, private_torch.IMPLICIT) and has_own_kernel(name, "cuda")
+    ]
+
+
+def register() -> None:
+    """Gives the simulated card the kernels of CUDA that decide what autograd records; once in a process."""
+    for name in told_to_the_dispatcher():
+        private_torch.claim_kernel(name, _never_run)
+
+
+def _never_run(*_: Any, **__: Any) -> Any:
+    """A recording stands above the kernels of the simulated card; that there is one is all that autograd asks."""
+    raise NotImplementedError("this operator of the simulated card was run outside of a recording")

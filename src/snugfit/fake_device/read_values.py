@@ -1,0 +1,326 @@
+"""Answers to code that reads values out of tensors of a simulation, or lets them decide on sizes.
+
+The rule is that of `assumptions.py`; who asks does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device import fake_failure
+from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.known_values import known_value
+from snugfit.fake_device.replaced import replaced
+from snugfit.measure.storage_ledger import StorageLedger
+from snugfit.private_torch import FakeTensor
+
+ANSWER = "the training step was told that losses and gradients are finite"
+CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
+_READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
+_aten = torch.ops.aten
+_Facts = Callable[[Sequence[Any]], float | None]
+
+
+def _compared(found: bool) -> _Facts:
+    """Comparison of a finite number with an infinite one, or of a tensor with itself (the ways to write isfinite)."""
+
+    def fact(args: Sequence[Any]) -> float | None:
+        other = args[1]
+        infinite = isinstance(other, float) and not math.isfinite(other)
+        if infinite:
+            return float(not found)
+        return float(found) if other is args[0] and args[0].is_floating_point() else None
+
+    return fact
+
+
+FACTS: dict[Any, _Facts] = {
+    _aten.isnan.default: lambda args: 0.0,
+    _aten.isinf.default: lambda args: 0.0,
+    _aten.isposinf.default: lambda args: 0.0,
+    _aten.isneginf.default: lambda args: 0.0,
+    _aten.eq.Scalar: _compared(True),
+    _aten.eq.Tensor: _compared(True),
+    _aten.ne.Scalar: _compared(False),
+    _aten.ne.Tensor: _compared(False),
+}
+"""Operators whose result, all elements alike, follows from everything being finite."""
+
+
+class ReadValues:
+    """Answers the questions of one recording."""
+
+    def __init__(self, assumptions: Assumptions, ledger: StorageLedger, answered: set[str]) -> None:
+        """Takes what may be assumed.
+
+        Args:
+            assumptions: The assumptions.
+            ledger: Knows what tensors of one truth value hold.
+            answered: Gets every assumption that is used.
+        """
+        self.assumptions = assumptions
+        self._ledger = ledger
+        self._answered = answered
+
+    def fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Takes down what finite numbers make of an operator's result.
+
+        Args:
+            func: One of `FACTS`, or a check.
+            args: Its arguments.
+            result: Its result.
+        """
+        if func is _aten._is_all_true.default:
+            if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
+                self._ledger.set_value(result, 1.0)
+                self._answered.add(CHECKS)
+            return
+        found = FACTS[func](args) if self.assumptions.loss_finite else None
+        if found is not None:
+            self._ledger.set_value(result, found)
+
+    def number(self, tensor: torch.Tensor, module: str) -> Any:
+        """Returns the number that is read out of a tensor of one element.
+
+        Args:
+            tensor: The tensor.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says what it is.
+        """
+        exact = self._exact(tensor)
+        if exact is not None:
+            return exact.item()
+        truth = self._ledger.value(tensor)
+        if truth is not None:
+            if tensor.dtype == torch.bool:
+                self._answered.add(ANSWER)
+            return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
+        return self._assumed(tensor.dtype, _READ, module)
+
+    def condition(self, operator: str, module: str) -> bool:
+        """Returns the answer of an operator that compares values.
+
+        Args:
+            operator: The operator.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says what it is.
+        """
+        return bool(self._assumed(torch.bool, operator, module))
+
+    def array(self, tensor: torch.Tensor, what: str) -> Any:
+        """Returns a NumPy array in place of a tensor's values.
+
+        Args:
+            tensor: The tensor.
+            what: What asks, for the message.
+
+        Raises:
+            CannotSimulateError: Nothing says what it holds.
+        """
+        import numpy
+
+        exact = self._exact(tensor)
+        if exact is not None:
+            return exact.numpy()
+        truth = self._ledger.value(tensor)
+        value = self._assumed(tensor.dtype, what, "") if truth is None else truth
+        with private_torch.without_modes():
+            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+        return numpy.full(tuple(tensor.shape), value, dtype=kind)
+
+    def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """Returns how many elements of a tensor are not zero.
+
+        Args:
+            tensor: A mask, or numbers.
+            operator: Who asks.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says so.
+        """
+        exact = self._exact(tensor)
+        if exact is not None:
+            return int(exact.count_nonzero())
+        share = self._ledger.value(tensor)
+        if share is None:
+            share = self._share("nonzero", operator, module)
+        return round(share * tensor.numel())
+
+    def distinct(self, tensor: torch.Tensor, elements: int, operator: str, module: str) -> int:
+        """Returns how many different values there are among some.
+
+        Args:
+            tensor: The values.
+            elements: How many are compared.
+            operator: Who asks.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says so.
+        """
+        return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
+
+    def total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """Returns the sum of whole numbers.
+
+        Args:
+            tensor: The numbers.
+            operator: Who asks.
+            module: Dotted path of the module that runs.
+
+        Raises:
+            CannotSimulateError: Nothing says so.
+        """
+        exact = self._exact(tensor)
+        if exact is not None:
+            return int(exact.sum())
+        value: int = self._assumed(torch.int64, operator, module)
+        return value * tensor.numel()
+
+    def _exact(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) is not FakeTensor:
+            return tensor.detach()
+        constant = tensor.constant
+        if constant is not None:
+            return constant
+        return known_value(tensor)
+
+    def _share(self, name: str, operator: str, module: str) -> float:
+        share = getattr(self.assumptions, name)
+        if share is None:
+            raise fake_failure.no_value(operator, module, f"{name}=0.5")
+        self._answered.add(f"assumed {name}={share:g}: {_where('sizes that values decide')}")
+        return float(share)
+
+    def _assumed(self, dtype: torch.dtype, what: str, module: str) -> Any:
+        given = self.assumptions
+        if dtype.is_floating_point:
+            if not given.loss_finite:
+                raise fake_failure.no_value(what, module, "loss_finite")
+            place = fake_failure.place_outside()
+            self._answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
+            return 1.0
+        if dtype == torch.bool:
+            if given.branch is None:
+                raise fake_failure.no_value(what, module, "branch=true")
+            self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
+            return given.branch
+        if given.integer is None or dtype.is_complex:
+            raise fake_failure.no_value(what, module, "integer=8")
+        self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
+        return given.integer
+
+
+def _where(what: str) -> str:
+    place = fake_failure.place_outside()
+    return f"{what} at {place}" if place else what
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+@contextmanager
+def arrays_given(values: ReadValues) -> Iterator[None]:
+    """Lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed, while the context is open.
+
+    Args:
+        values: Answers.
+
+    Yields:
+        Nothing.
+    """
+    numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
+
+    def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+        if type(tensor) is not FakeTensor:
+            return numpy(tensor, force=force)
+        if not force and tensor.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        if not force and tensor.device.type != "cpu":
+            raise TypeError(
+                "can't convert a tensor of the card to numpy. Use Tensor.cpu() to copy it to the host first."
+            )
+        return values.array(tensor, ".numpy()")
+
+    def to_list(tensor: torch.Tensor) -> Any:
+        return values.array(tensor, ".tolist()").tolist()
+
+    def to_text(tensor: torch.Tensor, how: str) -> str:
+        number = type(tensor) is FakeTensor and tensor.dim() == 0
+        return format(tensor.item(), how) if number else formatted(tensor, how)  # type: ignore[no-untyped-call]
+
+    with replaced(
+        [
+            (torch.Tensor, "numpy", to_numpy),
+            (torch.Tensor, "__format__", to_text),
+            (FakeTensor, "tolist", to_list),
+        ]
+    ):
+        yield
+
+
+def size_from_values(values: ReadValues, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+    """Returns the result of an operator whose size depends on values, None for all other operators.
+
+    Args:
+        values: Answers.
+        func: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        module: Dotted path of the module that runs.
+
+    Returns:
+        Fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
+
+    Raises:
+        CannotSimulateError: Nothing says what the size is.
+    """
+    name = func._opname
+    source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if source is None:
+        return None
+    operator = str(func)
+    if name == "nonzero":
+        found = values.count(source, operator, module)
+        return lambda empty: empty((found, source.dim()), torch.int64)
+    if name == "masked_select":
+        shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
+        share = values.count(args[1], operator, module) / max(1, args[1].numel())
+        return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
+    if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
+        return _unique(values, name, source, args, operator, module)
+    if name == "repeat_interleave" and func._overloadname == "Tensor":
+        size = kwargs.get("output_size")
+        size = values.total(source, operator, module) if size is None else size
+        return lambda empty: empty((size,), source.dtype)
+    return None
+
+
+def _unique(
+    values: ReadValues, name: str, source: torch.Tensor, args: Sequence[Any], operator: str, module: str
+) -> Any:
+    by_dim = "dim" in name
+    dim = args[1] if by_dim else None
+    elements = source.shape[dim] if dim is not None else source.numel()
+    found = values.distinct(source, elements, operator, module)
+    shape = list(source.shape) if dim is not None else [found]
+    if dim is not None:
+        shape[dim] = found
+    whole = (elements,) if dim is not None else tuple(source.shape)
+    return lambda empty: (
+        empty(tuple(shape), source.dtype),
+        empty(whole, torch.int64),
+        empty((found,), torch.int64),
+    )

@@ -1,0 +1,661 @@
+"""Records a run on fake tensors: every storage with its birth and death, every operator, in exact order.
+
+The recorder is a dispatch mode below everything else, so it sees what reaches the kernels: after autograd, after autocast,
+after composite operators were taken apart.
+
+Small host tensors that Python code makes (a step count, an index list) are real, so their values stay true; everything
+else is fake and has no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from snugfit import private_torch
+from snugfit.fake_device import (
+    accelerator,
+    attention_kernels,
+    cpu_operators,
+    dispatch_plan,
+    fake_failure,
+    kernels,
+    operator_truth,
+    own_kernels,
+)
+from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality
+from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.captured import Captured
+from snugfit.fake_device.dispatch_plan import Plan
+from snugfit.fake_device.known_values import follow
+from snugfit.fake_device.operator_costs import cost_of, tensors_in
+from snugfit.fake_device.operator_truth import Result
+from snugfit.fake_device.read_values import FACTS, ReadValues, size_from_values
+from snugfit.fake_device.sparse_gradients import refuse_sparse
+from snugfit.measure.module_path import ModulePath
+from snugfit.measure.storage_ledger import StorageLedger
+from snugfit.private_torch import FakeTensor
+from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
+
+REAL_ELEMENTS = 1024
+"""Host tensors up to this size that Python code makes from values stay real."""
+
+_aten = torch.ops.aten
+_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
+_device = torch.ops.prim.device.default
+_item = _aten._local_scalar_dense.default
+_equal = _aten.equal.default
+_PUTS = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+_lift = _aten.lift_fresh.default
+_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
+_CARRIES: dict[Any, Callable[[float], float]] = {
+    _aten.bitwise_not.default: lambda value: 1 - value,
+    _aten.logical_not.default: lambda value: 1 - value,
+    _aten._to_copy.default: lambda value: value,
+    _aten.all.default: lambda value: value,
+    _aten.any.default: lambda value: value,
+    _aten.all.dim: lambda value: value,
+    _aten.any.dim: lambda value: value,
+    _aten.view.default: lambda value: value,
+    _aten.detach.default: lambda value: value,
+}
+"""Operators that carry a known truth value on."""
+_NEUTRAL: dict[Any, float] = {
+    _aten.mul.Tensor: 1.0,
+    _aten.logical_and.default: 1.0,
+    _aten.bitwise_and.Tensor: 1.0,
+    _aten.maximum.default: 0.0,
+    _aten.logical_or.default: 0.0,
+    _aten.bitwise_or.Tensor: 0.0,
+}
+"""Operators of two truth values -> the value that leaves the other as it is."""
+_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
+"""Operators that make zero of what is nowhere true."""
+_is_all_true = _aten._is_all_true.default
+_KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _is_all_true})
+_plans: dict[Any, dict[Any, Plan]] = {}
+_holds_more: dict[Any, bool] = {}
+_bodies: dict[Any, Callable[..., Any] | None] = {}
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what happens while it is entered; `build` then gives the trace."""
+
+    def __init__(self, personality: Personality, assumptions: Assumptions | None = None) -> None:
+        """Makes a recorder with nothing recorded.
+
+        Args:
+            personality: The kind of device.
+            assumptions: What may be taken for granted about values; None: the defaults.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.personality = personality
+        self.step = 0
+        """Number of the training step, for the marks of phases."""
+        self.answered: set[str] = set()
+        """Questions about values that were answered although fake tensors have none; for the report."""
+        self.modules = ModulePath()
+        self._plans: dict[Any, Plan] = {}
+        self._operators: cpu_operators.CpuOperators | None = None
+        self._cuda = personality.kind == "cuda"
+        self._builder = TraceBuilder()
+        self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
+        self.values = ReadValues(assumptions or Assumptions(), self._ledger, self.answered)
+        """Answers to questions about values."""
+        self._mode = private_torch.new_fake_mode()
+        self._factory = private_torch.FakeFactory(self._mode)
+        self._state = _FORWARD
+        self._marks: list[str] = []
+        self._in_optimizer = 0
+        self._stream = 0
+        self._last_run: dict[int, int] = {}
+        self._waits: dict[int, list[int]] = {}
+        self._library_workspaces: set[tuple[bool, int]] = set()
+        self._models: list[torch.nn.Module] = []
+        self._entered = ExitStack()
+        self._captured = Captured(self._factory, personality.device, ())
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles inside a recording, so the guard against it would only cost time."""
+        return False
+
+    # -- the run from outside
+
+    def __enter__(self) -> Recorder:
+        """Starts to record."""
+        backend = accelerator.backend
+        self._before = (backend.observer, backend.memory, backend.capability, backend.current)
+        backend.observer = self._on_backend
+        backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
+        backend.capability = self.personality.capability
+        self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if self._cuda:
+            self._plans = _plans.setdefault(self.personality, {})
+        else:
+            self._operators = cpu_operators.of_this_processor()
+            self._plans = _plans.setdefault(self._operators, {})
+            self._entered.enter_context(self._operators.in_use())
+        self._entered.enter_context(self.modules)
+        self._entered.enter_context(self._watch_optimizers())
+        self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops to record."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._entered.close()
+        backend = accelerator.backend
+        backend.observer, backend.memory, backend.capability, backend.current = self._before
+
+    @contextmanager
+    def _also_inside(self) -> Iterator[None]:
+        """Records the operators that an operator runs inside itself; what `__enter__` set up stays as it is."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def bring(self, captured: Iterable[torch.Tensor]) -> None:
+        """Takes tensors that the step's code holds besides model and batch; before the recording begins.
+
+        Args:
+            captured: From `captured_tensors`.
+        """
+        self._captured = Captured(self._factory, self.personality.device, captured)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes a model's module names, and its parameters and buffers as weights.
+
+        Args:
+            model: The model, with fake parameters.
+        """
+        if all(model is not known for known in self._models):
+            self._models.append(model)
+        self.modules.watch(model)
+        self._claim_weights(model)
+
+    def claim(self, tensors: Iterable[torch.Tensor | None], category: str) -> None:
+        """Says what the storages of tensors are.
+
+        Args:
+            tensors: Tensors of this recording; None and others are passed over.
+            category: One of `CATEGORIES`.
+        """
+        self._ledger.claim(tensors, category)
+
+    def saw(self, tensor: torch.Tensor) -> None:
+        """Takes down a tensor that no operator made.
+
+        Args:
+            tensor: A real host tensor, such as a copy of the random state.
+        """
+        self._ledger.see(tensor, operator="", module=self._where(), phase=self.phase, stream=self._stream)
+
+    def is_true(self, tensor: torch.Tensor) -> None:
+        """Says that a tensor of one truth value would be true in a run where all goes well.
+
+        Args:
+            tensor: A tensor of this recording.
+        """
+        self._ledger.set_value(tensor, 1.0)
+
+    def host_pool(self) -> AbstractContextManager[None]:
+        """Returns a context in which tensors count as host memory, also in a run on cpu."""
+        return self._ledger.as_host()
+
+    def on_phase(self, name: str, entered: bool) -> None:
+        """Takes a mark of `snugfit.training.phases`.
+
+        Args:
+            name: The phase.
+            entered: Whether it was entered or left.
+        """
+        if entered:
+            self._marks.append(name)
+        elif self._marks:
+            if name == _BACKWARD:
+                self._claim_gradients()
+            elif name == _OPTIMIZER:
+                self._ledger.claim_left_by_optimizer()
+            self._marks.pop()
+        self._builder.mark(name, entered, self.step)
+
+    @property
+    def phase(self) -> str:
+        """The phase of the run: as marked, or else as autograd and the optimizer show it."""
+        return self._marks[-1] if self._marks else self._state
+
+    @property
+    def processor(self) -> str | None:
+        """The processor that was asked what operators take, in words; None for a card."""
+        return None if self._operators is None else self._operators.processor.in_words()
+
+    def build(self) -> Trace:
+        """Returns the trace so far, with the category of everything that is still alive decided."""
+        for model in self._models:
+            self._claim_weights(model)
+        self._ledger.decide_all()
+        return self._builder.build()
+
+    # -- operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator on fake tensors and records it."""
+        if func is _device:
+            return args[0].device
+        if func is _item and type(args[0]) is not FakeTensor:
+            return func(*args)
+        if func is _add and private_torch.summed_in_place(args):
+            func = _add_
+        kwargs = kwargs or {}
+        module = self._where()
+        if self._captured.unused:
+            self._take_captured(args, kwargs, module)
+        found = dispatch_plan.key_of(func, args, kwargs)
+        if found is not None:
+            plan = self._plans.get(found[0])
+            if plan is not None:
+                result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
+                if fresh or plan.cost.kernels:
+                    self._note(plan, fresh, module)
+                    if func in _KNOWING:
+                        self._know(func, args, found[1], fresh)
+                follow(func, args, kwargs, found[1], result)
+                return result
+        how = own_kernels.choice(func, self.personality.kind)
+        if how == own_kernels.APART:
+            with self._also_inside():
+                if attention_kernels.runs_whole(func) and self._cuda:
+                    return attention_kernels.attention(*args, **kwargs)
+                return func.decompose(*args, **kwargs)
+        if self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
+            self._builder.taken_apart[str(func), module] = None
+            with self._also_inside():
+                return private_torch.run_explicit_body(func, args, kwargs)
+        if func not in _bodies:
+            _bodies[func] = private_torch.python_body(func)
+        body = _bodies[func]
+        if body is not None:
+            with self._also_inside():
+                return body(*args, **kwargs)
+        return self._work_out(func, args, kwargs, module, found)
+
+    def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
+        """A captured tensor counts from its first use on."""
+        used = self._captured.used(tensors_in((*args, *kwargs.values())))
+        for tensor in used:
+            self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
+        self._ledger.claim(used, "weights")
+
+    def _holds_more(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: tuple[Any, list[torch.Tensor]] | None
+    ) -> bool:
+        """Whether the device takes an operator apart, and its body makes more than its results."""
+        if not any(type(tensor) is FakeTensor for tensor in tensors_in((*args, *kwargs.values()))):
+            return False
+        if found is None:
+            return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
+        key = (self.personality.kind, found[0])
+        known = _holds_more.get(key)
+        if known is None:
+            known = _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
+        return known
+
+    def _work_out(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        module: str,
+        found: tuple[Any, list[torch.Tensor]] | None,
+    ) -> Any:
+        """Runs an operator that has no plan, and makes one where that is possible."""
+        tensors = tensors_in((*args, *kwargs.values()))
+        written = _mutated(func, args, kwargs)
+        sizes = [tensor.untyped_storage().nbytes() for tensor in written]
+        if func is _item:
+            return self._item(tensors[0], module)
+        if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
+            args = self._captured.on_device(args)
+            tensors = tensors_in((*args, *kwargs.values()))
+            self._take_captured(args, kwargs, module)
+        refuse_sparse(str(func), args, kwargs)
+        as_given = args, kwargs
+        if func is _equal:
+            return self.values.condition(str(func), module)
+        sized = None if _all_real(tensors, kwargs) else self._sized(func, args, kwargs, module)
+        if sized is not None:
+            result, found = sized, None  # it holds for these values alone
+            if result is not None and type(result) is _Whole:
+                return result.value
+        elif _all_real(tensors, kwargs):
+            result = func(*args, **kwargs)
+        else:
+            if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
+                args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
+            try:
+                with self._mode:
+                    result = func(*args, **kwargs)
+            except Exception as error:
+                problem = fake_failure.explain(error, str(func), module)
+                if problem is not None:
+                    raise problem from error
+                result = self._as_the_machine_does(func, args, kwargs)
+                if result is None:
+                    raise
+            private_torch.forget_conversions(self._mode)
+            if func is _lift and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
+                result.constant = None  # torch computes with such values, and on this device there are none
+        unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
+        if unscaling:
+            self._ledger.set_value(args[1], 0.0)
+            self.answered.add("the loss scaler was told that all gradients are finite")
+        resizing = func._opname in _RESIZING or sizes != [tensor.untyped_storage().nbytes() for tensor in written]
+        if resizing:  # by name, or an empty `out=` that was given its size
+            for tensor in written:
+                self._ledger.resized(tensor.untyped_storage())
+        known = {tensor.untyped_storage()._cdata for tensor in tensors}
+        made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
+        fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
+        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh, ask=sized is None)
+        if corrected:
+            made = dict(enumerate(fresh))
+            for number, real in corrected:
+                made[number] = self._tensor(real, made)
+            fresh = list(made.values())
+            result = _replaced(result, known, iter(fresh))
+        if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
+            outputs = dispatch_plan.outputs_of(result, found[1])
+            if outputs is not None:
+                self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+        self._note(plan, fresh, module)
+        if func in _KNOWING:
+            self._know(func, args, tensors, fresh)
+        follow(func, *as_given, tensors, result)
+        return result
+
+    def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Returns the result of an operator whose size depends on values; None for all others."""
+        selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
+        if selects and any(_is_mask(index) for index in args[1]):
+            for index in filter(_is_mask, args[1]):
+                self.values.count(index, str(func), module)
+            with self._also_inside():
+                places: list[Any] = []
+                for index in args[1]:
+                    places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
+                return _Whole(func(args[0], places, *args[2:], **kwargs))
+        make = size_from_values(self.values, func, args, kwargs, module)
+        if make is None:
+            return None
+        device = args[0].device
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            strides = [1] * len(shape)
+            for at in range(len(shape) - 2, -1, -1):
+                strides[at] = strides[at + 1] * max(1, shape[at + 1])
+            return self._factory.empty(shape, strides, dtype, device)
+
+        return make(empty)
+
+    def _fakes(self, value: Any) -> Any:
+        """Returns arguments with fake tensors in place of real host tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._factory.empty(value.shape, value.stride(), value.dtype, value.device)
+        return type(value)(map(self._fakes, value)) if isinstance(value, list | tuple) else value
+
+    def _plan(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: Sequence[torch.Tensor],
+        fresh: Sequence[torch.Tensor],
+        *,
+        ask: bool,
+    ) -> tuple[Plan, Sequence[tuple[int, Result]]]:
+        """Returns what a run of an operator costs, without the results, and the new results that are not as they seem."""
+        written = [*fresh, *_mutated(func, args, kwargs)]
+        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
+        link = self._cuda and devices == {"cpu", DEVICE_TYPE}
+        on_host = self._cuda and DEVICE_TYPE not in devices
+        waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
+        cost = cost_of(func, args, kwargs, result, written)
+        inner = cpu_operators.NOTHING
+        if self._operators is not None and cost.kernels and ask:  # the machine's own values would give another size
+            inner = self._operators.ask(func, args, kwargs, fresh, cost)
+        elif self._cuda and not on_host:
+            spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)
+            inner = inner._replace(spaces=spaces)
+        plan = Plan(
+            name=str(func),
+            outputs=(),
+            shape=None,
+            cost=cost,
+            workspaces=inner.spaces,
+            order=inner.order,
+            device="link" if link else "host" if on_host else "device",
+            blocking=link and waits,
+        )
+        return plan, inner.corrected
+
+    def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
+        if self._operators is None:
+            return None
+        results = self._operators.results_of(func, args, kwargs)
+        if results is None:
+            return None
+        made: dict[int, torch.Tensor] = {}
+        for number, layout in enumerate(results):
+            made[number] = self._tensor(layout, made)
+        return made[0] if len(made) == 1 else tuple(made.values())
+
+    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Returns a fake tensor as the machine makes it."""
+        if layout.shares >= 0:
+            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
+        made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
+        if made.untyped_storage().nbytes() != layout.nbytes:
+            made.untyped_storage().resize_(layout.nbytes)
+        return made
+
+    def _item(self, tensor: torch.Tensor, module: str) -> Any:
+        return self.values.number(tensor, module)
+
+    # -- taking down
+
+    def _where(self) -> str:
+        """Returns the running module, and notices whether we are in forward, backward or the optimizer."""
+        node = private_torch.current_node()
+        stack = self.modules.stack
+        if self._in_optimizer:
+            state = _OPTIMIZER
+        elif stack or node is None:
+            state = _FORWARD
+        else:
+            state = _BACKWARD
+        if state is not self._state:
+            self._change(state, node is not None)
+        if stack:
+            return stack[-1]
+        return self.modules.of_node(node) if node is not None else ""
+
+    def _change(self, state: str, in_backward: bool) -> None:
+        ledger = self._ledger
+        if state is _BACKWARD:
+            ledger.epoch += 1
+        elif self._state is _BACKWARD and not in_backward:
+            self._claim_gradients()
+        ledger.forward = state is _FORWARD
+        self._state = state
+
+    def _note(self, plan: Plan, fresh: Sequence[torch.Tensor], module: str) -> None:
+        """Takes down an operator: its new storages, the memory inside it, its cost."""
+        name, stream = plan.name, self._stream
+        phase = self._marks[-1] if self._marks else self._state
+        cost = plan.cost
+        if cost.product and self._cuda and plan.device == "device":
+            self._library_workspace(phase)
+        if plan.order and len(plan.order) == len(fresh):
+            fresh = [fresh[number] for number in plan.order]
+        seen = 0
+        for size, results in plan.workspaces:
+            for tensor in fresh[seen:results]:
+                self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+            seen = max(seen, results)
+            self._builder.workspace(size, operator=name, module=module, phase=phase, stream=stream)
+            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
+        for tensor in fresh[seen:]:
+            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+        if not cost.kernels:
+            return
+        dtype = cost.dtype
+        if self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
+            dtype = "tf32"
+        after = tuple(self._waits.pop(stream, ()))
+        self._last_run[stream] = self._builder.run(
+            OperatorRun(
+                name,
+                module,
+                phase,
+                cost.flops,
+                cost.read_bytes,
+                cost.written_bytes,
+                dtype,
+                cost.kernels,
+                plan.device,
+                stream,
+                cost.product,
+                after,
+                plan.blocking,
+                convolution=cost.convolution,
+                again_bytes=cost.again_bytes,
+            )
+        )
+
+    def _know(
+        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None:
+        """A batch that is copied to the device is still the batch; a known truth value stays known."""
+        if not sources or not copies:
+            return
+        if self._ledger.category(sources[0]) == "inputs":
+            self._ledger.claim(copies, "inputs")
+        if func in FACTS or func is _is_all_true:
+            self.values.fact(func, args, copies[0])
+        known = [self._ledger.value(source) for source in sources]
+        first = known[0]
+        if first is None:
+            return
+        if func in _CARRIES:
+            self._ledger.set_value(copies[0], _CARRIES[func](first))
+        elif func in _NEUTRAL and len(known) == 2:
+            other, neutral = known[1], _NEUTRAL[func]
+            if other is not None:
+                self._ledger.set_value(copies[0], other if first == neutral else first)
+        elif func in _NOTHING_THERE and first == 0.0:
+            self._ledger.set_value(copies[0], 0.0)
+
+    def _library_workspace(self, phase: str) -> None:
+        """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""
+        key = (private_torch.current_node() is not None, self._stream)
+        if key not in self._library_workspaces:
+            self._library_workspaces.add(key)
+            size = kernels.cublas_workspace_bytes(self.personality.capability)
+            self._builder.alloc(
+                size, category="temporaries", operator="cublas workspace", phase=phase, stream=self._stream
+            )
+            self._ledger.grow(size)
+
+    # -- gradients, optimizers, streams
+
+    def _claim_weights(self, model: torch.nn.Module) -> None:
+        """Parameters and buffers are weights of the module that owns them, wherever they were made."""
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._ledger.claim((tensor,), "weights", name.rpartition(".")[0])
+
+    def _claim_gradients(self) -> None:
+        for model in self._models:
+            self.claim((parameter.grad for parameter in model.parameters()), "gradients")
+
+    @contextmanager
+    def _watch_optimizers(self) -> Iterator[None]:
+        """Knows when an optimizer runs, which gradients it reads and which state it keeps."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        def before(optimizer: Any, *_: Any) -> None:
+            self._ledger.claim_left_by_backward()
+            self.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
+            self._in_optimizer += 1
+
+        def after(optimizer: Any, *_: Any) -> None:
+            self._in_optimizer -= 1
+            for parameter, state in optimizer.state.items():
+                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+                self._ledger.claim(tensors, "optimizer_state", self.modules.owner(parameter))
+
+        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
+        """Takes down what was asked of `torch.sim`: streams, events, the cache."""
+        if what == "stream":
+            self._stream = stream
+        elif what == "event":
+            return self._last_run.get(stream)
+        elif what == "wait":
+            self._waits.setdefault(stream, []).append(value)
+        elif what == "empty_cache":
+            self._builder.empty_cache()
+        return None
+
+
+class _Whole(NamedTuple):
+    """A result whose operators were recorded one by one."""
+
+    value: Any
+
+
+def _is_mask(index: Any) -> bool:
+    return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
+
+
+def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
+    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage()._cdata in known else next(made)
+    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
+
+
+def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the arguments that an operator writes to."""
+    found: list[Any] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
+    return tensors_in(found)
+
+
+def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator works on small real host tensors alone, so that its values can stay true."""
+    return (
+        bool(tensors)
+        and kwargs.get("device") in (None, torch.device("cpu"))
+        and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
+    )

@@ -1,0 +1,65 @@
+"""Tells torch of the fake accelerator. This changes the whole process; only the worker does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device import (
+    attention_kernels,
+    autocast,
+    convolution_layout,
+    ctc_kernels,
+    grouped_products,
+    own_kernels,
+    recurrent_cells,
+    recurrent_kernels,
+)
+from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
+from snugfit.fake_device.recorder import Recorder
+
+_registered = False
+_threads = 1
+"""Threads that torch takes by itself in this process."""
+
+
+def register() -> None:
+    """Makes the fake accelerator the accelerator of this process; a second call does nothing."""
+    global _registered, _threads
+    if _registered:
+        return
+    _registered = True
+    _threads = torch.get_num_threads()
+    private_torch.register_backend(DEVICE_TYPE, backend)
+    private_torch.let_optimizers_take_fakes()
+    private_torch.skip_dispatch_rules(Recorder)
+    autocast.register()
+    attention_kernels.register()
+    convolution_layout.register(DEVICE_TYPE)
+    recurrent_kernels.register()
+    grouped_products.register()
+    recurrent_cells.register()
+    own_kernels.register()
+    ctc_kernels.register()
+
+
+@contextmanager
+def threads_of(personality: Personality) -> Iterator[None]:
+    """Lets torch believe it computes with the threads of a run on cpu: kernels are chosen and sized by their number.
+
+    Args:
+        personality: The kind of device; nothing changes unless it is cpu.
+
+    Yields:
+        Nothing.
+    """
+    before = torch.get_num_threads()
+    if personality.kind == "cpu":
+        torch.set_num_threads(personality.threads or _threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,196 @@
+"""Hand-written code says "cuda"; in a simulation that reaches the fake accelerator.
+
+`tensor.cuda()`, `to("cuda")`, `device="cuda"`, `torch.autocast("cuda")`, `torch.amp.GradScaler("cuda")`, `tensor.is_cuda`
+and the functions of `torch.cuda` that training code calls (`is_available`, `synchronize`, `empty_cache`, memory statistics,
+streams and events) are led to `torch.sim` while the context is open. What cannot be translated is the text of a device:
+`tensor.device.type` is `sim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from snugfit.fake_device.accelerator import DEVICE_TYPE, backend
+from snugfit.fake_device.replaced import Change, replaced
+
+_SAME_NAME = [
+    "is_available",
+    "is_initialized",
+    "device_count",
+    "current_device",
+    "set_device",
+    "device",
+    "get_device_capability",
+    "get_device_name",
+    "is_bf16_supported",
+    "manual_seed",
+    "manual_seed_all",
+    "get_rng_state",
+    "set_rng_state",
+    "get_rng_state_all",
+    "set_rng_state_all",
+    "current_stream",
+    "default_stream",
+    "stream",
+    "set_stream",
+    "is_current_stream_capturing",
+    "synchronize",
+    "empty_cache",
+    "memory_allocated",
+    "max_memory_allocated",
+    "reset_peak_memory_stats",
+    "Stream",
+    "Event",
+]
+_OTHER_NAME = {
+    "memory_reserved": "memory_allocated",
+    "max_memory_reserved": "max_memory_allocated",
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "init": "init",
+    "_lazy_init": "init",
+}
+
+
+def device_of(value: Any) -> Any:
+    """Returns the fake device for a CUDA device or its name, and anything else as it is."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device(DEVICE_TYPE, 0)
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return torch.device(DEVICE_TYPE, 0)
+    return value
+
+
+class _CudaMeansSim(TorchFunctionMode):
+    """Changes CUDA devices among the arguments of torch functions."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs a torch function on the fake device where it asks for CUDA."""
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
+        if func == _IS_CUDA:
+            return args[0].device.type == DEVICE_TYPE
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": device_of(kwargs["device"])}
+        if any(isinstance(a, str | torch.device) for a in args):
+            args = tuple(device_of(a) for a in args)
+        return func(*args, **kwargs)
+
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+@contextmanager
+def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tells of every result of torch.isfinite while the context is open: in a run where all goes well it is true.
+
+    Args:
+        is_true: Called with the result.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.isfinite
+
+    def isfinite(tensor: torch.Tensor) -> torch.Tensor:
+        result = original(tensor)
+        is_true(result)
+        return result
+
+    with replaced([(torch, "isfinite", isfinite)]):
+        yield
+
+
+@contextmanager
+def seen_random_state(saw: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tells of every copy of the host's random state, which no operator makes and checkpointed blocks keep.
+
+    Args:
+        saw: Called with the copy.
+
+    Yields:
+        Nothing.
+    """
+    original = torch.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = original()
+        saw(state)
+        return state
+
+    with replaced([(torch, "get_rng_state", get_rng_state)]):
+        yield
+
+
+@contextmanager
+def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Counts the host pool of a simulated CPU run as host memory while the context is open.
+
+    Args:
+        as_host: Returns a context in which tensors count as host memory.
+
+    Yields:
+        Nothing.
+    """
+    from snugfit.techniques.host_pool import HostPool
+
+    original = HostPool.empty
+
+    def empty(self: Any, shape: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before, self.device = self.device, torch.device("meta")
+        try:
+            with as_host():
+                return original(self, shape, dtype, *args, **kwargs)
+        finally:
+            self.device = before
+
+    with replaced([(HostPool, "empty", empty)]):
+        yield
+
+
+@contextmanager
+def cuda_means_sim() -> Iterator[None]:
+    """Leads what says "cuda" to the fake accelerator while the context is open.
+
+    Yields:
+        Nothing.
+    """
+    from torch.amp import autocast_mode, grad_scaler
+
+    from snugfit.training import optimizers
+
+    changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
+    changes += [(torch.cuda, name, getattr(backend, other)) for name, other in _OTHER_NAME.items()]
+    autocast_init = autocast_mode.autocast.__init__
+    scaler_init = grad_scaler.GradScaler.__init__
+
+    def make_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast_init(self, DEVICE_TYPE if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def make_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        if not isinstance(device, str):
+            device, args = "cuda", (device, *args)  # type: ignore[unreachable]
+        scaler_init(self, DEVICE_TYPE if device == "cuda" else device, *args, **kwargs)
+
+    class Generator(torch.Generator):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            kind = torch.device(device).type
+            return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)  # type: ignore[call-arg]
+
+    changes.append((torch, "Generator", Generator))
+    changes.append((autocast_mode.autocast, "__init__", make_autocast))
+    changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
+    optimizers.FUSED_DEVICES.add(DEVICE_TYPE)
+    try:
+        with replaced(changes), _CudaMeansSim():
+            yield
+    finally:
+        optimizers.FUSED_DEVICES.discard(DEVICE_TYPE)

@@ -1,0 +1,107 @@
+"""Which module of the model is running, in forward and in backward.
+
+Forward is told by hooks on every module call. Backward is told by autograd's sequence numbers: every node is numbered when
+it is made, so the numbers at the start and end of a module's forward say whose nodes they are. (That needs backward to
+run in the thread of forward; the recorder sees to it.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from snugfit.private_torch import next_sequence
+
+
+class ModulePath:
+    """Knows the dotted path of the module that runs; a context manager that hooks every module of the process."""
+
+    def __init__(self) -> None:
+        """Knows no names yet."""
+        self.stack: list[str] = []
+        """Paths of the modules whose forward is under way, outermost first."""
+        self._names: dict[int, str] = {}
+        self._owners: dict[int, str] = {}
+        self._keep: list[torch.nn.Module] = []
+        self._numbers: list[int] = [0]
+        self._paths: list[str] = [""]
+        self._hooks: list[Any] = []
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes the names of a model's modules and of the modules that own its parameters.
+
+        Args:
+            model: The model; kept alive, since names go by identity.
+        """
+        self._keep.append(model)
+        for name, module in model.named_modules():
+            self._names[id(module)] = name
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._owners.setdefault(id(parameter), name)
+
+    def of_node(self, node: Any) -> str:
+        """Returns the path of the module in whose forward an autograd node was made.
+
+        Args:
+            node: The node that runs.
+
+        Returns:
+            A dotted path; empty outside of all modules.
+        """
+        number = node._sequence_nr()
+        if number > self._numbers[-1] + (1 << 40) or number < 0:
+            variable = getattr(node, "variable", None)
+            return self._owners.get(id(variable), "")
+        return self._paths[bisect_right(self._numbers, number) - 1]
+
+    def owner(self, parameter: torch.Tensor) -> str:
+        """Returns the path of the module that owns a parameter; empty for one of no known model.
+
+        Args:
+            parameter: The parameter.
+        """
+        return self._owners.get(id(parameter), "")
+
+    def _entered(self, module: torch.nn.Module, inputs: Any) -> None:
+        path = self._names.get(id(module))
+        if path is None:
+            path = type(module).__name__
+            if self.stack and self.stack[-1]:
+                path = f"{self.stack[-1]}.{path}"
+        self.stack.append(path)
+        self._point(path)
+
+    def _left(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if self.stack:
+            self.stack.pop()
+        self._point(self.stack[-1] if self.stack else "")
+
+    def _point(self, path: str) -> None:
+        number = next_sequence()
+        if number == self._numbers[-1]:
+            self._paths[-1] = path
+        else:
+            self._numbers.append(number)
+            self._paths.append(path)
+
+    def __enter__(self) -> ModulePath:
+        """Hooks every module."""
+        self._point("")
+        self._hooks = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []

@@ -1,0 +1,114 @@
+"""A plan: the recipe that was found, why, what fits beside it, and what to fall back on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.fidelity import Fidelity
+from snugfit.recipe import Recipe
+from snugfit.simulator.prediction import Estimate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FrontierPoint:
+    """A simulated recipe that no other beats in both memory and time."""
+
+    recipe: Recipe
+    """The recipe."""
+    total_bytes: int
+    """What it reserves where memory is not short (on cpu: what its tensors take), with CUDA's context."""
+    need_bytes: int
+    """The smallest memory in which it goes through, CUDA's context apart."""
+    step_seconds: float
+    """Predicted seconds of a step."""
+    host_bytes: int
+    """Host memory that it takes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The fastest recipe that was found to fit a budget."""
+
+    recipe: Recipe
+    """The recipe."""
+    estimate: Estimate
+    """What it needs; its one device is a card of the size of the budget less the margin."""
+    fidelity: Fidelity
+    """How close it is to plain training."""
+    frontier: tuple[FrontierPoint, ...]
+    """Recipes that no other beats in both memory and time, least memory first."""
+    reasons: Mapping[str, str]
+    """Recipe field -> why it is on or off."""
+    slowdown: float
+    """Time of a step over that of the fastest recipe without a budget."""
+    budget_bytes: int
+    """Memory there is; CUDA's context and the margin come out of it."""
+    margin_bytes: int
+    """Part of the budget that stays free because predictions err."""
+    margin_source: str
+    """What the margin is derived from."""
+    host_budget_bytes: int | None
+    """Host memory there is; None where nobody knows."""
+    fallbacks: tuple[Recipe, ...]
+    """Recipes of the same kind that need less memory, fastest first."""
+    neighbours: tuple[str, ...]
+    """What a little more or less budget would change."""
+    simulated: int
+    """How many recipes were simulated."""
+    traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """What a check of model and loss has found, fields of the workload; `snugfit.prepare` goes by it."""
+    maximized: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """batch_size or seq_len -> the largest value that fits, where that was asked for."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step."""
+        assert self.estimate.step_seconds is not None
+        return self.estimate.step_seconds
+
+    def explain(self) -> str:
+        """Returns the plan as text for a console: recipe, prediction, reasons, frontier."""
+        from snugfit.report.plan_card import plan_card
+
+        return plan_card(self)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns the plan as plain data."""
+        return {
+            "recipe": self.recipe.to_mapping(),
+            "estimate": self.estimate.to_mapping(),
+            "fidelity": dataclasses.asdict(self.fidelity),
+            "frontier": [{**dataclasses.asdict(point), "recipe": point.recipe.to_mapping()} for point in self.frontier],
+            "reasons": dict(self.reasons),
+            "slowdown": self.slowdown,
+            "budget_bytes": self.budget_bytes,
+            "margin_bytes": self.margin_bytes,
+            "margin_source": self.margin_source,
+            "host_budget_bytes": self.host_budget_bytes,
+            "fallbacks": [recipe.to_mapping() for recipe in self.fallbacks],
+            "neighbours": list(self.neighbours),
+            "simulated": self.simulated,
+            "traits": dict(self.traits),
+            "maximized": dict(self.maximized),
+        }
+
+    def to_json(self) -> str:
+        """Returns the plan as one JSON document."""
+        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+
+    def draw(self, path: str | Path) -> None:
+        """Draws the frontier.
+
+        Args:
+            path: The file; its ending says the format (png, svg).
+        """
+        from snugfit.report.plan_figure import draw_plan
+
+        draw_plan(self, Path(path))

@@ -1,0 +1,280 @@
+"""Advice for a profiled script: its model, simulated plainly and with one technique at a time.
+
+The model travels as a skeleton, with the shapes it was called with and its optimizer's class and settings; the script's
+own loss is not known, so where the model does not return one a mean over its outputs stands in for it. What is advised is
+always the difference between two simulations of the same kind, never one against the measurement. A model that cannot be
+simulated is left without advice, and the reason is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from snugfit.devices import Device, device_named
+from snugfit.errors import SnugfitError
+from snugfit.fake_device.accelerator import Personality
+from snugfit.recipe import Recipe
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.block_profile import last_step_start
+from snugfit.recording.clock import clock
+from snugfit.recording.replay import replay
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.recording.trace import Trace
+from snugfit.simulator.session import simulate_training
+from snugfit.techniques.blocks import find_blocks
+from snugfit.training.optimizers import OPTIMIZER_TABLE
+from snugfit.workers import skeleton
+
+WORTH_SHARE = 0.02
+"""Advice that saves less than this share of the peak is not given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """One technique and what it would do."""
+
+    settings: dict[str, Any]
+    """The recipe's fields; empty where the advice is an argument of an optimizer that recipes have no name for."""
+    optimizer_arguments: dict[str, Any]
+    """What the script's own optimizer would be given; empty where the advice is no argument of it."""
+    text: str
+    """What would be done, such as `checkpointing these 24 blocks`."""
+    saved_bytes: int
+    """How much lower the peak would be."""
+    more_time: float
+    """Share of a step's time, or of its floating-point operations where the card's speed is not known, that is added."""
+    time_is_flops: bool
+    """Whether `more_time` counts floating-point operations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What simulations of a script's model say."""
+
+    suggestions: tuple[Suggestion, ...] = ()
+    """What is worth doing, the largest saving first."""
+    simulated_peak_bytes: int | None = None
+    """Peak of the simulation without any technique, to compare with the measured one; None without a simulation."""
+    missing: str = ""
+    """Why there is no simulation; empty when there is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenModel:
+    """A model as a script used it, ready to be simulated: no weights, no values."""
+
+    data: bytes
+    """Model, inputs and optimizer, as a skeleton; empty when they cannot travel."""
+    returns_loss: bool
+    """Whether the model returns its loss."""
+    precision: str
+    """The recipe's word for the autocast under which the model was called."""
+    blocks: int
+    """Repeated blocks of the model."""
+    problem: str = ""
+    """Why it cannot travel."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, args: Any, kwargs: Any, returns_loss: bool, optimizer: Any) -> SeenModel:
+        """Takes a model down while the script runs.
+
+        Args:
+            model: The model.
+            args: What it was called with, as meta tensors.
+            kwargs: The same by name.
+            returns_loss: Whether it returned a loss.
+            optimizer: The optimizer that is about to make its step.
+
+        Returns:
+            The model without its weights.
+        """
+        parameter = next(model.parameters())
+        precision = _precision(parameter.device.type)
+        blocks = len(find_blocks(model))
+        kind = type(optimizer)
+        known = inspect.signature(kind).parameters
+        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+        try:
+            data = skeleton.dumps((model, (args, kwargs), kind, settings))
+        except Exception as error:  # pickling a user's class may raise anything
+            return cls(b"", returns_loss, precision, blocks, f"{type(error).__name__}: {error}")
+        return cls(data, returns_loss, precision, blocks)
+
+
+def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
+    """Simulates a model plainly and with one technique at a time.
+
+    Args:
+        seen: The model; None when no model was seen training.
+        device_index: Index of the CUDA device it ran on; None for the CPU.
+
+    Returns:
+        What is worth doing.
+    """
+    if seen is None:
+        return Advice(missing="no model was seen going through forward, backward and an optimizer step")
+    if seen.problem:
+        return Advice(missing=f"the model cannot be sent to the simulation ({seen.problem})")
+    personality, device = Personality(kind="cpu"), None
+    if device_index is not None:
+        personality = Personality(capability=torch.cuda.get_device_capability(device_index))
+        device = device_named("local")
+    try:
+        plain = _simulate(seen, {}, personality)
+    except SnugfitError as error:
+        return Advice(missing=f"the model cannot be simulated: {error}")
+    config = TensorBytes() if device_index is None else AllocatorConfig()
+    peak = replay(plain, config).peak_allocated_bytes
+    suggestions = []
+    for candidate in _candidates(seen, personality):
+        try:
+            changed = _simulate(seen, candidate.settings, personality, candidate.optimizer_arguments)
+        except SnugfitError:
+            continue  # this technique does not go with this model or optimizer
+        saved = peak - replay(changed, config).peak_allocated_bytes
+        if saved >= WORTH_SHARE * peak:
+            more, in_flops = _more_time(plain, changed, device)
+            suggestions.append(
+                dataclasses.replace(candidate, saved_bytes=saved, more_time=more, time_is_flops=in_flops)
+            )
+    suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
+    return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
+
+
+def _candidates(seen: SeenModel, personality: Personality) -> list[Suggestion]:
+    found: list[Suggestion] = []
+
+    def add(text: str, settings: dict[str, Any], arguments: dict[str, Any] | None = None) -> None:
+        found.append(
+            Suggestion(
+                settings=settings, optimizer_arguments=arguments or {}, text=text,
+                saved_bytes=0, more_time=0.0, time_is_flops=True,
+            )
+        )  # fmt: skip
+
+    if seen.blocks:
+        add(f"checkpointing these {seen.blocks} blocks", {"checkpoint": "all"})
+    add("updating each parameter during backward, so that gradients never pile up", {"step_in_backward": True})
+    _, _, kind, settings = skeleton.loads(seen.data)
+    if implementation_of(kind, settings, personality) == "foreach":
+        held = "the update's temporaries for all parameters at once"
+        named = _name_of(kind, settings) is not None
+        by_name = named and OPTIMIZER_TABLE[str(_name_of(kind, settings))].fused
+        if by_name or (personality.kind == "cpu" and "fused" in inspect.signature(kind).parameters):
+            impl: dict[str, Any] = {"optimizer_impl": "fused"} if named else {}
+            add(f"{kind.__name__}(..., fused=True), which holds none of {held},", impl, {"fused": True})
+        impl = {"optimizer_impl": "for-loop"} if named else {}
+        text = f"{kind.__name__}(..., foreach=False), one parameter after the other in place of {held},"
+        add(text, impl, {"foreach": False})
+    return found
+
+
+def implementation_of(kind: type, settings: Mapping[str, Any], personality: Personality) -> str | None:
+    """Returns how a script's optimizer updates: fused, foreach or for-loop; None for a class that does not say.
+
+    Args:
+        kind: The optimizer's class.
+        settings: Its arguments.
+        personality: The kind of device: without a word torch takes foreach on CUDA and for-loop on the CPU.
+    """
+    if "foreach" not in inspect.signature(kind).parameters:
+        return None
+    if settings.get("fused"):
+        return "fused"
+    if settings.get("foreach") is not None:
+        return "foreach" if settings["foreach"] else "for-loop"
+    return "foreach" if personality.kind == "cuda" else "for-loop"
+
+
+def _simulate(
+    seen: SeenModel,
+    settings: dict[str, Any],
+    personality: Personality,
+    optimizer_arguments: Mapping[str, Any] | None = None,
+) -> Trace:
+    model, batch, kind, defaults = skeleton.loads(seen.data)
+    if optimizer_arguments:
+        defaults = {**defaults, "fused": None, "foreach": None, **optimizer_arguments}
+        defaults = {name: value for name, value in defaults.items() if name in inspect.signature(kind).parameters}
+    optimizer, fields = _optimizer_as_seen(kind, defaults, personality)
+    arguments: dict[str, Any] = {"forward": _call_as_seen, **optimizer}
+    if not seen.returns_loss:
+        arguments["loss"] = _stand_in_loss
+    recipe = Recipe(precision=seen.precision, **{**fields, **settings})  # type: ignore[arg-type]
+    return simulate_training(model, recipe, batch, personality=personality, evaluate=False, arguments=arguments).trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OptimizerLike:
+    """Makes an optimizer like the script's."""
+
+    kind: type
+    settings: dict[str, Any]
+
+    def __call__(self, parameters: Any) -> Any:
+        return self.kind(parameters, **self.settings)
+
+
+def _optimizer_as_seen(
+    kind: type, settings: dict[str, Any], personality: Personality
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the optimizer for `prepare`, and the recipe's fields that make it run as the script's does.
+
+    It goes by name where that says all, since some techniques need one by name.
+    """
+    name = _name_of(kind, settings)
+    if name is None:
+        return {"optimizer": _OptimizerLike(kind, settings)}, {}
+    given = {field: settings[field] for field in ("momentum", "weight_decay") if settings.get(field)}
+    said = settings.get("foreach") is not None or settings.get("fused")
+    # Adafactor by itself takes the for-loop everywhere; the three with a fused kernel take foreach on CUDA.
+    known = "foreach" in inspect.signature(kind).parameters and (said or OPTIMIZER_TABLE[name].fused)
+    return {"optimizer": name, **given}, (
+        {"optimizer_impl": implementation_of(kind, settings, personality)} if known else {}
+    )
+
+
+def _name_of(kind: type, settings: Mapping[str, Any]) -> str | None:
+    """Returns an optimizer's name, None where the name does not say all that takes memory."""
+    if any(settings.get(word) for word in ("amsgrad", "maximize", "nesterov", "differentiable")):
+        return None
+    return next((name for name, row in OPTIMIZER_TABLE.items() if row.cls is kind), None)
+
+
+def _call_as_seen(model: Any, batch: Any) -> Any:
+    args, kwargs = batch
+    return model(*args, **kwargs)
+
+
+def _stand_in_loss(output: Any, batch: Any) -> Any:
+    """Sums the means of all outputs that gradients can flow through."""
+    known = isinstance(output, torch.Tensor | Mapping | tuple | list)
+    leaves = tree_leaves(output if known else dict(vars(output)))
+    return sum(leaf.float().mean() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+
+
+def _precision(device_type: str) -> str:
+    if not torch.is_autocast_enabled(device_type):
+        return "fp32"
+    return "16-mixed" if torch.get_autocast_dtype(device_type) == torch.float16 else "bf16-mixed"
+
+
+def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[float, bool]:
+    """Returns what a step takes more, as a share, and whether it is counted in floating-point operations."""
+    if device is not None:
+        before, after = clock(plain, device), clock(changed, device)
+        if before is not None and after is not None:
+            return after.step_seconds / before.step_seconds - 1, False
+    before_flops = _last_step_flops(plain)
+    return (_last_step_flops(changed) / before_flops - 1 if before_flops else 0.0), True
+
+
+def _last_step_flops(trace: Trace) -> int:
+    start = last_step_start(trace)
+    return sum(run.flops for run in trace.runs if run.at > start)

@@ -1,0 +1,397 @@
+"""Watches real tensors while a script trains, and writes the same trace that a simulation writes.
+
+A dispatch mode sees every operator, weak references tell when a storage dies, and global hooks of modules and optimizers
+say what a tensor is; the script is not changed and needs to know nothing. What operators take inside them comes from the
+allocator's events (`profile_truth`).
+
+Known limitations: only the main thread is watched (what loader threads make is seen when the model gets it); code of
+`torch.compile` may run uncompiled while it is watched; a script that opens torch's own profiler cannot be watched on the
+CPU, since torch runs one profiler at a time; on several GPUs only the first is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_map
+
+from snugfit.measure.storage_ledger import StorageLedger
+from snugfit.private_torch import current_node, on_storage_resize
+from snugfit.profiler.modules import SeenModules
+from snugfit.profiler.temporaries import OperatorMark, with_temporaries
+from snugfit.profiler.truth import CpuTruth, CudaTruth
+from snugfit.recording.trace import Trace, TraceBuilder
+
+EVENT_LIMIT = 2_000_000
+"""Events after which watching ends, also without the steps that were asked for."""
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+_MADE_ELSEWHERE = "(made outside of watched code)"
+
+
+class ProfileLedger(StorageLedger):
+    """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        """Starts empty, on the CPU.
+
+        Args:
+            builder: Takes the events.
+        """
+        super().__init__(builder, "cpu")
+        self.modules: dict[int, str] = {}
+        """Storage -> the module it belongs to, where that is another than the one that made it."""
+        self.host_before = 0
+        """Storages below this number were made before the run turned out to be on a GPU: all on the host."""
+        self._count = 0
+
+    @property
+    def device_type(self) -> str:
+        """`cpu`, or `cuda` from the first CUDA tensor on."""
+        return self._device_type
+
+    def move_to_cuda(self) -> None:
+        """From now on the device is the GPU."""
+        self._device_type = "cuda"
+        self.host_before = self._count
+
+    def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int) -> None:
+        """Takes down a birth; memory of numpy, files and loader processes counts as host memory."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive or tensor.device.type == "meta":
+            return
+        self._count += 1
+        if tensor.device.type == "cpu" and not storage.resizable():
+            with self.as_host():
+                super().see(tensor, operator=operator, module=module, phase=phase, stream=stream)
+        else:
+            super().see(tensor, operator=operator, module=module, phase=phase, stream=stream)
+
+    def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
+        """Says what a tensor is and which module it belongs to; one that was never seen is taken down.
+
+        Args:
+            tensor: A plain tensor.
+            category: One of `CATEGORIES`.
+            module: Dotted path; empty to leave it where it was made.
+        """
+        if not _is_plain(tensor) or tensor.device.type == "meta":
+            return
+        self.see(tensor, operator=_MADE_ELSEWHERE, module=module, phase="build", stream=0)
+        ref = self._alive[tensor.untyped_storage()._cdata]
+        self._set(ref, category)
+        if module:
+            self.modules[ref.index] = module
+
+    def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Says that tensors were given to a model, as far as no forward pass made them.
+
+        Args:
+            tensors: Plain tensors that are known.
+        """
+        for tensor in tensors:
+            ref = self._alive.get(tensor.untyped_storage()._cdata)
+            if ref is not None and not ref.claimed and ref.phase in ("build", "data"):
+                self._set(ref, "inputs")
+
+
+class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches from `__enter__` until enough steps were seen, or `__exit__`; `build` then gives the trace."""
+
+    def __init__(self, steps: int, *, on_model: Callable[..., None], on_enough: Callable[[], None]) -> None:
+        """Makes a recorder with nothing recorded.
+
+        Args:
+            steps: Optimizer steps to watch.
+            on_model: Called at the first optimizer step that follows a model's forward pass: model, what it was called
+                with, its output, the optimizer.
+            on_enough: Called when the steps were seen, after watching has ended.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps_seen = 0
+        """Optimizer steps so far; with several optimizers, those of the one with the most."""
+        self.device_index: int | None = None
+        """Index of the CUDA device; None on the CPU."""
+        self.cut_short = False
+        """Whether watching ended at the limit of events."""
+        self._steps, self._on_model, self._on_enough = steps, on_model, on_enough
+        self._modules = SeenModules()
+        self._builder = TraceBuilder()
+        self._ledger = ProfileLedger(self._builder)
+        self._truth: CpuTruth | CudaTruth = CpuTruth()
+        self._marks: list[OperatorMark] = []
+        self._marks_before = 0
+        self._phase, self._phase_step = "", 0
+        self._depth = self._in_optimizer = 0
+        self._step_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._called: tuple[weakref.ref[torch.nn.Module], Any, Any, Any] | None = None
+        self._shown = False
+        self._on = False
+        self._around = ExitStack()
+
+    # -- beginning and end
+
+    def __enter__(self) -> ProfileRecorder:
+        """Begins to watch."""
+        around = self._around
+        around.enter_context(torch.autograd.set_multithreading_enabled(False))
+        # Before the hooks of the module path: a model gets its names when it is called for the first time.
+        hooks = [register_module_forward_pre_hook(self._module_entered)]
+        around.enter_context(self._modules)
+        hooks.append(register_module_forward_hook(self._module_left, with_kwargs=True, always_call=True))
+        hooks.append(register_optimizer_step_pre_hook(self._before_update))
+        hooks.append(register_optimizer_step_post_hook(self._after_update))
+        for hook in hooks:
+            around.callback(hook.remove)
+        around.enter_context(on_storage_resize(self._ledger.resized))
+        os.register_at_fork(after_in_child=self._switch_off)
+        self._turn("build")
+        self._truth.start()
+        self._on = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends watching, unless it has ended by itself."""
+        self._end()
+
+    def _end(self) -> None:
+        if not self._on:
+            return
+        self._on = False
+        self._truth.stop()
+        self._turn("")
+        self._claim_weights()
+        self._around.close()
+        # In the middle of someone else's mode or of backward the mode cannot be taken off; it then lets all pass.
+        if current_node() is None and _get_current_dispatch_mode() is self:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _switch_off(self) -> None:
+        """A forked child, such as a loader's worker, is not watched."""
+        self._on = False
+
+    def build(self) -> Trace:
+        """Returns the trace, with the memory inside operators, after watching has ended."""
+        self._ledger.decide_all()
+        trace = self._builder.build()
+        storages = []
+        for row in trace.storages:
+            changes: dict[str, str] = {}
+            if row.id < self._ledger.host_before:
+                changes["place"] = "host"
+            if row.id in self._ledger.modules:
+                changes["module"] = self._ledger.modules[row.id]
+            if row.category == "temporaries" and row.phase == "build":
+                changes["category"] = "other"
+            storages.append(row._replace(**changes) if changes else row)  # type: ignore[arg-type]
+        trace = dataclasses.replace(trace, storages=tuple(storages))
+        peaks = [0] * self._marks_before + self._truth.peaks
+        return with_temporaries(trace, self._marks, peaks)
+
+    @property
+    def true_peak_bytes(self) -> int:
+        """The allocator's own peak while watched, in bytes that were asked for."""
+        return self._truth.peak_bytes
+
+    @property
+    def lost_marks(self) -> int:
+        """Operators of which it is not known what they took inside."""
+        return self._truth.lost_marks
+
+    # -- operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator as it is and takes down what it made."""
+        kwargs = kwargs or {}
+        if not self._on or func.namespace == "profiler":  # labels that torch's own code puts around its parts
+            return func(*args, **kwargs)
+        if not all(kind.__torch_dispatch__ is _PLAIN for kind in types):  # type: ignore[attr-defined]
+            return NotImplemented  # a tensor made of tensors: its parts come by on their own
+        module = self._where()
+        phase, name = self._phase, str(func)
+        for tensor in _plain_tensors((*args, *kwargs.values())):
+            self._ledger.see(tensor, operator=_MADE_ELSEWHERE, module="", phase=phase, stream=0)
+        result = func(*args, **kwargs)
+        for tensor in _plain_tensors((result,)):
+            if tensor.device.type == "cuda" and self._ledger.device_type == "cpu":
+                self._move_to_cuda(tensor.device)
+            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=0)
+        self._truth.mark()
+        self._marks.append(OperatorMark(len(self._builder), name, module, phase))
+        if len(self._builder) > EVENT_LIMIT:
+            self.cut_short = True
+            self._end()
+        return result
+
+    def _move_to_cuda(self, device: torch.device) -> None:
+        self._truth.stop()
+        self._marks_before = len(self._marks)
+        self.device_index = device.index or 0
+        self._ledger.move_to_cuda()
+        self._truth = CudaTruth(torch.device("cuda", self.device_index))
+        self._truth.start()
+
+    # -- where we are
+
+    def _where(self) -> str:
+        node = current_node()
+        stack = self._modules.stack
+        if self._in_optimizer:
+            self._turn("optimizer")
+        elif stack:
+            if self._phase == "backward":
+                self._turn("forward")  # a checkpointed block is computed again
+        elif node is not None:
+            self._turn("backward")
+        elif self._phase == "backward":
+            self._turn("data")
+        if stack:
+            return stack[-1]
+        return self._modules.of_node(node) if node is not None else ""
+
+    def _turn(self, phase: str) -> None:
+        before = self._phase
+        if phase == before:
+            return
+        if before:
+            self._builder.mark(before, False, self._phase_step)
+        if before == "backward":
+            self._claim_gradients()
+        if phase == "backward":
+            self._ledger.epoch += 1
+        self._ledger.forward = phase == "forward"
+        self._phase, self._phase_step = phase, self.steps_seen
+        if phase:
+            self._builder.mark(phase, True, self._phase_step)
+
+    # -- what tensors are
+
+    def _module_entered(self, module: torch.nn.Module, args: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not self._on or current_node() is not None:
+            return
+        if next(module.parameters(), None) is not None:
+            self._modules.watch(module)
+        self._turn("forward" if torch.is_grad_enabled() else "evaluation")
+        self._claim_weights()
+
+    def _module_left(self, module: torch.nn.Module, args: Any, *more: Any) -> None:
+        """Takes keywords and output; torch leaves the keywords out when the module raised."""
+        self._depth = max(0, self._depth - 1)
+        kwargs, output = more if len(more) == 2 else ({}, None)
+        if self._depth or not self._on or current_node() is not None:
+            return
+        given = _plain_tensors((args, kwargs))
+        self._ledger.claim_inputs(tensor for tensor in given if not tensor.requires_grad)
+        if self._phase == "evaluation":
+            self._turn("data")
+        elif not self._shown and self._is_largest(module):
+            with self._unwatched():
+                shapes = tree_map(_shape_of, (args, kwargs))
+                self._called = (weakref.ref(module), *shapes, _returns_loss(output))
+
+    def _is_largest(self, module: torch.nn.Module) -> bool:
+        """Whether no model called so far has more parameters."""
+        sizes = {id(model): sum(p.numel() for p in model.parameters()) for model in self._modules.models()}
+        return id(module) in sizes and sizes[id(module)] == max(sizes.values())
+
+    def _claim_weights(self) -> None:
+        for model in self._modules.models():
+            for module in model.modules():
+                path = self._modules.name_of(module)
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    if tensor is not None:
+                        self._ledger.claim_for(tensor, "weights", path)
+
+    def _claim_gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        if parameters is None:
+            parameters = (parameter for model in self._modules.models() for parameter in model.parameters())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._ledger.claim_for(parameter.grad, "gradients", self._modules.owner_of(parameter))
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if not self._on:
+            return
+        self._claim_gradients(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._in_optimizer += 1
+        self._turn("optimizer")
+        if self._called is not None and not self._shown:
+            model = self._called[0]()
+            if model is not None:
+                self._shown = True
+                with self._unwatched():
+                    self._on_model(model, *self._called[1:], optimizer)
+            self._called = None
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if not self._on:
+            return
+        self._in_optimizer -= 1
+        for parameter, state in optimizer.state.items():
+            owner = self._modules.owner_of(parameter) if isinstance(parameter, torch.Tensor) else ""
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    self._ledger.claim_for(value, "optimizer_state", owner)
+        count = self._step_counts.get(optimizer, 0) + 1
+        self._step_counts[optimizer] = count
+        ends_step = count > self.steps_seen
+        self.steps_seen = max(self.steps_seen, count)
+        self._turn("data")
+        if ends_step:
+            self._truth.cut()
+            if count >= self._steps:
+                self._end()
+                self._on_enough()
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Lets operators pass without taking them down, for what the profile itself does."""
+        self._on = False
+        try:
+            yield
+        finally:
+            self._on = True
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one with a storage of its own: not sparse, and not made of other tensors."""
+    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN
+
+
+def _plain_tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if _is_plain(value):
+                found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(_plain_tensors(value))
+        elif isinstance(value, Mapping):
+            found.extend(_plain_tensors(value.values()))
+    return found
+
+
+def _shape_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _returns_loss(output: Any) -> bool:
+    """Whether a model returns its loss: a number, or something with a loss in it."""
+    if isinstance(output, torch.Tensor):
+        return output.dim() == 0
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return isinstance(loss, torch.Tensor)

@@ -1,0 +1,480 @@
+"""The CUDA caching allocator over ints: which block a request gets, and when the card is asked for more.
+
+It decides whether a run goes out of memory, so it is modelled rule by rule and not approximated: rounding to 512 bytes,
+a small and a large pool for each stream, best fit (smallest size, then lowest address), splitting, merging with free
+neighbours, segments, and what is given back to the card when it is full. Addresses are ints; nothing is allocated.
+
+Source: `c10/cuda/CUDACachingAllocator.cpp` of torch; the functions named in comments are those of
+https://github.com/pytorch/pytorch/blob/eb42ad6eca0ce61e7c581212b4bf32f991425571/c10/cuda/CUDACachingAllocator.cpp.
+Checked against the headers that torch 2.15 ships: the five sizes below are unchanged there, the large segment and the
+rounding of blocks that are not split became options, and one division of `roundup_power2_divisions` means none.
+
+How it is made fast: a block is no object. Free memory lives in two dicts, by start and by end, which makes merging two
+look-ups; segments never touch, so neighbours by address are neighbours in one segment. A pool is a sorted list of ints
+`size << 52 | address`, and best fit is one bisection.
+
+Limits: addresses of new segments only grow (the driver may hand out an old range again, which matters only to ties of
+equal size); what CUDA itself and other processes take is the caller's to subtract; private pools of CUDA graphs and
+`record_stream` are not modelled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import NamedTuple
+
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.segments import ExpandableSegments
+from snugfit.units import MIB
+
+MIN_BLOCK_BYTES = 512
+"""Sizes are multiples of this (`kMinBlockSize`)."""
+SMALL_BYTES = 1 * MIB
+"""The largest request that the small pool serves (`kSmallSize`)."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""Segments of the small pool, and the granule of its expandable segments (`kSmallBuffer`)."""
+MIN_LARGE_BYTES = 10 * MIB
+"""From here on a request gets a segment of its own size (`kMinLargeAlloc`)."""
+ROUND_LARGE_BYTES = 2 * MIB
+"""Such a segment's size is a multiple of this (`kRoundLarge`)."""
+
+_SHIFT = 52
+_MASK = (1 << _SHIFT) - 1
+_NO_LIMIT = 1 << 62
+_GAP = 2 * MIB  # between segments, so that blocks of two segments are never neighbours by address
+
+
+class OutOfMemory(Exception):
+    """The card has no room left, also after everything cached was given back. Internal: replays turn it into data."""
+
+    def __init__(self, needed_bytes: int, allocated_bytes: int, reserved_bytes: int) -> None:
+        """Says what was missing.
+
+        Args:
+            needed_bytes: What the allocator asked the card for.
+            allocated_bytes: Bytes in live blocks at that time.
+            reserved_bytes: Bytes in segments at that time.
+        """
+        super().__init__(f"needs {needed_bytes} more bytes at {reserved_bytes} reserved")
+        self.needed_bytes = needed_bytes
+        self.allocated_bytes = allocated_bytes
+        self.reserved_bytes = reserved_bytes
+
+
+class Block(NamedTuple):
+    """A block as `CachingAllocator.blocks` shows it."""
+
+    address: int
+    """Its first byte."""
+    size_bytes: int
+    """Its size, rounded."""
+    requested_bytes: int
+    """What was asked for; 0 when it is free."""
+    live: bool
+    """Whether somebody holds it."""
+
+
+class Segment(NamedTuple):
+    """A segment, or one mapped stretch of an expandable segment, as `CachingAllocator.segments` shows it."""
+
+    address: int
+    """Its first byte."""
+    size_bytes: int
+    """Its size."""
+    stream: int
+    """The stream whose pool it belongs to."""
+    small: bool
+    """Whether it belongs to the small pool."""
+
+
+class Pool:
+    """Free blocks of one size class on one stream."""
+
+    __slots__ = ("expandable", "keys", "small", "stream")
+
+    def __init__(self, stream: int, small: bool) -> None:
+        """Starts without blocks.
+
+        Args:
+            stream: The stream whose requests it serves.
+            small: Whether it serves requests up to `SMALL_BYTES`.
+        """
+        self.stream = stream
+        self.small = small
+        self.keys: list[int] = []
+        self.expandable: ExpandableSegments | None = None
+
+
+class CachingAllocator:
+    """The state of the allocator of one card.
+
+    Attributes:
+        allocated_bytes: Sum of the sizes of live blocks, as `torch.cuda.memory_allocated` counts.
+        reserved_bytes: Sum of the segments, as `torch.cuda.memory_reserved` counts.
+        requested_bytes: Sum of what was asked for.
+        peak_allocated_bytes: The largest `allocated_bytes` so far.
+        peak_reserved_bytes: The largest `reserved_bytes` so far.
+        retries: How often all cached segments were given back to try again.
+    """
+
+    __slots__ = (
+        "_ages", "_by_size", "_calls", "_ends", "_large", "_live", "_next_address", "_plain_fit", "_segments", "_small",
+        "_starts", "allocated_bytes", "capacity_bytes", "config", "observer", "peak_allocated_bytes",
+        "peak_reserved_bytes", "requested_bytes", "reserved_bytes", "retries",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: AllocatorConfig | None = None,
+        capacity_bytes: int | None = None,
+        *,
+        observer: Callable[[str, int, int, int], None] | None = None,
+    ) -> None:
+        """Starts with an empty card.
+
+        Args:
+            config: The allocator's options.
+            capacity_bytes: What the card has for this process's segments; None for no limit.
+            observer: Told (action, address, bytes, stream) of every change of segments, with the actions that torch's
+                memory history knows: `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`.
+        """
+        self.config = config if config is not None else AllocatorConfig()
+        self.capacity_bytes = _NO_LIMIT if capacity_bytes is None else capacity_bytes
+        self.observer = observer
+        self.allocated_bytes = self.reserved_bytes = self.requested_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = self.retries = 0
+        self._starts: dict[int, int] = {}  # free block's first byte -> its size
+        self._ends: dict[int, int] = {}  # byte after a free block -> its first byte
+        self._live: dict[int, tuple[int, int, Pool]] = {}  # first byte -> size, bytes asked for, pool
+        self._segments: dict[int, tuple[int, Pool]] = {}  # first byte -> size, pool
+        self._small: dict[int, Pool] = {}
+        self._large: dict[int, Pool] = {}
+        self._next_address = _GAP
+        collects = self.config.garbage_collection_threshold > 0 and self.config.limited_by_fraction
+        self._ages: dict[int, int] | None = {} if collects and capacity_bytes is not None else None
+        self._calls = 0
+        self._by_size = any(number > 1 for number in self.config.roundup_power2_divisions)
+        self._plain_fit = (
+            self._ages is None and self.config.max_split_size_mb is None and not self.config.expandable_segments
+        )
+
+    def malloc(self, nbytes: int, stream: int = 0) -> int:
+        """Gives a block to a request (`malloc`, `get_free_block`, `alloc_found_block`).
+
+        Args:
+            nbytes: Bytes asked for, more than 0 (torch never asks for 0).
+            stream: The stream that asks.
+
+        Returns:
+            The block's id, which is its address.
+
+        Raises:
+            OutOfMemory: When the capacity does not suffice.
+        """
+        size = self.round_size(nbytes) if self._by_size else (nbytes + 511) & -512
+        pools = self._small if size <= SMALL_BYTES else self._large
+        pool = pools.get(stream)
+        if pool is None:
+            pool = pools[stream] = Pool(stream, size <= SMALL_BYTES)
+        keys = pool.keys
+        at = bisect_left(keys, size << _SHIFT)
+        if not self._plain_fit:
+            at = self._choose(pool, at, size)
+        if at < len(keys):
+            key = keys.pop(at)
+            address = key & _MASK
+            found = key >> _SHIFT
+            del self._starts[address]
+        else:
+            address, found = self._grow(pool, size)
+        rest = found - size
+        if rest:
+            if (rest > SMALL_BYTES and self._splits(size)) or pool.small or pool.expandable is not None:
+                start = address + size
+                self._starts[start] = rest
+                self._ends[start + rest] = start
+                insort(keys, rest << _SHIFT | start)
+                if self._ages is not None:
+                    self._ages[start] = self._calls
+            else:
+                size = found
+                self._ends.pop(address + found, None)
+        else:
+            self._ends.pop(address + found, None)
+        self._live[address] = (size, nbytes, pool)
+        self.requested_bytes += nbytes
+        self.allocated_bytes += size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        return address
+
+    def free(self, block: int) -> None:
+        """Takes a block back and merges it with free neighbours (`free_block`, `try_merge_blocks`).
+
+        Args:
+            block: The id that `malloc` returned.
+        """
+        size, nbytes, pool = self._live.pop(block)
+        self.requested_bytes -= nbytes
+        self.allocated_bytes -= size
+        starts, ends, keys = self._starts, self._ends, pool.keys
+        start, end = block, block + size
+        before = ends.pop(block, None)
+        if before is not None:
+            length = starts.pop(before)
+            del keys[bisect_left(keys, length << _SHIFT | before)]
+            start = before
+        after = starts.pop(end, None)
+        if after is not None:
+            del keys[bisect_left(keys, after << _SHIFT | end)]
+            end += after
+        starts[start] = end - start
+        ends[end] = start
+        insort(keys, (end - start) << _SHIFT | start)
+        if self._ages is not None:
+            self._ages[start] = self._calls
+
+    def empty_cache(self) -> None:
+        """Gives every segment without a live block back to the card (`release_cached_blocks`)."""
+        for pools in (self._large, self._small):
+            for pool in pools.values():
+                self._release_pool(pool)
+
+    def block_bytes(self, block: int) -> int:
+        """Returns the size of a live block, which is what it counts in `allocated_bytes`.
+
+        Args:
+            block: The id that `malloc` returned.
+
+        Returns:
+            Bytes.
+        """
+        return self._live[block][0]
+
+    def round_size(self, nbytes: int) -> int:
+        """Returns the size that a request is rounded to (`round_size`, `roundup_power2_next_division`).
+
+        Args:
+            nbytes: Bytes asked for, more than 0.
+
+        Returns:
+            A multiple of 512.
+        """
+        if nbytes > MIN_BLOCK_BYTES:
+            table = self.config.roundup_power2_divisions
+            divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
+            if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
+                if nbytes & (nbytes - 1) == 0:
+                    return nbytes
+                step = (1 << (nbytes.bit_length() - 1)) >> (divisions.bit_length() - 1)
+                return (nbytes + step - 1) & -step
+        return (nbytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
+
+    def segments(self) -> list[Segment]:
+        """Returns all segments by address; of expandable ones every stretch that is mapped."""
+        found = [Segment(address, size, pool.stream, pool.small) for address, (size, pool) in self._segments.items()]
+        for pools in (self._small, self._large):
+            for pool in pools.values():
+                if pool.expandable is not None:
+                    found += [Segment(a, size, pool.stream, pool.small) for a, size in pool.expandable.mapped()]
+        return sorted(found)
+
+    def blocks(self, segment: Segment) -> list[Block]:
+        """Returns the blocks of a segment by address, without gaps.
+
+        Args:
+            segment: One of `segments()`.
+
+        Returns:
+            Live and free blocks; their sizes add up to the segment's.
+        """
+        blocks, address = [], segment.address
+        while address < segment.address + segment.size_bytes:
+            if address in self._live:
+                size, nbytes, _ = self._live[address]
+                blocks.append(Block(address, size, nbytes, True))
+            else:
+                size = self._starts[address]
+                blocks.append(Block(address, size, 0, False))
+            address += size
+        return blocks
+
+    def _splits(self, size: int) -> bool:
+        limit = self.config.max_split_size_mb
+        return limit is None or size < limit * MIB
+
+    def _choose(self, pool: Pool, at: int, size: int) -> int:
+        """Returns the index of the free block that `get_free_block` would take, or one past the last."""
+        if self._ages is not None and not pool.small:
+            self._calls += 1
+        keys = pool.keys
+        if at == len(keys):
+            return at
+        if pool.expandable is not None:
+            # The block at the end of a segment counts as what it can grow to, so larger ones are taken before it.
+            room = pool.expandable.room_after
+            while at + 1 < len(keys):
+                this, following = keys[at], keys[at + 1]
+                grown = (this >> _SHIFT) + room((this & _MASK) + (this >> _SHIFT))
+                if (following >> _SHIFT) + room((following & _MASK) + (following >> _SHIFT)) >= grown:
+                    break
+                at += 1
+        limit_mb = self.config.max_split_size_mb
+        if limit_mb is not None:
+            found, limit = keys[at] >> _SHIFT, limit_mb * MIB
+            if size < limit <= found or (size >= limit and found >= size + self.config.max_non_split_rounding_mb * MIB):
+                return len(keys)
+        return at
+
+    def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
+        """Asks the card for memory, giving cached segments back where that is needed (the middle of `malloc`)."""
+        if pool.small:
+            wanted = SMALL_SEGMENT_BYTES
+        elif size < MIN_LARGE_BYTES:
+            wanted = self.config.large_segment_size_mb * MIB
+        else:
+            wanted = (size + ROUND_LARGE_BYTES - 1) & -ROUND_LARGE_BYTES
+        if self._ages is not None:
+            self._collect_garbage(self._ages)
+        found = self._ask(pool, size, wanted)
+        if found is None and self._release_oversize(pool, size):
+            found = self._ask(pool, size, wanted)
+        if found is None:
+            self.retries += 1
+            self.empty_cache()
+            found = self._ask(pool, size, wanted)
+        if found is None:
+            raise OutOfMemory(wanted, self.allocated_bytes, self.reserved_bytes)
+        return found
+
+    def _ask(self, pool: Pool, size: int, wanted: int) -> tuple[int, int] | None:
+        """One attempt to get memory from the card (`alloc_block`)."""
+        if self.config.expandable_segments:
+            if self.config.limited_by_fraction and self.reserved_bytes + wanted > self.capacity_bytes:
+                return None
+            return self._expand(pool, size)
+        if self.reserved_bytes + wanted > self.capacity_bytes:
+            return None
+        address = self._next_address
+        self._next_address += wanted + _GAP
+        self._segments[address] = (wanted, pool)
+        self._reserve(wanted)
+        if self.observer is not None:
+            self.observer("segment_alloc", address, wanted, pool.stream)
+        return address, wanted
+
+    def _reserve(self, nbytes: int) -> None:
+        self.reserved_bytes += nbytes
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+
+    def _expand(self, pool: Pool, size: int) -> tuple[int, int] | None:
+        """Maps memory at the lowest address where the request fits (`try_allocate_expandable_block`)."""
+        if pool.expandable is None:
+            granule = SMALL_SEGMENT_BYTES if pool.small else self.config.large_segment_size_mb * MIB
+            pool.expandable = ExpandableSegments(granule)
+        segments = pool.expandable
+        start = segments.find(size, self._starts, self._ends)
+        if start is None:
+            reach = 1 << 44 if self.capacity_bytes == _NO_LIMIT else self.capacity_bytes * 9 // 8
+            reach = max(-(-reach // segments.granule) * segments.granule, segments.granule)
+            start = self._next_address
+            self._next_address += reach + _GAP
+            segments.add(start, reach)
+        while (have := self._starts.get(start, 0)) < size:
+            mapped = segments.plan(start + have, size - have)
+            if mapped == 0 or self.reserved_bytes + mapped > self.capacity_bytes:
+                return None
+            segments.map(start + have, mapped)
+            self._reserve(mapped)
+            self._insert_merged(pool, start + have, mapped)
+            if self.observer is not None:
+                self.observer("segment_map", start + have, mapped, pool.stream)
+        found = self._starts.pop(start)
+        del pool.keys[bisect_left(pool.keys, found << _SHIFT | start)]
+        return start, found
+
+    def _insert_merged(self, pool: Pool, start: int, size: int) -> None:
+        """Adds a stretch to the free blocks and merges it with its free neighbours."""
+        self._live[start] = (size, 0, pool)
+        self.allocated_bytes += size
+        self.free(start)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Frees just enough blocks of at least `max_split_size` (`release_available_cached_blocks`)."""
+        limit_mb = self.config.max_split_size_mb
+        if limit_mb is None or self.config.expandable_segments:
+            return False
+        limit = limit_mb * MIB
+        target = max(size, limit)
+        at = bisect_left(pool.keys, target << _SHIFT)
+        if at < len(pool.keys):
+            self._release_segment(pool, pool.keys[at])
+            return True
+        released = 0
+        while released < target and pool.keys and pool.keys[-1] >> _SHIFT >= limit:
+            released += pool.keys[-1] >> _SHIFT
+            self._release_segment(pool, pool.keys[-1])
+        return released >= target
+
+    def _release_segment(self, pool: Pool, key: int) -> None:
+        """Gives a segment that is one free block back to the card (`release_block`)."""
+        address, size = key & _MASK, key >> _SHIFT
+        del pool.keys[bisect_left(pool.keys, key)]
+        del self._starts[address]
+        del self._ends[address + size]
+        del self._segments[address]
+        self.reserved_bytes -= size
+        if self.observer is not None:
+            self.observer("segment_free", address, size, pool.stream)
+
+    def _release_pool(self, pool: Pool) -> None:
+        """Gives back what of a pool is free (`release_blocks`): whole segments, or granules of expandable ones."""
+        for key in list(pool.keys):
+            address, size = key & _MASK, key >> _SHIFT
+            if pool.expandable is not None:
+                self._unmap(pool, pool.expandable, address, size)
+            elif self._segments.get(address, (0, pool))[0] == size:
+                self._release_segment(pool, key)
+
+    def _unmap(self, pool: Pool, segments: ExpandableSegments, address: int, size: int) -> None:
+        """Unmaps the granules that lie wholly in a free block (`unmap_block`)."""
+        start, end = segments.inner(address, size)
+        if start >= end:
+            return
+        del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
+        del self._starts[address]
+        del self._ends[address + size]
+        for left, right in ((address, start), (end, address + size)):
+            if left < right:
+                self._starts[left] = right - left
+                self._ends[right] = left
+                insort(pool.keys, (right - left) << _SHIFT | left)
+        segments.unmap(start, end - start)
+        self.reserved_bytes -= end - start
+        if self.observer is not None:
+            self.observer("segment_unmap", start, end - start, pool.stream)
+
+    def _collect_garbage(self, ages: dict[int, int]) -> None:
+        """Gives back cached large segments that were not used for long (`garbage_collect_cached_blocks`)."""
+        threshold = int(self.config.garbage_collection_threshold * self.capacity_bytes)
+        if self.reserved_bytes <= threshold or self.config.expandable_segments:
+            return
+        target = self.reserved_bytes - threshold
+        cached = {
+            key: (pool, self._calls - ages[key & _MASK])
+            for pool in self._large.values()
+            for key in pool.keys
+            if self._segments.get(key & _MASK, (0, pool))[0] == key >> _SHIFT
+        }
+        reclaimed, freed = 0, True
+        while reclaimed < target and freed and cached:
+            average = sum(age for _, age in cached.values()) / len(cached)
+            freed = False
+            for key, (pool, age) in list(cached.items()):
+                if age >= average:
+                    freed = True
+                    reclaimed += key >> _SHIFT
+                    del cached[key]
+                    self._release_segment(pool, key)

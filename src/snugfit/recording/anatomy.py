@@ -1,0 +1,215 @@
+"""Where the memory goes: what lives at the peak, by category, by tensor, by block of the model, and over time.
+
+Everything is read off a replay, so the categories add up to the allocated peak to the byte: a tensor counts with the
+block that the allocator gave it, and the rounding goes to the tensor's category. A workspace that is taken in the very
+event of the peak counts as temporaries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection
+
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.experts import inside
+from snugfit.recording.replay import Player, Replay, replay
+from snugfit.recording.trace import CATEGORIES, MARK, Trace
+
+OUTSIDE = "(outside the model)"
+"""Name of the group of tensors that were made in no module."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LiveTensor:
+    """One storage that lives at the peak."""
+
+    size_bytes: int
+    """Its block, as rounded by the allocator."""
+    nbytes: int
+    """What was asked for."""
+    category: str
+    """One of the categories of a trace."""
+    module: str
+    """Dotted path of the module that made it."""
+    operator: str
+    """The operator that made it."""
+    phase: str
+    """The phase in which it was made."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BlockShare:
+    """What one block of the model holds at the peak."""
+
+    name: str
+    """Dotted path of the block."""
+    size_bytes: int
+    """Bytes of all tensors that were made in it."""
+    bytes_by_category: dict[str, int]
+    """The same by category; categories without bytes are left out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Anatomy:
+    """What lives at the allocated peak."""
+
+    peak_allocated_bytes: int
+    """The peak, which the categories add up to."""
+    bytes_by_category: dict[str, int]
+    """Bytes of every category, 0 included."""
+    largest: tuple[LiveTensor, ...]
+    """The largest tensors, largest first."""
+    blocks: tuple[BlockShare, ...]
+    """The blocks of the model by name, numbers counted as numbers, what is outside of the model first."""
+    rounding_bytes: int
+    """How much of the peak is rounding up."""
+    experts_bytes: dict[str, int]
+    """What of each category belongs to experts of a mixture; empty for a model without."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """Live bytes over the events of a run, by category, thinned out for drawing."""
+
+    events: tuple[int, ...]
+    """Index of the event at each point."""
+    bytes_by_category: dict[str, tuple[int, ...]]
+    """Live bytes of each category at each point."""
+    reserved_bytes: tuple[int, ...]
+    """Bytes in segments at each point."""
+    marks: tuple[tuple[int, str, bool, int], ...]
+    """Event, phase, whether it was entered, step."""
+
+    @property
+    def total_bytes(self) -> tuple[int, ...]:
+        """Live bytes of all categories at each point."""
+        return tuple(map(sum, zip(*self.bytes_by_category.values(), strict=True)))
+
+
+def block_of(module: str) -> str:
+    """Returns the block of the model that a module belongs to.
+
+    Models repeat numbered blocks (`encoder.layers.3`, `layer1`, `h.11`), so a path is cut after its first part that
+    ends in a digit; a path without one is cut after its first part.
+
+    Args:
+        module: Dotted path of a module.
+
+    Returns:
+        A prefix of the path, or `OUTSIDE` for an empty one.
+    """
+    if not module:
+        return OUTSIDE
+    parts = module.split(".")
+    for i, part in enumerate(parts):
+        if part[-1:].isdigit():
+            return ".".join(parts[: i + 1])
+    return parts[0]
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts `layer.9` before `layer.10`."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def anatomy(
+    trace: Trace,
+    config: AllocatorConfig | None = None,
+    *,
+    largest: int = 10,
+    played: Replay | None = None,
+    experts: Collection[str] = (),
+) -> Anatomy:
+    """Returns what lives at the allocated peak of an unlimited replay.
+
+    Args:
+        trace: The recording.
+        config: The allocator's options.
+        largest: How many of the largest tensors to name.
+        played: An unlimited replay of the same trace and options, where there is one already.
+        experts: Dotted paths of the modules that hold experts.
+
+    Returns:
+        The anatomy; all zero for a trace without allocations.
+    """
+    if played is None:
+        played = replay(trace, config)
+    player = Player(trace, config)
+    if played.peak_event >= 0:
+        player.play(through=played.peak_event)
+    tensors = [
+        LiveTensor(
+            size_bytes=player.allocator.block_bytes(block), nbytes=row.nbytes, category=row.category,
+            module=row.module, operator=row.operator, phase=row.phase,
+        )
+        for row, block in ((trace.storages[storage], block) for storage, block in sorted(player.held.items()))
+    ]  # fmt: skip
+    if player.workspace is not None:
+        work = trace.workspaces[trace.subjects[played.peak_event]]
+        tensors.append(
+            LiveTensor(
+                size_bytes=player.allocator.block_bytes(player.workspace), nbytes=work.nbytes, category="temporaries",
+                module=work.module, operator=work.operator, phase=work.phase,
+            )
+        )  # fmt: skip
+    by_category = dict.fromkeys(CATEGORIES, 0)
+    by_block: dict[str, dict[str, int]] = {}
+    of_experts: dict[str, int] = {}
+    for tensor in tensors:
+        by_category[tensor.category] += tensor.size_bytes
+        if inside(tensor.module, experts):
+            of_experts[tensor.category] = of_experts.get(tensor.category, 0) + tensor.size_bytes
+        share = by_block.setdefault(block_of(tensor.module), {})
+        share[tensor.category] = share.get(tensor.category, 0) + tensor.size_bytes
+    assert sum(by_category.values()) == played.peak_allocated_bytes
+    return Anatomy(
+        peak_allocated_bytes=played.peak_allocated_bytes,
+        bytes_by_category=by_category,
+        largest=tuple(sorted(tensors, key=lambda tensor: -tensor.size_bytes)[:largest]),
+        blocks=tuple(
+            BlockShare(name=name, size_bytes=sum(share.values()), bytes_by_category=share)
+            for name, share in sorted(by_block.items(), key=lambda item: _natural(item[0]))
+        ),
+        rounding_bytes=played.peak_allocated_bytes - player.allocator.requested_bytes,
+        experts_bytes=of_experts,
+    )
+
+
+def timeline(trace: Trace, config: AllocatorConfig | None = None, *, points: int = 1000) -> Timeline:
+    """Returns live bytes over time; of every stretch of events the highest point is kept, so no peak is lost.
+
+    Args:
+        trace: The recording.
+        config: The allocator's options.
+        points: How many points at most.
+
+    Returns:
+        The timeline of an unlimited replay.
+    """
+    bucket = max(1, -(-len(trace) // points))
+    now = dict.fromkeys(CATEGORIES, 0)
+    best: dict[int, tuple[int, int, tuple[int, ...], int]] = {}
+
+    def observe(event: int, storage: int | None, block: int, change_bytes: int) -> None:
+        category = "temporaries" if storage is None else trace.storages[storage].category
+        now[category] += change_bytes
+        total = sum(now.values())
+        slot = event // bucket
+        if slot not in best or total > best[slot][0]:
+            best[slot] = (total, event, tuple(now.values()), player.allocator.reserved_bytes)
+
+    player = Player(trace, config, observer=observe)
+    player.play()
+    rows = [best[slot] for slot in sorted(best)]
+    return Timeline(
+        events=tuple(row[1] for row in rows),
+        bytes_by_category={name: tuple(row[2][i] for row in rows) for i, name in enumerate(CATEGORIES)},
+        reserved_bytes=tuple(row[3] for row in rows),
+        marks=tuple(
+            (i, trace.phases[trace.subjects[i]], bool(trace.values[i] & 1), trace.values[i] >> 1)
+            for i, kind in enumerate(trace.kinds)
+            if kind == MARK
+        ),
+    )

@@ -1,0 +1,148 @@
+"""How long a step takes: every operator on the card, and a host that has to issue them all.
+
+Two clocks run at once. The host walks through the operators and issues them; the card works them off in the order of
+its streams. A large batch is bound by the card; a small one by the host, because an operator costs the host the same
+time at any size. That is why four microbatches of 4 are slower than one batch of 16, which a roofline does not know.
+What one operator takes on the card is in `kernel_times.py`.
+
+Every constant has its source beside it; none was fitted to the runs that this clock is checked against.
+
+Limits: one process, kernels of different streams do not share the card, the host is one typical server core, and data
+loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to replace a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from snugfit.devices import Device
+from snugfit.recording.kernel_times import run_seconds
+from snugfit.recording.trace import MARK, Trace
+
+HOST_OPERATOR_SECONDS = 40e-6
+"""Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
+around it. Eager PyTorch 2.6 on an A6000 that idles 86 % of the time takes 53.7 ms for 1185 launches, 45 us each
+(github.com/facebookresearch/sam2/issues/768). It agrees with torch 2.15 on one 2.5 GHz Xeon core: forward and backward
+of a vision transformer of 24 blocks, 16 channels wide, take 44.6 ms of thread time for 951 operators and 2062 views."""
+HOST_LAUNCH_SECONDS = 5e-6
+"""Host time to submit a kernel: 4 to 6 microseconds, measured on an RTX 5070 Ti (susun-blog.com, "pegainfer 3")."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """The predicted time of one step."""
+
+    step_seconds: float
+    """From the first operator issued to the last one done."""
+    host_seconds: float
+    """What the host needs to issue all operators, waits left out."""
+    device_seconds: float
+    """What the card computes."""
+    link_seconds: float
+    """What copies between host and card take."""
+    flops: int
+    """Floating-point operations of the step."""
+    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Phase -> how much later the step ends for it."""
+
+    @property
+    def bound(self) -> str:
+        """What the step waits for most: `host`, `device` or `link`."""
+        parts = {"device": self.device_seconds, "host": self.host_seconds, "link": self.link_seconds}
+        return max(parts, key=lambda name: parts[name])
+
+
+def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | None:
+    """Returns the predicted time of one training step.
+
+    Args:
+        trace: The recording.
+        device: The card.
+        step: Which step, by the number of its marks; None for the last one. A trace without marks is one step.
+
+    Returns:
+        The timing; None for devices of which only bytes are known, and where a type has no known speed on the card.
+    """
+    if device.bytes_only:
+        return None
+    host = host_busy = device_busy = link_busy = latest = 0.0
+    flops = 0
+    ends: dict[int, float] = {}
+    streams: dict[int, float] = {}
+    engines = {"device": 0.0, "link": 0.0}
+    by_phase: dict[str, float] = {}
+    known: dict[int, float | None] = {}
+    for index in runs_of_step(trace, step):
+        run = trace.runs[index]
+        seconds = known[index] if index in known else known.setdefault(index, run_seconds(run, device))
+        if seconds is None:
+            return None
+        flops += run.flops
+        if run.device == "host":
+            ready = max((ends.get(other, 0.0) for other in run.after), default=0.0)
+            host = end = max(host + HOST_OPERATOR_SECONDS, ready) + seconds
+            host_busy += HOST_OPERATOR_SECONDS + seconds
+            ends[index] = host
+        else:
+            issue = HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS
+            host += issue
+            host_busy += issue
+            if run.device == "link":
+                link_busy += seconds
+            else:
+                device_busy += seconds
+            engine = run.device
+            begin = max(host, streams.get(run.stream, 0.0), engines[engine] if seconds else 0.0)
+            for other in run.after:
+                begin = max(begin, ends.get(other, 0.0))
+            end = begin + seconds
+            streams[run.stream] = ends[index] = end
+            if seconds:
+                engines[engine] = end
+            if run.blocking:
+                host = max(host, end)
+        if end > latest:
+            by_phase[run.phase] = by_phase.get(run.phase, 0.0) + end - latest
+            latest = end
+    return Timing(
+        step_seconds=max([host, *streams.values()]),
+        host_seconds=host_busy,
+        device_seconds=device_busy,
+        link_seconds=link_busy,
+        flops=flops,
+        phase_seconds=by_phase,
+    )
+
+
+def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
+    """Yields the operators of a step in the order in which the host issues them, repeated ones as often as they run.
+
+    Args:
+        trace: The recording.
+        step: Which step, by the number of its marks; None for the last one.
+
+    Yields:
+        Indices of runs.
+    """
+    first, last = _step_events(trace, step)
+    repeats = {repeat.last_run: repeat for repeat in trace.repeats}
+    for index, run in enumerate(trace.runs):
+        if not first <= run.at <= last:
+            continue
+        yield index
+        repeat = repeats.get(index + 1)
+        if repeat is not None:
+            for _ in range(repeat.times):
+                yield from range(repeat.first_run, repeat.last_run)
+
+
+def _step_events(trace: Trace, step: int | None) -> tuple[int, int]:
+    """Returns the first and the last event of a step, which lasts from its first mark to the next step's first."""
+    marks = [(i, trace.values[i] >> 1) for i, kind in enumerate(trace.kinds) if kind == MARK]
+    if not marks:
+        return 0, len(trace)
+    wanted = max(number for _, number in marks) if step is None else step
+    begin = min((i for i, number in marks if number == wanted), default=len(trace) + 1)
+    end = min((i for i, number in marks if number > wanted and i > begin), default=len(trace))
+    return begin + 1, end

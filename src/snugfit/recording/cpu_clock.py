@@ -1,0 +1,125 @@
+"""How long a step takes on a processor: every operator after the other, at measured speeds.
+
+There is no card to run ahead of: an operator costs its fixed time plus the larger of its arithmetic and its bytes. A
+processor's cache makes small operators cheaper a byte, and the table of speeds knows that; that a tensor may
+still lie in the cache from the operator before is not modelled.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Mapping
+
+from snugfit.recording.clock import Timing, runs_of_step
+from snugfit.recording.trace import OperatorRun, Trace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HostSpeeds:
+    """Measured speeds of a processor."""
+
+    operator_seconds: float
+    """An operator with next to nothing to do, in forward or backward of a module."""
+    product_rates: tuple[tuple[float, float], ...]
+    """FLOPs of a matrix product in float32 -> FLOP/s, by rising size."""
+    dtype_factors: Mapping[str, float]
+    """Type -> its FLOP/s over those of float32."""
+    byte_seconds: tuple[tuple[float, float], ...]
+    """Bytes read and written by an operator -> seconds a byte, by rising size."""
+    operator_factors: Mapping[str, float]
+    """Operator -> its seconds over those of an addition that moves the same bytes."""
+    threads: int
+    """Threads that torch computed with."""
+
+    def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
+        """Returns the time of matrix products.
+
+        Args:
+            flops: Floating-point operations of all of them.
+            dtype: What they compute in; a type that was not measured counts as float32.
+            count: How many there are in the batch.
+
+        Returns:
+            Seconds.
+        """
+        rate = _between(self.product_rates, flops / max(count, 1)) * self.dtype_factors.get(dtype, 1.0)
+        return flops / rate
+
+    def memory_seconds(self, moved_bytes: int, operator: str = "") -> float:
+        """Returns the time of an operator that moves bytes.
+
+        Args:
+            moved_bytes: Bytes read and written.
+            operator: Its name, such as `aten.gelu.default`.
+
+        Returns:
+            Seconds.
+        """
+        return moved_bytes * _between(self.byte_seconds, moved_bytes) * self.operator_factors.get(operator, 1.0)
+
+
+def _between(table: tuple[tuple[float, float], ...], at: float) -> float:
+    """Value at a point of a table, straight between its points and flat outside of them."""
+    place = bisect.bisect_left(table, (at, 0.0))
+    if place == 0:
+        return table[0][1]
+    if place == len(table):
+        return table[-1][1]
+    (left, low), (right, high) = table[place - 1], table[place]
+    return low + (high - low) * (at - left) / (right - left)
+
+
+def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> Timing:
+    """Returns the predicted time of one training step on a processor.
+
+    Args:
+        trace: A recording of a CPU run.
+        speeds: What was measured of the processor.
+        step: Which step, by the number of its marks; None for the last one.
+
+    Returns:
+        The timing; `link_seconds` are copies into and out of the host pool.
+    """
+    total = issued = link = 0.0
+    flops = 0
+    by_phase: dict[str, float] = {}
+    known: dict[int, float] = {}
+    for index in runs_of_step(trace, step):
+        run = trace.runs[index]
+        if index not in known:
+            known[index] = cpu_run_seconds(run, speeds)
+        seconds = known[index]
+        total += seconds
+        issued += speeds.operator_seconds if run.kernels else 0.0
+        flops += run.flops
+        if run.device == "link":
+            link += seconds
+        by_phase[run.phase] = by_phase.get(run.phase, 0.0) + seconds
+    return Timing(
+        step_seconds=total,
+        host_seconds=issued,
+        device_seconds=total - issued,
+        link_seconds=link,
+        flops=flops,
+        phase_seconds=by_phase,
+    )
+
+
+def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
+    """Returns how long an operator keeps the processor busy.
+
+    Args:
+        run: The operator.
+        speeds: What was measured of the processor.
+
+    Returns:
+        Seconds; 0 for a view.
+    """
+    if run.kernels == 0 and run.device == "device":
+        return 0.0
+    seconds = speeds.memory_seconds(run.read_bytes + run.written_bytes, run.operator)
+    if run.flops:
+        count = run.product[0] if run.product else 1
+        seconds = max(seconds, speeds.product_seconds(run.flops, run.dtype, count))
+    return speeds.operator_seconds + seconds

@@ -1,0 +1,334 @@
+"""Replays of a recording: the peak on a card without limit, and whether a card of a given size suffices.
+
+A run is recorded once and replayed often, because the answer depends on the card: a card that gets full gives cached
+segments back before it fails, so the reserved peak of an unlimited replay is more than a run needs. `fits` therefore
+replays at the card's size, and `smallest_capacity` looks for the smallest size on which the run goes through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from snugfit.recording.allocator import ROUND_LARGE_BYTES, OutOfMemory
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.tensor_bytes import allocator_for
+from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
+
+if TYPE_CHECKING:
+    from snugfit.devices import Device
+
+Observer = Callable[[int, int | None, int, int], None]
+"""Told (event, storage or None for a workspace, block's address, its bytes; negative when it is given back)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """Where a replay ran out of memory."""
+
+    event: int
+    """Index of the event that could not be served."""
+    phase: str
+    """The phase in which it happened."""
+    operator: str
+    """The operator that asked."""
+    module: str
+    """Dotted path of the module in which it ran."""
+    requested_bytes: int
+    """What the operator asked for."""
+    needed_bytes: int
+    """What the allocator would have needed from the card."""
+    allocated_bytes: int
+    """Bytes in live blocks at that time."""
+    reserved_bytes: int
+    """Bytes in segments at that time, after all that could be given back was."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """What a replay showed; when it ran out of memory, up to there."""
+
+    peak_allocated_bytes: int
+    """The most bytes in live blocks, rounded as the allocator rounds them."""
+    peak_reserved_bytes: int
+    """The most bytes in segments."""
+    reserved_at_peak_bytes: int
+    """Bytes in segments when the live blocks were at their peak."""
+    peak_requested_bytes: int
+    """What had been asked for in the blocks that were live at the peak."""
+    peak_event: int
+    """Index of the event that reached the allocated peak; -1 when nothing was allocated."""
+    peak_phase: str
+    """The phase of that event."""
+    peak_operator: str
+    """The operator of that event."""
+    peak_module: str
+    """The module of that event."""
+    host_peak_bytes: int
+    """The most bytes in host storages."""
+    retries: int
+    """How often all cached segments had to be given back."""
+    capacity_bytes: int | None
+    """The card's size in this replay; None without a limit."""
+    shortage: Shortage | None
+    """Where it ran out of memory; None when it went through."""
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Bytes in segments that no live block used, at the allocated peak."""
+        return self.reserved_at_peak_bytes - self.peak_allocated_bytes
+
+
+class Player:
+    """Plays events into an allocator; it can stop anywhere to look around."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        config: AllocatorConfig | None = None,
+        capacity_bytes: int | None = None,
+        *,
+        observer: Observer | None = None,
+        segment_observer: Callable[[str, int, int, int], None] | None = None,
+    ) -> None:
+        """Prepares an empty card.
+
+        Args:
+            trace: The recording.
+            config: The allocator's options.
+            capacity_bytes: The card's size; None for no limit.
+            observer: Told of every block that is given or taken back.
+            segment_observer: Told of every change of segments, as `CachingAllocator` says.
+        """
+        self.trace = trace
+        self.allocator = allocator_for(config, capacity_bytes, segment_observer)
+        self.observer = observer
+        self.held: dict[int, int] = {}
+        """Living storages on the device: id -> the block's id."""
+        self.workspace: int | None = None
+        """The block of a workspace, while `play` stands in the middle of its event."""
+        self.host_sizes: dict[int, int] = {}
+        """Living storages on the host: id -> bytes."""
+        self.host_bytes = 0
+        self.host_peak_bytes = 0
+        self.peak_event = -1
+        self.reserved_at_peak_bytes = 0
+        self.peak_requested_bytes = 0
+        self.event = 0
+        """Index of the next event; of the present one for an observer, and of the failed one after an `OutOfMemory`."""
+
+    def play(self, *, through: int | None = None) -> None:
+        """Plays events from where it stands.
+
+        Args:
+            through: Index of the last event to play; when that is a workspace it stays taken and the player goes no
+                further. None for all.
+
+        Raises:
+            OutOfMemory: When the card is full.
+        """
+        trace, held, observer = self.trace, self.held, self.observer
+        allocator = self.allocator
+        malloc, free = allocator.malloc, allocator.free
+        storages, kinds, subjects = trace.storages, trace.kinds, trace.subjects
+        host, host_sizes = self.host_bytes, self.host_sizes
+        peak = allocator.peak_allocated_bytes
+        end = len(trace) if through is None else through + 1
+        index = self.event
+        try:
+            for index in range(self.event, end):
+                if observer is not None:
+                    self.event = index
+                kind = kinds[index]
+                subject = subjects[index]
+                if kind == ALLOC:
+                    row = storages[subject]
+                    nbytes = row[1]
+                    if row[2] == "device":
+                        if nbytes:
+                            block = held[subject] = malloc(nbytes, row[7])
+                            if observer is not None:
+                                observer(index, subject, block, allocator.block_bytes(block))
+                            if allocator.allocated_bytes > peak:
+                                peak = self._new_peak(index)
+                    else:
+                        host_sizes[subject] = nbytes
+                        host += nbytes
+                        if host > self.host_peak_bytes:
+                            self.host_peak_bytes = host
+                elif kind == FREE:
+                    if subject in held:
+                        block = held.pop(subject)
+                        if observer is not None:
+                            observer(index, subject, block, -allocator.block_bytes(block))
+                        free(block)
+                    elif subject in host_sizes:
+                        host -= host_sizes.pop(subject)
+                elif kind == WORKSPACE:
+                    work = trace.workspaces[subject]
+                    if work.nbytes:
+                        block = malloc(work.nbytes, work.stream)
+                        if observer is not None:
+                            observer(index, None, block, allocator.block_bytes(block))
+                        if allocator.allocated_bytes > peak:
+                            peak = self._new_peak(index)
+                        if index == through:
+                            self.workspace = block
+                            break
+                        if observer is not None:
+                            observer(index, None, block, -allocator.block_bytes(block))
+                        free(block)
+                elif kind == RESIZE:
+                    nbytes = trace.values[index]
+                    if storages[subject].place != "device":
+                        host += nbytes - host_sizes[subject]
+                        host_sizes[subject] = nbytes
+                        self.host_peak_bytes = max(self.host_peak_bytes, host)
+                        continue
+                    # A storage that grows gets its new block before the old one is given back (`resize_bytes_cuda`).
+                    old = held.pop(subject, None)
+                    if nbytes:
+                        block = held[subject] = malloc(nbytes, storages[subject].stream)
+                        if observer is not None:
+                            observer(index, subject, block, allocator.block_bytes(block))
+                        if allocator.allocated_bytes > peak:
+                            peak = self._new_peak(index)
+                    if old is not None:
+                        if observer is not None:
+                            observer(index, subject, old, -allocator.block_bytes(old))
+                        free(old)
+                elif kind == EMPTY_CACHE:
+                    allocator.empty_cache()
+            else:
+                index = end
+        finally:
+            self.event = index
+            self.host_bytes = host
+
+    def _new_peak(self, index: int) -> int:
+        self.peak_event = index
+        self.reserved_at_peak_bytes = self.allocator.reserved_bytes
+        self.peak_requested_bytes = self.allocator.requested_bytes
+        return self.allocator.allocated_bytes
+
+
+def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> Replay:
+    """Replays a recording.
+
+    Args:
+        trace: The recording.
+        config: The allocator's options.
+        capacity_bytes: The card's size, the CUDA context already taken off; None for no limit.
+
+    Returns:
+        Peaks, where they fall, and whether and where memory ran out.
+    """
+    player = Player(trace, config, capacity_bytes)
+    shortage = None
+    try:
+        player.play()
+    except OutOfMemory as full:
+        phase, operator, module = trace.where(player.event)
+        shortage = Shortage(
+            event=player.event, phase=phase, operator=operator, module=module,
+            requested_bytes=_requested(trace, player.event), needed_bytes=full.needed_bytes,
+            allocated_bytes=full.allocated_bytes, reserved_bytes=full.reserved_bytes,
+        )  # fmt: skip
+    allocator = player.allocator
+    phase, operator, module = trace.where(player.peak_event)
+    return Replay(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        reserved_at_peak_bytes=player.reserved_at_peak_bytes,
+        peak_requested_bytes=player.peak_requested_bytes,
+        peak_event=player.peak_event,
+        peak_phase=phase,
+        peak_operator=operator,
+        peak_module=module,
+        host_peak_bytes=player.host_peak_bytes,
+        retries=allocator.retries,
+        capacity_bytes=capacity_bytes,
+        shortage=shortage,
+    )
+
+
+def _requested(trace: Trace, event: int) -> int:
+    kind, subject = trace.kinds[event], trace.subjects[event]
+    if kind == ALLOC:
+        return trace.storages[subject].nbytes
+    return trace.workspaces[subject].nbytes if kind == WORKSPACE else trace.values[event]
+
+
+def smallest_capacity(
+    trace: Trace, config: AllocatorConfig | None = None, *, unlimited: Replay | None = None, within: float = 0.0
+) -> int:
+    """Returns the smallest size of card, the context apart, on which a recording goes through.
+
+    A card that gets full frees cached segments first, so this is at most the reserved peak of an unlimited replay. It
+    is found by bisection over replays, in steps of the smallest segment.
+
+    Args:
+        trace: The recording.
+        config: The allocator's options.
+        unlimited: An unlimited replay of the same trace and options, where there is one already.
+        within: The answer may be too large by this share of itself, which saves replays.
+
+    Returns:
+        Bytes, a multiple of 2 MiB. Sizes in between may fail now and then (another block is chosen); this one does not.
+    """
+    if unlimited is None:
+        unlimited = replay(trace, config)
+    step = ROUND_LARGE_BYTES
+    low = unlimited.peak_requested_bytes // step - 1
+    high = -(-unlimited.peak_reserved_bytes // step)
+    while high - low > max(1, within * high):
+        middle = (low + high) // 2
+        if _goes_through(trace, config, middle * step):
+            high = middle
+        else:
+            low = middle
+    return high * step
+
+
+def _goes_through(trace: Trace, config: AllocatorConfig | None, capacity_bytes: int) -> bool:
+    try:
+        Player(trace, config, capacity_bytes).play()
+    except OutOfMemory:
+        return False
+    return True
+
+
+def fits(
+    trace: Trace,
+    device: Device,
+    config: AllocatorConfig | None = None,
+    *,
+    unlimited: Replay | None = None,
+    smallest_bytes: int | None = None,
+) -> tuple[bool, int | None]:
+    """Returns whether a recording goes through on a card, and how much room is left.
+
+    Args:
+        trace: The recording.
+        device: The card; its CUDA context is taken off, counted 0 where no source gives it.
+        config: The allocator's options.
+        unlimited: An unlimited replay of the same trace, where there is one already.
+        smallest_bytes: What `smallest_capacity` said, where it was asked already; saves it for each further card.
+
+    Returns:
+        Whether the replay at the card's size goes through, and the bytes left over the smallest size that suffices:
+        negative when it does not fit, None for a device without a limit of its own (`cpu`).
+    """
+    if device.memory_bytes is None:
+        return True, None
+    capacity = device.memory_bytes - (device.context_bytes or 0)
+    if unlimited is None:
+        unlimited = replay(trace, config)
+    if smallest_bytes is None:
+        smallest_bytes = smallest_capacity(trace, config, unlimited=unlimited)
+    through = capacity >= unlimited.peak_reserved_bytes or _goes_through(trace, config, capacity)
+    if through:
+        return True, max(capacity - smallest_bytes, 0)
+    needed = smallest_bytes if smallest_bytes > capacity else unlimited.peak_reserved_bytes
+    return False, capacity - needed

@@ -1,0 +1,127 @@
+"""How objects travel to a simulation that no pickler takes, although training code holds them.
+
+- a module with parametrizations (weight_norm, spectral_norm): its class is made anew on the other side;
+- a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
+- `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
+- anything else that cannot be pickled (an open file, a running generator, a logger of a run): as a stand-in that lets
+  the rest work, and says what it is when something asks it for anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.errors import CannotSimulateError
+
+Reduced = tuple[Any, ...]
+_LOCKS: dict[type, Callable[[], Any]] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+}
+
+
+class StandIn:
+    """In the place of something that stayed where it was."""
+
+    def __init__(self, kind: str) -> None:
+        """Remembers what it stands for.
+
+        Args:
+            kind: The type that cannot travel.
+        """
+        self.__dict__["_kind"] = kind
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise CannotSimulateError(
+            f"the step uses an object of type {self.__dict__['_kind']}, which cannot travel to the simulation's process. "
+            "Leave it out of the simulated loss, forward and model (a step without logging, for example)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    __call__ = __setattr__ = __iter__ = __next__ = __enter__ = __getitem__ = __len__ = _refuse
+
+
+def reduce(value: Any) -> Reduced | None:
+    """Returns how an object travels that is known to need help.
+
+    Args:
+        value: Any object but a tensor.
+
+    Returns:
+        What `reducer_override` returns; None for everything that travels by itself.
+    """
+    kind = type(value)
+    if kind in _LOCKS:
+        return _LOCKS[kind], ()
+    if kind is weakref.ReferenceType:
+        alive = value()
+        return (weakref.ref, (alive,)) if alive is not None else (_dead_reference, ())
+    if isinstance(value, torch.nn.Module):
+        names = private_torch.parametrized(value)
+        if names is not None:
+            return _blank, (private_torch.plain_class(value),), (vars(value), names), None, None, _fill
+        return None
+    path = private_torch.registry_path(value)
+    return None if path is None else (_from_registry, path)
+
+
+def stand_in(value: Any) -> Reduced | None:
+    """Returns a stand-in for an object that cannot be pickled.
+
+    Args:
+        value: Any object that is neither a class nor a function.
+
+    Returns:
+        What `reducer_override` returns; None where the object can be pickled, its parts apart.
+    """
+    import cloudpickle
+
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | types.MethodType):
+        return None
+    own = cloudpickle.Pickler.dispatch_table.get(type(value))  # code objects, cells, files and the like
+    try:
+        value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
+    except Exception:
+        kind = type(value)
+        return StandIn, (
+            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        )
+    return None
+
+
+def _blank(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], tuple[str, ...]]) -> None:
+    attributes, names = state
+    module.__setstate__(attributes)  # type: ignore[no-untyped-call]
+    private_torch.parametrize_again(module, names)
+
+
+def _dead_reference() -> Any:
+    """A weak reference to something that is gone."""
+
+    class Gone:
+        pass
+
+    return weakref.ref(Gone())
+
+
+def _from_registry(*path: str) -> Any:
+    found: Any = torch
+    for name in path:
+        found = getattr(found, name)
+    return found

@@ -1,0 +1,248 @@
+"""Simulation workers: started once, kept warm, several at a time; a dead or stuck one is replaced."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from snugfit.errors import CannotSimulateError, InputError
+from snugfit.workers import wire
+
+T = TypeVar("T")
+START_TIMEOUT_SECONDS = 120.0
+
+
+def _folder() -> str | None:
+    """The current folder, from which relative paths count; None where it is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+class _UnknownModuleError(InputError):
+    """The simulation's process cannot import a module that this one has."""
+
+    def __init__(self, name: str | None, text: str) -> None:
+        super().__init__(
+            f"the simulation's process cannot import {name or 'a module'} ({text}). Put the code that defines model and "
+            "loss where `import` finds it: into a folder of sys.path, or an installed package."
+        )
+        self.name = name
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self) -> None:
+        """Starts the process; it loads torch while the caller goes on."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "snugfit.workers.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._stdin = cast(BinaryIO, self._process.stdin)
+        self._stdout = cast(BinaryIO, self._process.stdout)
+        self._ready = False
+        wire.send(self._stdin, pickle.dumps({"path": list(sys.path)}))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def call(self, request: bytes, timeout_seconds: float) -> Any:
+        """Sends a request and waits for its answer.
+
+        Args:
+            request: A function and its arguments, from `skeleton.dumps`.
+            timeout_seconds: How long it may take.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            SnugfitError: What the function raised.
+            CannotSimulateError: The worker died or took too long.
+        """
+        timed_out = threading.Event()
+
+        def give_up() -> None:
+            timed_out.set()
+            self._process.kill()
+
+        timer = threading.Timer(timeout_seconds + (0 if self._ready else START_TIMEOUT_SECONDS), give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            if not self._ready:
+                self._receive(timed_out, timeout_seconds)
+                self._ready = True
+            try:
+                wire.send(self._stdin, pickle.dumps((list(sys.path), _folder(), request)))
+            except OSError:
+                self._died(timed_out, timeout_seconds)
+            kind, value = self._receive(timed_out, timeout_seconds)
+        finally:
+            timer.cancel()
+        if kind == "error":
+            raise wire.error_from_plain(value)
+        if kind == "unknown module":
+            raise _UnknownModuleError(*value)
+        return value
+
+    def _receive(self, timed_out: threading.Event, timeout_seconds: float) -> Any:
+        answer = wire.receive(self._stdout)
+        if answer is None:
+            self._died(timed_out, timeout_seconds)
+        assert answer is not None
+        return pickle.loads(answer)
+
+    def _died(self, timed_out: threading.Event, timeout_seconds: float) -> None:
+        code = self._process.wait()
+        if timed_out.is_set():
+            raise CannotSimulateError(
+                f"the simulation took longer than {timeout_seconds:g} s and was stopped. "
+                "Allow more time, or simulate a smaller model or fewer microbatches."
+            )
+        raise CannotSimulateError(
+            f"the simulation's process ended with status {code}; what it printed last says why "
+            "(out of host memory, or a crash in an extension)."
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+class Pool:
+    """Workers that share the requests of any number of threads."""
+
+    def __init__(self, workers: int = 1) -> None:
+        """Makes a pool; workers start with the first request that needs them.
+
+        Args:
+            workers: The most processes at a time, at least 1.
+
+        Raises:
+            InputError: For fewer than 1.
+        """
+        if workers < 1:
+            raise InputError(f"workers is {workers}; a simulation needs at least 1.")
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._idle.put(None)
+        self._started: list[Worker] = []
+        atexit.register(self.close)
+
+    def start(self, count: int = 1) -> None:
+        """Starts workers in the background, so that the first requests find them warm.
+
+        Args:
+            count: How many; at most as many as the pool has are started.
+        """
+        free = [self._idle.get() for _ in range(min(count, self._idle.qsize()))]
+        for worker in free:
+            self._idle.put(worker if worker is not None and worker.alive else self._new())
+
+    def call(self, function: Callable[..., T], *args: Any, timeout_seconds: float = 600.0, **kwargs: Any) -> T:
+        """Runs a function in a worker; tensors in its arguments travel without values.
+
+        Args:
+            function: What to run; anything that can be pickled, lambdas and closures included.
+            *args: Its arguments.
+            timeout_seconds: How long it may take.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            InputError: The arguments cannot travel.
+            SnugfitError: What the function raised.
+            CannotSimulateError: The worker died or took too long.
+        """
+        by_value: list[Any] = []
+        while True:
+            try:
+                result: T = self._call(_request((function, args, kwargs), by_value), timeout_seconds)
+                return result
+            except _UnknownModuleError as error:
+                # A module that was loaded from a file by hand, say: its code travels with the request instead.
+                module = sys.modules.get(error.name or "")
+                if module is None or module in by_value:
+                    raise
+                by_value.append(module)
+
+    def _call(self, request: bytes, timeout_seconds: float) -> Any:
+        worker = self._idle.get()
+        try:
+            if worker is None or not worker.alive:
+                worker = self._new()
+            return worker.call(request, timeout_seconds)
+        finally:
+            self._idle.put(worker)
+
+    def _new(self) -> Worker:
+        self._started = [worker for worker in self._started if worker.alive]
+        worker = Worker()
+        self._started.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Ends all workers; the pool stays usable and starts new ones when asked."""
+        for worker in self._started:
+            worker.close()
+        self._started = []
+
+
+def _request(request: object, by_value: Sequence[Any]) -> bytes:
+    """Pickles a request; the code of some modules goes with it."""
+    import cloudpickle
+
+    with ExitStack() as around:
+        for module in by_value:
+            cloudpickle.register_pickle_by_value(module)
+            around.callback(cloudpickle.unregister_pickle_by_value, module)
+        try:
+            return _dumps(request)
+        except Exception as error:
+            raise InputError(
+                f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
+                "Give a function that builds the model in place of the model, and leave what is no part of training out of "
+                "loss and forward."
+            ) from error
+
+
+def _dumps(request: object) -> bytes:
+    """Pickles a request; a process that never loaded torch holds no tensor, and need not load it for this."""
+    if "torch" not in sys.modules:
+        import cloudpickle
+
+        plain: bytes = cloudpickle.dumps(request)  # functions of the script that runs go by value
+        return plain
+    from snugfit.workers import skeleton
+
+    return skeleton.dumps(request)
+
+
+_shared: Pool | None = None
+
+
+def shared_pool() -> Pool:
+    """Returns the pool of this process, with one worker."""
+    global _shared
+    if _shared is None:
+        _shared = Pool()
+    return _shared

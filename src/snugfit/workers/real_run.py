@@ -1,0 +1,296 @@
+"""What a simulation could not do is tried for real before anybody is told that a real run would fail as well.
+
+The worker reads the request once more and, in place of the recording, takes one step on the host: weights, captured tensors
+and a few samples get random numbers; where they go through, as many samples as the simulation had, if that is not too much.
+Three things can come of it: the step fails in the same way (it is a mistake in what was given), it works (the simulation is
+what falls short), or it was not tried, because the model is too large.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from snugfit.errors import CannotSimulateError, InputError, SnugfitError
+
+MOST_ELEMENTS = 20_000_000
+"""Weights, captured tensors and samples with more numbers are not made."""
+MOST_SECONDS = 30.0
+SAMPLES = 2
+_PER_NUMBER = 100
+"""Activations that a number of the batch may make, where nobody has counted them."""
+_RANGE = 2
+"""Whole numbers are drawn below this: labels of any number of classes, words of any vocabulary, masks."""
+
+
+class Refused(Exception):
+    """A simulated step failed with an error that a real one may have too."""
+
+    def __init__(self, error: Exception, where: str, on_card: bool) -> None:
+        super().__init__(where)
+        self.error = error
+        self.where = where
+        self.on_card = on_card
+
+
+class NotTried(Exception):
+    """Why no real step was taken."""
+
+
+class Finished(Exception):
+    """A real step was taken and went through."""
+
+
+_trying = False
+_samples = SAMPLES
+"""How many samples the step under way has."""
+
+
+def is_wanted() -> bool:
+    """Returns whether a real step is to be taken in place of a recording."""
+    return _trying
+
+
+def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
+    """Returns the error for a person, after the same was tried for real.
+
+    Args:
+        refused: What the simulation said.
+        again: Runs the request once more.
+
+    Returns:
+        An InputError where the real step fails alike, a CannotSimulateError where it works.
+    """
+    text = f"{type(refused.error).__name__}: {_line(refused.error)}"
+    said = f"the step cannot run{refused.where}: {text}"
+    global _trying, _samples
+    _trying, _samples = True, SAMPLES
+    try:
+        with _within_time():
+            again()
+    except Finished:
+        return CannotSimulateError(
+            f"the step cannot be simulated{refused.where}: {text}. A real run on CPU with {_samples} samples works, so this "
+            f"is a limitation of the simulator{_or_a_mix(refused)}. Write that line in another way, or measure the run "
+            "on the device."
+        )
+    except NotTried as reason:
+        return InputError(
+            f"{said}. Whether a real run fails as well was not tried: {reason}. Check that model, batch and loss fit each "
+            "other."
+        )
+    except SnugfitError as error:
+        return error
+    except Exception as error:
+        if _alike(error, refused.error):
+            return InputError(
+                f"{said}. The same happens in a real run on CPU with {_samples} samples ({type(error).__name__}: "
+                f"{_line(error)}). Check that model, batch and loss fit each other."
+            )
+        return InputError(
+            f"{said}. A real run on CPU with {_samples} samples of random numbers fails in another way "
+            f"({type(error).__name__}: {_line(error)}). Check that model, batch and loss fit each other."
+        )
+    finally:
+        _trying = False
+    return InputError(f"{said}. Whether a real run fails as well was not tried.")
+
+
+def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], captured: Any) -> None:
+    """Takes one real step of `snugfit.prepare` on the host; always raises.
+
+    Args:
+        model: A skeleton.
+        recipe: How the step is held in memory.
+        batch: A batch without values.
+        arguments: The other arguments of `snugfit.prepare`.
+        captured: Tensors that the code holds besides.
+
+    Raises:
+        Finished: It went through.
+        NotTried: It would take too much.
+        Exception: What the step raised.
+    """
+    from snugfit.errors import RecipeError, TrainingError
+    from snugfit.training.prepare import prepare
+
+    split = arguments.get("split")
+    few = _few(batch, split, SAMPLES)
+    _fill_all(model, few, captured)
+    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size")}
+    at_once = recipe.microbatch_size
+    try:
+        trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)
+    except RecipeError as error:
+        raise NotTried(f"its recipe is not one for cpu ({_line(error)})") from error
+    try:
+        trainer.step(_filled(few))
+        trainer.finish()
+        if (more := _more(batch, split, at_once)) is not None:
+            trainer.step(_filled(more))
+            trainer.finish()
+    except TrainingError:
+        pass  # random weights may give an infinite loss; the step ran
+    raise Finished
+
+
+def try_own_step(step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batch: Any, captured: Any) -> None:
+    """Takes one real step of the user's own function on the host; always raises, as `try_step` does.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A skeleton.
+        optimizer: A function from parameters to an optimizer, an optimizer of the model, or None.
+        batch: A batch without values.
+        captured: Tensors that the code holds besides.
+    """
+    import torch
+
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise NotTried("the optimizer came as an object; give a function from parameters to one")
+    few = _few(batch, None, SAMPLES)
+    _fill_all(model, few, captured)
+    made = optimizer(model.parameters()) if optimizer is not None else None
+    step(model, made, _filled(few))
+    if (more := _more(batch, None, None)) is not None:
+        step(model, made, _filled(more))
+    raise Finished
+
+
+def _few(batch: Any, split: Any, samples: int) -> Any:
+    from snugfit.techniques.microbatch.apply import first_tensor, split_batch
+
+    if split is None and first_tensor(batch) is None:
+        return batch
+    pieces: list[Any] = (split or split_batch)(batch, samples)
+    return pieces[0]
+
+
+def _more(batch: Any, split: Any, at_once: int | None) -> Any:
+    """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
+    from snugfit.techniques.microbatch.apply import first_tensor
+
+    global _samples
+    tensor = first_tensor(batch)
+    samples = at_once or (tensor.shape[0] if tensor is not None and tensor.dim() else 0)
+    if samples <= SAMPLES:
+        return None
+    more = _few(batch, split, samples)
+    if _elements(more) * _PER_NUMBER > MOST_ELEMENTS:
+        return None
+    _samples = samples
+    return more
+
+
+def _elements(batch: Any) -> int:
+    """How many numbers a batch has."""
+    from snugfit.techniques.microbatch.apply import map_tensors
+
+    sizes: list[int] = []
+
+    def count(tensor: Any) -> Any:
+        sizes.append(tensor.numel())
+        return tensor
+
+    map_tensors(batch, count)
+    return sum(sizes)
+
+
+def _fill_all(model: Any, few: Any, captured: Any) -> None:
+    """Gives weights and captured tensors memory and random numbers, in place."""
+    import torch
+
+    from snugfit import private_torch
+
+    held = [*model.parameters(), *model.buffers(), *captured]
+    elements = _elements(few) + sum(tensor.numel() for tensor in held if not private_torch.is_lazy(tensor))
+    if elements > MOST_ELEMENTS:
+        raise NotTried(f"it would make {elements:,} random numbers, more than {MOST_ELEMENTS:,}")
+    if any(private_torch.is_lazy(tensor) for tensor in held):
+        raise NotTried("the model has lazy layers")
+    torch.manual_seed(0)
+    real: dict[int, torch.Tensor] = {}
+
+    def fill(tensor: torch.Tensor, positive: bool) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        if id(tensor) not in real:
+            made = _random(tensor, positive).requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made.detach(), tensor.requires_grad)
+            real[id(tensor)] = made
+        return real[id(tensor)]
+
+    for module in model.modules():
+        for table, positive in ((module._parameters, False), (module._buffers, True)):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = fill(tensor, positive)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                vars(module)[name] = fill(value, True)
+    for tensor in captured:
+        if tensor.device.type == "meta":
+            private_torch.swap(tensor, fill(tensor, not isinstance(tensor, torch.nn.Parameter)))
+
+
+def _filled(batch: Any) -> Any:
+    from snugfit.techniques.microbatch.apply import map_tensors
+
+    return map_tensors(batch, lambda tensor: _random(tensor, True) if tensor.device.type == "meta" else tensor)
+
+
+def _random(tensor: Any, positive: bool) -> Any:
+    import torch
+
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    if dtype == torch.bool:
+        return torch.ones(shape, dtype=dtype)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return torch.randint(0, _RANGE, shape, dtype=torch.int64).to(dtype)
+    if positive:
+        return torch.rand(shape).to(dtype)
+    spread = 1 / math.sqrt(max(1, shape[-1] if shape else 1))
+    return (torch.randn(shape) * spread).to(dtype)
+
+
+def _alike(one: BaseException, other: BaseException) -> bool:
+    """Whether two errors are of one kind: of the same class of Python's own, whatever torch's classes under it."""
+    return _plain_kind(one) is _plain_kind(other)
+
+
+def _plain_kind(error: BaseException) -> type:
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
+
+
+def _or_a_mix(refused: Refused) -> str:
+    if not refused.on_card:
+        return ""
+    return ", or, as on a card there are two devices, a tensor made without device=x.device"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400].rstrip(".")
+
+
+@contextmanager
+def _within_time() -> Iterator[None]:
+    """Ends what takes too long; without a time limit where the system has no timer, or outside of the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise NotTried(f"it took longer than {MOST_SECONDS:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

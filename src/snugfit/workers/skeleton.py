@@ -1,0 +1,146 @@
+"""Sends models and batches to another process without their values: only shapes, dtypes and structure travel.
+
+Anything that cloudpickle takes can be sent: modules, lambdas, closures, classes of a notebook. Every tensor in it becomes a
+meta tensor on the way, with its dtype, strides and `requires_grad`; tensors that share a storage share one again, so tied
+weights stay tied. Small host tensors that are no parameters of a module keep their values, because Python code may read
+them (an index table, a step count).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.workers import odd_objects
+
+REAL_ELEMENTS = 1024
+_storages: dict[int, torch.UntypedStorage] = {}
+_arrived: list[torch.Tensor] = []
+
+
+def dumps(value: Any) -> bytes:
+    """Returns anything as bytes, its tensors without values.
+
+    Args:
+        value: What to send; modules, functions and containers of them included.
+
+    Returns:
+        Bytes for `loads`.
+
+    Raises:
+        Exception: What pickling raises for something that cannot travel.
+    """
+    try:
+        return _dumps(value, stand_ins=False)
+    except Exception as error:
+        try:
+            return _dumps(value, stand_ins=True)
+        except Exception:
+            raise error from None  # the first one is about the user's object
+
+
+def _dumps(value: Any, *, stand_ins: bool) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor):
+                return _reduce(obj)
+            if isinstance(obj, torch.Generator):
+                return torch.Generator, ()
+            reduced = odd_objects.reduce(obj)
+            if reduced is None and stand_ins:
+                reduced = odd_objects.stand_in(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """Returns what `dumps` sent, with meta tensors in place of tensors.
+
+    Args:
+        data: The bytes.
+
+    Returns:
+        The value.
+    """
+    _storages.clear()
+    _arrived.clear()
+    try:
+        return pickle.loads(data)
+    finally:
+        _storages.clear()
+
+
+def arrived() -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of the last `loads`, wherever in it they are: in a model, a batch, a closure, an attribute."""
+    return tuple(_arrived)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    if private_torch.is_lazy(tensor):
+        return private_torch.lazy_parameter, (type(tensor), tensor.dtype, tensor.requires_grad)
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    device = tensor.device.type
+    if (
+        device == "cpu"
+        and not parameter
+        and tensor.numel() <= REAL_ELEMENTS
+        and not tensor.requires_grad
+        and (tensor.dim() == 0 or not tensor.is_floating_point())
+        and type(tensor) is torch.Tensor
+    ):
+        return _real, (tensor.tolist(), tensor.dtype)
+    if tensor.layout is not torch.strided:
+        return _meta, (-1, None, tuple(tensor.shape), None, 0, tensor.dtype, tensor.requires_grad, parameter, {})
+    storage = tensor.untyped_storage()
+    return _meta, (
+        storage._cdata,
+        storage.nbytes(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.requires_grad,
+        parameter,
+        {"was_on": device},
+    )
+
+
+def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.tensor(values, dtype=dtype)
+    _arrived.append(made)
+    return made
+
+
+def _meta(
+    key: int,
+    size_bytes: int | None,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] | None,
+    offset: int,
+    dtype: torch.dtype,
+    requires_grad: bool,
+    parameter: bool,
+    marks: dict[str, str],
+) -> torch.Tensor:
+    if size_bytes is None or stride is None:
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+    else:
+        storage = _storages.get(key)
+        if storage is None:
+            storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
+        tensor = torch.empty(0, dtype=dtype, device="meta")
+        tensor.set_(storage, offset, shape, stride)
+    result = torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+    for name, value in marks.items():
+        setattr(result, f"_snugfit_{name}", value)
+    _arrived.append(result)
+    return result

@@ -1,0 +1,106 @@
+"""A simulation worker: `python -m snugfit.workers.worker` answers requests on its standard input until it is closed.
+
+It is started as a module of ours, never by multiprocessing, so the user's script is not run again and notebooks, lambdas and
+closures work. It alone registers the fake accelerator; the process that asks stays as it was. What requests print goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+from snugfit.errors import InputError, SnugfitError
+from snugfit.library_imports import importing
+from snugfit.workers import wire
+from snugfit.workers.real_run import Refused, judged
+
+
+def main() -> None:
+    """Answers requests until the process that asks closes standard input, or is gone."""
+    try:
+        _serve()
+    except BrokenPipeError:  # killed while it waited: nobody is left to be told, and what is not sent cannot be
+        os._exit(1)
+
+
+def _serve() -> None:
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    hello = wire.receive(requests)
+    if hello is None:
+        return
+    sys.path[:] = pickle.loads(hello)["path"]
+
+    gc.disable()  # imports make many objects and drop none; looking through them again and again takes a second
+    import torch
+
+    from snugfit.fake_device import registration
+    from snugfit.workers import skeleton
+
+    registration.register()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    wire.send(answers, pickle.dumps(("ready", None)))
+    while (request := wire.receive(requests)) is not None:
+        wire.send(answers, _answer(request, skeleton.loads))
+        gc.collect()
+
+
+def _answer(message: bytes, loads: Any) -> bytes:
+    path, folder, request = pickle.loads(message)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+    if path != sys.path:  # a script or notebook may have added to it since
+        sys.path[:] = path
+        importlib.invalidate_caches()
+    try:
+        try:
+            with importing():  # what was sent brings its libraries along
+                function, args, kwargs = loads(request)
+        except ImportError as error:
+            return pickle.dumps(("unknown module", (error.name, str(error))))
+        try:
+            result = function(*args, **kwargs)
+        except Refused as refused:
+            del function, args, kwargs  # changed in place by now
+            raise judged(refused, lambda: _called(loads(request))) from refused
+        return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
+    except SnugfitError as error:
+        return pickle.dumps(("error", wire.error_to_plain(error)))
+    except Exception as error:
+        return pickle.dumps(("error", wire.error_to_plain(_in_words(error))))
+
+
+def _called(request: Any) -> Any:
+    function, args, kwargs = request
+    return function(*args, **kwargs)
+
+
+def _in_words(error: Exception) -> InputError:
+    """An error of the user's code, or of torch about it, outside of a step: what it said, and where."""
+    from pathlib import Path
+
+    ours, torch_folder = str(Path(__file__).resolve().parents[1]), os.sep + "torch" + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(ours) and torch_folder not in f.filename]
+    place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    text = " ".join(str(error).split())[:500].rstrip(".")
+    return InputError(
+        f"the step cannot run{place}: {type(error).__name__}: {text}. Whether a real run fails as well was not tried. "
+        "Check that model, batch and loss fit each other."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Profiles of real scripts on the CPU: exact peaks, categories, modules, phases, and nothing left behind."""
+
+import gc
+import textwrap
+import weakref
+
+import pytest
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from snugfit.errors import InputError
+from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.profiler.profile import profile_script
+from snugfit.recording.anatomy import timeline
+
+PLAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)), nn.Linear(256, 8))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(4):
+    inputs, labels = torch.randn(64, 256), torch.randint(8, (64,))
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+WEIGHTS = 4 * (4 * (256 * 256 + 256) + 256 * 8 + 8)
+
+
+@pytest.fixture
+def profiled(tmp_path):
+    """Runs a text as a script under the profile."""
+
+    def run(text, **options):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(text))
+        return profile_script(str(script), with_advice=options.pop("with_advice", False), **options)
+
+    return run
+
+
+def allocator_peak(text):
+    """Peak of the same script, counted by the allocator's events alone."""
+    warm_up()
+    events = AllocatorEvents()
+    events.start()
+    exec(compile(text, "script", "exec"), {"__name__": "__main__"})
+    events.stop()
+    return events.peak_bytes
+
+
+def test_the_peak_is_the_allocators_to_the_byte_and_the_categories_add_up(profiled):
+    profile = profiled(PLAIN, steps=4)
+    assert profile.exit_code == 0 and profile.notes == ()
+    assert profile.anatomy.peak_allocated_bytes == profile.allocator_peak_bytes == allocator_peak(PLAIN)
+    found = profile.anatomy.bytes_by_category
+    assert sum(found.values()) == profile.allocator_peak_bytes
+    assert found["weights"] == WEIGHTS
+    assert WEIGHTS * 2 <= found["optimizer_state"] < WEIGHTS * 2 + 100
+    assert found["inputs"] == 64 * 256 * 4 + 64 * 8  # the images, and labels made between steps
+    assert found["other"] == 0
+
+
+def test_gradients_activations_and_blocks(profiled):
+    profile = profiled(PLAIN, steps=2)
+    blocks = {block.name: block.bytes_by_category for block in profile.anatomy.blocks}
+    assert {"0", "1", "2", "3", "4"} <= set(blocks)
+    for name in "0123":
+        assert blocks[name]["weights"] == blocks[name]["gradients"] == 4 * (256 * 256 + 256)
+    # gelu and the next linear keep their inputs
+    assert blocks["0"]["activations"] == 2 * 64 * 256 * 4
+    names = {(tensor.module, tensor.category) for tensor in profile.anatomy.largest}
+    assert ("0.0", "weights") in names
+
+
+def test_the_phases_of_the_timeline_are_those_of_training(profiled):
+    profile = profiled(PLAIN, steps=2)
+    assert profile.steps == 2
+    marks = [(name, step) for _, name, entered, step in timeline(profile.trace, profile.config).marks if entered]
+    assert marks[:5] == [("build", 0), ("forward", 0), ("backward", 0), ("optimizer", 0), ("data", 1)]
+
+
+def test_what_an_operator_takes_inside_is_seen(profiled):
+    # sort makes its two results and, inside, what it sorts with
+    text = "import torch\nx = torch.randn(1 << 16)\nvalues, order = x.sort()\n"
+    profile = profiled(text)
+    tensors = (1 << 16) * (4 + 4 + 8)
+    assert profile.peak_operator.startswith("aten.sort")
+    assert profile.allocator_peak_bytes == allocator_peak(text) == tensors + profile.inside_operators_bytes
+    assert profile.anatomy.bytes_by_category["temporaries"] >= profile.inside_operators_bytes
+
+
+def test_checkpointed_blocks_keep_their_phases(profiled):
+    profile = profiled(
+        """
+        import torch
+        from torch import nn
+        from torch.utils.checkpoint import checkpoint
+        model = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = model
+            def forward(self, x):
+                for block in self.blocks:
+                    x = checkpoint(block, x, use_reentrant=False)
+                return x
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.randn(32, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+        steps=2,
+    )
+    assert profile.anatomy.peak_allocated_bytes == profile.allocator_peak_bytes
+    modules = {row.module for row in profile.trace.storages if row.operator == "aten.addmm.default"}
+    assert modules == {"blocks.0.0", "blocks.1.0", "blocks.2.0"}
+    marks = [name for _, name, entered, _ in timeline(profile.trace, profile.config).marks if entered]
+    assert "data" not in marks[: marks.index("optimizer")]
+
+
+def test_memory_of_numpy_is_not_the_allocators(profiled):
+    profile = profiled("import numpy, torch\nx = torch.from_numpy(numpy.zeros(1000, 'float32'))\ny = x.clone()\n")
+    assert profile.host_peak_bytes == 4000
+    assert profile.allocator_peak_bytes == profile.anatomy.peak_allocated_bytes == 4000
+
+
+def test_evaluation_is_no_training(profiled):
+    profile = profiled(
+        "import torch\nmodel = torch.nn.Linear(8, 8)\nwith torch.no_grad():\n    y = model(torch.ones(4, 8))\n",
+        with_advice=True,
+    )
+    phases = {row.phase for row in profile.trace.storages if row.operator == "aten.addmm.default"}
+    assert phases == {"evaluation"}
+    assert profile.anatomy.bytes_by_category["activations"] == 0
+    assert "no model was seen" in profile.advice.missing and "None of 3 optimizer steps" in profile.notes[0]
+
+
+def test_stop_ends_the_script_and_without_it_the_script_goes_on_unwatched(profiled, capsys):
+    text = PLAIN + "    print(step)\n"
+    assert profiled(text, steps=2, stop=True).exit_code == 0
+    assert capsys.readouterr().out == "0\n"  # the second step ends it
+    short = profiled(text, steps=2)
+    assert capsys.readouterr().out == "0\n1\n2\n3\n"
+    assert len(short.trace) < len(profiled(text, steps=4).trace)
+
+
+def test_a_script_that_fails_leaves_its_profile(profiled, capsys):
+    profile = profiled(PLAIN + "    raise RuntimeError('broken')\n")
+    assert profile.exit_code == 1 and profile.steps == 1
+    assert "RuntimeError: broken" in capsys.readouterr().err
+    assert profile.anatomy.bytes_by_category["weights"] == WEIGHTS
+    assert "exit code 1" in profile.notes[0]
+
+
+def test_nothing_is_left_behind(profiled):
+    def hooks():
+        tables = (
+            module_hooks._global_forward_hooks,
+            module_hooks._global_forward_pre_hooks,
+            optimizer_hooks._global_optimizer_pre_hooks,
+            optimizer_hooks._global_optimizer_post_hooks,
+        )
+        return [len(table) for table in tables]
+
+    before = hooks(), torch.UntypedStorage.resize_
+    profiled(PLAIN, steps=2)
+    profiled(PLAIN + "    raise RuntimeError\n", steps=2)
+    assert (hooks(), torch.UntypedStorage.resize_) == before
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_dropped_model_is_not_held(profiled):
+    kept = []
+    torch.kept_for_test = kept
+    try:
+        profiled(
+            """
+            import gc, torch, weakref
+            model = torch.nn.Linear(8, 8)
+            model(torch.ones(2, 8))
+            torch.kept_for_test.append(weakref.ref(model))
+            del model
+            gc.collect()
+            assert torch.kept_for_test[0]() is None
+            """
+        )
+    finally:
+        del torch.kept_for_test
+    gc.collect()
+    assert isinstance(kept[0], weakref.ref) and kept[0]() is None
+
+
+def test_too_few_steps_are_refused(profiled):
+    with pytest.raises(InputError, match="at least 1"):
+        profiled(PLAIN, steps=0)
+
+
+def test_advice_comes_from_simulations(profiled):
+    profile = profiled(
+        """
+        import torch
+        from torch import nn
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+            def forward(self, x):
+                return x + self.down(torch.relu(self.up(x)))
+        model = nn.Sequential(*(Block() for _ in range(4)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(2048, 64)).mean().backward()
+            optimizer.step()
+        """,
+        steps=2,
+        with_advice=True,
+    )
+    best = profile.advice.suggestions[0]
+    assert best.settings == {"checkpoint": "all"} and best.text == "checkpointing these 4 blocks"
+    assert best.saved_bytes > 0.3 * profile.allocator_peak_bytes
+    # Of 8 products forward and 15 backward (the batch needs no gradient), the first of each block is computed again:
+    # the second one's result is not needed, and recomputation stops before it.
+    assert best.time_is_flops and best.more_time == pytest.approx(4 / 23)
+    assert profile.advice.simulated_peak_bytes == pytest.approx(profile.allocator_peak_bytes, rel=0.05)
+
+
+def test_a_model_that_cannot_be_simulated_gets_no_advice(profiled):
+    profile = profiled(
+        """
+        import torch
+        class Net(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x)[torch.rand(2, 8) > 0.5]
+        net = Net(8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        """,
+        steps=1,
+        with_advice=True,
+    )
+    assert profile.advice.suggestions == () and "cannot be simulated" in profile.advice.missing

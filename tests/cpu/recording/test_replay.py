@@ -1,0 +1,154 @@
+"""Replays: peaks and where they fall, running out of memory, the smallest card that suffices."""
+
+import dataclasses
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.replay import Player, fits, replay, smallest_capacity
+from snugfit.recording.trace import TraceBuilder
+
+MIB = 2**20
+
+
+def trace_of(script):
+    """`a=3` allocates 3 MiB in module a, `h:a=3` on the host, `a-` frees, `a->5` resizes, `w*9` is a workspace."""
+    build, held = TraceBuilder(), {}
+    for word in script.split():
+        if word == "!":
+            build.empty_cache()
+        elif "->" in word:
+            name, size = word.split("->")
+            build.resize(held[name], int(float(size) * MIB))
+        elif word.endswith("-"):
+            build.free(held[word[:-1]])
+        elif "*" in word:
+            name, size = word.split("*")
+            build.workspace(int(float(size) * MIB), module=name, operator="mm", phase="forward")
+        else:
+            place, _, rest = word.rpartition(":")
+            name, size = rest.split("=")
+            held[name] = build.alloc(
+                int(float(size) * MIB), place="host" if place else "device", module=name, operator="make", phase="build"
+            )
+    return build.build()
+
+
+@pytest.mark.parametrize(
+    "script, peak, at, reserved, host",
+    [
+        ("", 0, "", 0, 0),
+        ("a=3 b=4", 7, "b", 20, 0),
+        ("a=30 a- b=20", 30, "a", 30, 0),
+        ("a=12 w*30 b=14", 42, "w", 42, 0),  # the workspace is the peak
+        ("a=12 h:b=50 b- h:c=20", 12, "a", 12, 50),
+        ("a=30 a->0 b=20 a->30 b-", 50, "b", 60, 0),  # b took a part of what a gave back
+        ("a=30 a->40", 70, "a", 70, 0),  # grows: old and new live together
+        ("a=0 b=12", 12, "b", 12, 0),  # nothing takes nothing
+        ("a=30 a- ! b=12", 30, "a", 30, 0),
+    ],
+)
+def test_peaks(script, peak, at, reserved, host):
+    done = replay(trace_of(script))
+    assert (done.peak_allocated_bytes, done.peak_reserved_bytes) == (peak * MIB, reserved * MIB)
+    assert done.peak_module == at
+    assert (done.host_peak_bytes, done.shortage) == (host * MIB, None)
+    assert done.peak_requested_bytes <= done.peak_allocated_bytes <= done.reserved_at_peak_bytes
+
+
+def test_where_it_runs_out():
+    done = replay(trace_of("a=30 w*10 b=40"), capacity_bytes=60 * MIB)
+    assert dataclasses.asdict(done.shortage) == {
+        "event": 2, "phase": "build", "operator": "make", "module": "b", "requested_bytes": 40 * MIB,
+        "needed_bytes": 40 * MIB, "allocated_bytes": 30 * MIB, "reserved_bytes": 30 * MIB,
+    }  # fmt: skip
+    assert done.retries == 1
+    work = replay(trace_of("a=30 w*40"), capacity_bytes=60 * MIB).shortage
+    assert (work.module, work.operator, work.requested_bytes) == ("w", "mm", 40 * MIB)
+
+
+def test_smallest_card_is_smaller_than_the_reserved_peak():
+    trace = trace_of("a=30 a- b=40 b- c=50")
+    assert replay(trace).peak_reserved_bytes == 120 * MIB
+    assert smallest_capacity(trace) == 50 * MIB
+    assert smallest_capacity(trace, AllocatorConfig(expandable_segments=True)) == 60 * MIB  # granules of 20
+
+
+@dataclasses.dataclass
+class Card:
+    memory_bytes: int | None
+    context_bytes: int | None = None
+
+
+def test_fits_takes_the_context_off():
+    trace = trace_of("a=30 a- b=40 b- c=50")
+    assert fits(trace, Card(50 * MIB)) == (True, 0)
+    assert fits(trace, Card(50 * MIB, 10 * MIB)) == (False, -10 * MIB)
+    assert fits(trace, Card(500 * MIB, 10 * MIB)) == (True, 440 * MIB)
+    assert fits(trace, Card(None)) == (True, None)
+
+
+def test_a_player_stops_inside_of_a_workspace():
+    player = Player(trace_of("a=30 w*40 b=1"))
+    player.play(through=1)
+    assert player.workspace is not None and player.allocator.allocated_bytes == 70 * MIB
+
+
+def test_a_player_goes_on_where_it_stopped():
+    trace = trace_of("a=30 h:b=5 c=12 b- a- d=3")
+    player = Player(trace)
+    for i in range(len(trace)):
+        player.play(through=i)
+    assert player.allocator.peak_allocated_bytes == replay(trace).peak_allocated_bytes
+    assert (player.host_bytes, player.host_peak_bytes) == (0, 5 * MIB)
+
+
+LIVES = st.lists(st.tuples(st.integers(0, 40 * MIB), st.integers(0, 40)), max_size=50)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LIVES, st.booleans())
+def test_random_runs(lives, expandable):
+    config = AllocatorConfig(expandable_segments=expandable)
+    build, living = TraceBuilder(), []
+    requested = most = 0
+    for nbytes, victim in lives:
+        living.append((build.alloc(nbytes), nbytes))
+        requested += nbytes
+        most = max(most, requested)
+        if victim < len(living):
+            storage, size = living.pop(victim)
+            build.free(storage)
+            requested -= size
+    trace = build.build()
+    done = replay(trace, config)
+    assert most <= done.peak_allocated_bytes <= done.peak_reserved_bytes
+    smallest = smallest_capacity(trace, config)
+    assert most <= smallest <= done.peak_reserved_bytes
+    at = replay(trace, config, smallest)
+    assert at.shortage is None and at.peak_reserved_bytes <= smallest
+    if smallest:
+        assert replay(trace, config, smallest - 2 * MIB).shortage is not None
+    same = replay(trace, config, done.peak_reserved_bytes)
+    assert (same.retries, same.peak_reserved_bytes) == (0, done.peak_reserved_bytes)
+
+
+def test_speed():
+    """300 thousand events a second on a quiet core; a third of that is asked for here, for slow and busy machines."""
+    build, living = TraceBuilder(), []
+    for i in range(10_000):
+        living.append(build.alloc((1 + i * 7919 % 997) * 50_000))
+        if len(living) > 400:
+            build.free(living.pop(i * 31 % 400))
+    trace = build.build()
+    best = min(_seconds(trace) for _ in range(3))
+    assert len(trace) / best > 100_000
+
+
+def _seconds(trace):
+    start = time.process_time()
+    replay(trace)
+    return time.process_time() - start

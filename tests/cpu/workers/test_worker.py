@@ -1,0 +1,213 @@
+"""Worker processes: what travels, what comes back, and what happens when one dies."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import patience
+import pytest
+import torch
+from torch.nn.utils import parametrizations
+
+from snugfit.errors import CannotSimulateError, RecipeError
+from snugfit.workers import skeleton
+from snugfit.workers.pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool()
+    yield made
+    made.close()
+
+
+def test_lambdas_and_closures_run_in_a_warm_process(pool):
+    base = 40
+    first = pool.call(lambda: (base + 2, os.getpid()))
+    second = pool.call(lambda: (base + 3, os.getpid()))
+    assert (first[0], second[0]) == (42, 43)
+    assert first[1] == second[1] != os.getpid()
+
+
+def test_skeleton_has_no_weights_and_keeps_ties():
+    model = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000, bias=False))
+    model[1].weight = model[0].weight
+    model[0].weight.requires_grad_(False)
+    model.eval()
+    model.register_buffer("table", torch.arange(4))
+    data = skeleton.dumps((model, model[0].weight))
+    assert len(data) < 20_000
+    made, weight = skeleton.loads(data)
+    assert made[0].weight is made[1].weight is weight
+    assert weight.is_meta and weight.shape == (1000, 64) and not weight.requires_grad and not made.training
+    assert made.table.tolist() == [0, 1, 2, 3]
+
+
+def test_skeleton_keeps_shared_storage():
+    base = torch.zeros(10_000)
+    first, second = skeleton.loads(skeleton.dumps((base[:6000].requires_grad_(), base[5000:])))
+    assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    assert second.storage_offset() == 5000
+
+
+def test_the_asking_process_stays_as_it_was(pool):
+    pool.call(lambda: None)
+    assert not hasattr(torch, "sim")
+
+
+def test_errors_come_back_whole(pool):
+    def fail():
+        raise RecipeError(["one", "two"])
+
+    with pytest.raises(RecipeError, match="2 problems") as caught:
+        pool.call(fail)
+    assert caught.value.problems == ("one", "two")
+
+
+def test_a_dead_worker_is_replaced(pool):
+    before = pool.call(os.getpid)
+    with pytest.raises(CannotSimulateError, match="status 7"):
+        pool.call(lambda: os._exit(7))
+    assert pool.call(os.getpid) != before
+
+
+def test_a_stuck_worker_is_stopped(pool):
+    pool.call(lambda: None)
+    with pytest.raises(CannotSimulateError, match="longer than"):
+        pool.call(lambda: time.sleep(60), timeout_seconds=0.5)
+    assert pool.call(lambda: 1) == 1
+
+
+def test_what_cannot_travel_is_said(pool):
+    running = (number for number in range(3))
+    with pytest.raises(CannotSimulateError, match="uses an object of type generator"):
+        pool.call(lambda: list(running))
+
+
+def test_what_cannot_travel_does_no_harm_where_nobody_uses_it(pool, tmp_path):
+    class Logged:
+        def __init__(self):
+            self.file = (tmp_path / "log.txt").open("w")
+            self.lock = threading.Lock()
+
+        def __call__(self):
+            with self.lock:
+                return 3
+
+    logged = Logged()
+    with logged.file:
+        assert pool.call(logged) == 3
+        with pytest.raises(CannotSimulateError, match="TextIOWrapper"):
+            pool.call(lambda: logged.file.write("x"))
+
+
+@pytest.mark.parametrize(
+    "found", [torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.classes]
+)
+def test_what_is_found_under_torch_travels_by_its_name(pool, found):
+    kind, text = type(found).__name__, str(found)
+    assert pool.call(lambda: (type(found).__name__, str(found))) == (kind, text)
+
+
+def test_weak_references_and_loggers_travel(pool):
+    held = torch.nn.Linear(2, 3)
+    there, log = weakref.ref(held), logging.getLogger("a.b")
+    assert pool.call(lambda: (held is there(), log.name)) == (True, "a.b")
+
+
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
+def test_parametrized_modules_travel(norm):
+    model = torch.nn.Sequential(norm(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 2))
+    made = skeleton.loads(skeleton.dumps(model))
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert type(made[0]).__name__ == type(model[0]).__name__ and isinstance(made[0], torch.nn.Linear)
+    assert made[0].weight.is_meta and made[0].weight.shape == (4, 4)
+
+
+def test_lazy_parameters_travel_without_a_shape():
+    made = skeleton.loads(skeleton.dumps(torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())))
+    assert made[0].has_uninitialized_params() and made[1].has_uninitialized_params()
+    made(torch.empty(2, 5, device="meta"))
+    assert made[0].weight.shape == (3, 5) and made[1].running_mean.shape == (3,)
+
+
+def test_a_folder_that_joins_the_path_later_is_found(pool, tmp_path, monkeypatch):
+    pool.call(lambda: None)
+    (tmp_path / "snugfit_late_module.py").write_text("def three():\n    return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module("snugfit_late_module")
+    try:
+        assert pool.call(late.three) == 3
+    finally:
+        del sys.modules["snugfit_late_module"]
+
+
+def test_relative_paths_count_from_the_folder_that_asks(pool, tmp_path, monkeypatch):
+    pool.call(lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert pool.call(os.getcwd) == str(tmp_path)
+
+
+def test_a_module_that_no_folder_has_travels_with_its_code(pool, tmp_path):
+    path = tmp_path / "by_hand.py"
+    path.write_text("BASE = 40\ndef more(x):\n    return BASE + x\n")
+    spec = importlib.util.spec_from_file_location("snugfit_by_hand", path)
+    module = sys.modules["snugfit_by_hand"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        assert pool.call(module.more, 2) == 42
+    finally:
+        del sys.modules["snugfit_by_hand"]
+
+
+def test_a_script_is_not_run_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('started')\n"
+        "from snugfit.workers.pool import Pool\n"
+        "def twice(x): return 2 * x\n"
+        "pool = Pool()\n"
+        "print(pool.call(twice, 21))\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=patience.SECONDS, check=True
+    )
+    assert done.stdout.split() == ["started", "42"]
+
+
+ASKING = """
+import os, sys, time
+from snugfit.workers.pool import Pool
+pool = Pool()
+pool.start()
+if sys.argv[1] == "loading":
+    print("now", flush=True)
+
+def slow():
+    os.write(2, b"now")
+    time.sleep(1.5)
+    return "x" * 10**6
+
+pool.call(slow)
+"""
+
+
+@pytest.mark.parametrize("moment", ["loading", "answering"])
+def test_a_worker_ends_quietly_when_the_process_that_asked_is_killed(moment):
+    asking = subprocess.Popen([sys.executable, "-c", ASKING, moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert asking.stdout is not None and asking.stderr is not None
+    place = asking.stdout if moment == "loading" else asking.stderr
+    assert place.read(3) == b"now"
+    asking.kill()
+    # The end of standard error: the worker, which has it too, is gone.
+    assert asking.stderr.read() in (b"", b"now")
+    asking.wait()
