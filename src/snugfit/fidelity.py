@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from snugfit.errors import RecipeError
 from snugfit.recipe import Recipe
 from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.techniques.declaration import LEVELS, Level, said
 from snugfit.techniques.microbatch import splits
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
@@ -72,8 +72,8 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
     Yields:
         What contradicts what, and what to do.
     """
-    for technique in TECHNIQUES:
-        yield from technique.misfits(recipe, workload)
+    for row in TECHNIQUES:
+        yield from said(row.misfits, recipe, workload)
     if (recipe.optimizer or workload.optimizer) != CUSTOM_OPTIMIZER:
         return
     for name in (technique.name for technique in TECHNIQUES if technique.per_parameter):
@@ -97,8 +97,10 @@ def _unchecked(recipe: Recipe, workload: Workload) -> dict[str, str]:
 
 
 def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterator[tuple[str, Level, str]]:
-    for technique in TECHNIQUES:
-        yield from technique.lowers(recipe, workload)
+    for row in TECHNIQUES:
+        for sentence, (level, when) in row.lowers.items():
+            for reason in said({sentence: when}, recipe, workload):
+                yield row.fields[0], level, reason
     chosen = recipe.optimizer or workload.optimizer
     named = OPTIMIZER_NAMES.get(chosen)
     algorithm = chosen if named is None else named.holds or chosen

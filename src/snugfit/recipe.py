@@ -11,52 +11,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import snugfit.techniques as techniques
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems, whatever_was_meant
 from snugfit.recipe_rules import NAMES, contradictions, range_problems
-from snugfit.techniques import (
-    accumulate_dtype,
-    adapter,
-    attention,
-    checkpoint,
-    compile,
-    init,
-    inplace,
-    loading,
-    loss_impl,
-    microbatch,
-    mixed_precision,
-    offload_activations,
-    offload_optimizer,
-    optimizer,
-    optimizer_impl,
-    quantize,
-    step_in_backward,
-    stochastic_rounding,
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(
     # A dataclass takes the fields of its last base first: from the bottom up this is the order of the fields.
-    quantize.Fields,
-    adapter.Fields,
-    compile.Fields,
-    loss_impl.Fields,
-    attention.Fields,
-    loading.Fields,
-    inplace.Fields,
-    init.Fields,
-    stochastic_rounding.Fields,
-    step_in_backward.Fields,
-    offload_optimizer.Fields,
-    optimizer_impl.Fields,
-    optimizer.Fields,
-    offload_activations.Fields,
-    checkpoint.Fields,
-    accumulate_dtype.Fields,
-    microbatch.Fields,
-    mixed_precision.Fields,
+    techniques.quantize.Fields,
+    techniques.adapter.Fields,
+    techniques.compile.Fields,
+    techniques.loss_impl.Fields,
+    techniques.attention.Fields,
+    techniques.loading.Fields,
+    techniques.inplace.Fields,
+    techniques.init.Fields,
+    techniques.stochastic_rounding.Fields,
+    techniques.step_in_backward.Fields,
+    techniques.offload_optimizer.Fields,
+    techniques.optimizer_impl.Fields,
+    techniques.optimizer.Fields,
+    techniques.offload_activations.Fields,
+    techniques.checkpoint.Fields,
+    techniques.accumulate_dtype.Fields,
+    techniques.microbatch.Fields,
+    techniques.mixed_precision.Fields,
 ):
     """How a training step is held in memory; the default is plain PyTorch.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import said
 from snugfit.techniques.spellings import SWITCH_WORDS, meant, suggestion
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = {field: keywords for row in TECHNIQUES for field, keywords in row.names.items()}
 """Fields that take names of modules or patterns -> their words that are no names."""
-_FREE = {field: what for row in TECHNIQUES for field, what in row.free.items()}
+_FREE = {row.fields[0]: row.free_word for row in TECHNIQUES if row.free_word}
 
 
 def range_problems(recipe: Recipe) -> Iterator[str]:
@@ -32,11 +33,11 @@ def range_problems(recipe: Recipe) -> Iterator[str]:
         known = meant(name, value, ())
         if known and value not in known:
             yield f"{name} is {value!r}, which is no {what}; {suggestion(name, value, ())}"
-    for technique in TECHNIQUES:
-        yield from technique.problems(recipe)
+    for row in TECHNIQUES:
+        yield from said(row.problems, recipe)
 
 
 def contradictions(recipe: Recipe) -> Iterator[str]:
     """Yields a sentence for each pair of fields that no workload can make sense of, and what to do about it."""
-    for technique in TECHNIQUES:
-        yield from technique.contradictions(recipe)
+    for row in TECHNIQUES:
+        yield from said(row.contradictions, recipe)

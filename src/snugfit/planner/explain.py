@@ -25,7 +25,7 @@ _PLANNED = {row.fields[0]: row.plan for row in reversed(TECHNIQUES)}
 _TRIALS: dict[str, list[Changes]] = {}
 """What a field that is off would be, to ask why it is off: what costs least fidelity first."""
 for _row in sorted(TECHNIQUES, key=lambda row: LEVELS.index(row.level)):
-    _TRIALS.setdefault(_row.fields[0], []).extend(_row.plan.trials)
+    _TRIALS.setdefault(_row.fields[0], []).extend(_row.trials)
 
 
 def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
@@ -94,8 +94,8 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
             trials = [{"microbatch_size": search.space.batch // 2}]
     else:
         trials = _TRIALS.get(name, [])
-    if _planned(name).nothing_there and name not in best.recorded.switchable:
-        return _planned(name).nothing_there + "."
+    if _planned(name).nothing_to_switch and name not in best.recorded.switchable:
+        return _planned(name).nothing_to_switch + "."
     plain = getattr(Recipe(), name)
     pair = _nearest(search, best, name, lambda value: value != plain)
     if pair is not None:

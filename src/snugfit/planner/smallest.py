@@ -29,12 +29,11 @@ left out."""
 
 
 def _least(start: Start) -> list[Changes]:
-    plans = [row.plan for row in TECHNIQUES if row.plan.least]
-    return [plan.least for plan in plans if plan.starts is None or start in plan.starts]
+    return [row.plan.least for row in TECHNIQUES if row.plan.least and start in row.plan.starts]
 
 
 def _moves(level: Level) -> list[Changes]:
-    return [change for row in TECHNIQUES for one, change in row.plan.moves if one == level]
+    return [change for row in TECHNIQUES for one, change in row.moves if one == level]
 
 
 class Smallest:

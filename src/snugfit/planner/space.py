@@ -14,13 +14,13 @@ from snugfit.errors import RecipeError
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Changes, Choice
+from snugfit.techniques.declaration import LEVELS, Changes, Choice, Situation
 from snugfit.workload import Workload
 
 PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
-SWITCHES: Mapping[str, Changes] = {row.name: row.plan.switch for row in TECHNIQUES if row.plan.switch}
+SWITCHES: Mapping[str, Changes] = {row.name: row.plan.least for row in TECHNIQUES if row.plan.nothing_to_switch}
 """Taken for good where the simulation shows less memory and no more time."""
 POINTS: Mapping[str, Changes] = {
     PLAIN: {},
@@ -115,5 +115,6 @@ class Space:
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
-        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(self)]
+        here = Situation(self.workload, self.on_cpu, bf16=self.on_cpu or self.capability >= (8, 0))
+        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(here)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}

@@ -63,13 +63,12 @@ OPTIMIZER_NAMES: Mapping[str, OptimizerName] = {one.name: one for row in TECHNIQ
 """Every optimizer that can be asked for by name."""
 
 
-def joined(tables: str) -> dict[str, dict[Any, Any]]:
-    """Returns a table of all techniques: field -> rows, where each declares some of a field's rows."""
+def joined(table: str) -> dict[str, dict[Any, Any]]:
+    """Returns a table of all techniques: field -> rows, of which each declares some."""
     found: dict[str, dict[Any, Any]] = {}
     for row in TECHNIQUES:
-        for field, rows in getattr(row, tables).items():
-            found.setdefault(field, {}).update(rows)
-    return found
+        found.setdefault(row.fields[0], {}).update(getattr(row, table))
+    return {field: rows for field, rows in found.items() if rows}
 
 
 NOT_HERE: Mapping[str, tuple[str, str]] = {

@@ -1,7 +1,7 @@
 """What a technique says about itself. Everything central is a loop over these declarations, in the order of the table.
 
-The rules are functions of a recipe, and of a recipe and a workload: what cannot be, what is no longer exact. A rule between
-two techniques is declared once, by either of them. Declarations are read before torch is there, so they import none.
+A rule is a sentence, and when it is said. A rule between two techniques is declared once, by either of them.
+Declarations are read before torch is there, and before `Recipe`, which is made of their fields; so they import neither.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -22,61 +22,65 @@ Changes = Mapping[str, Any]
 Spellings = Mapping[tuple[str, ...], tuple[str, ...]]
 """Words that other tools use -> the values here that they may stand for, the likeliest first."""
 Start = Literal["microbatches", "in backward", "few bits", "adapters"]
+STARTS: tuple[Start, ...] = get_args(Start)
 """Ways to begin the search for the least memory; no two of them go together."""
 
 Stage = Literal["numbers", "layers", "calls", "saved tensors", "blocks", "model"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
+OfRecipe = Callable[["Recipe"], bool]
+OfBoth = Callable[["Recipe", "Workload"], bool]
+
 SWITCHED_ON = ("true", "yes", "on", "1")
 SWITCHED_OFF = ("false", "no", "off", "0", "none", "null")
 
 
-def _none(*_: Any) -> Iterator[Any]:
-    return iter(())
+@dataclasses.dataclass(frozen=True, slots=True)
+class Situation:
+    """What a plan is for."""
 
-
-def _always(_: Any) -> bool:
-    return True
-
-
-class Situation(Protocol):
-    """What a plan is for, as far as a technique asks."""
-
-    @property
-    def workload(self) -> Workload:
-        """What is learned."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether training runs on a CPU."""
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Compute capability of the card."""
+    workload: Workload
+    """What is learned."""
+    on_cpu: bool
+    """Whether training runs on a CPU."""
+    bf16: bool
+    """Whether the device computes in bf16 by itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
     """Changes that belong together and that the planner may try."""
 
-    name: str
-    """How the search calls them."""
     changes: Changes
     """What is changed."""
     level: Level = "exact"
     """What has to be allowed for it."""
-    when: Callable[[Situation], bool] = _always
+    when: Callable[[Situation], bool] = lambda _: True
     """Whether it is worth trying here."""
+
+    @property
+    def name(self) -> str:
+        """How the search calls them."""
+        return ", ".join(f"{field}={value}" for field, value in self.changes.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
     """What the planner may do with a technique, and the words of a plan about it."""
 
-    switch: Changes = dataclasses.field(default_factory=dict)
-    """Taken for good where the model has something to switch and that shows less memory and no more time."""
-    nothing_there: str = ""
-    """Why it is off where the model has nothing to switch."""
+    least: Changes = dataclasses.field(default_factory=dict)
+    """What it is set to where memory is all that counts."""
+    starts: tuple[Start, ...] = STARTS
+    """Searches for the least memory that begin with that."""
+    moves: tuple[tuple[Level, Changes], ...] | None = None
+    """What such a search tries next, and the level that has to be allowed; None: `least`, as exact."""
+    turns: tuple[Changes, ...] | None = None
+    """How a fallback turns it up; None: to `least`, where it may change in the middle of a run."""
+    trials: tuple[Changes, ...] | None = None
+    """What it would be if it were on, to ask why it is off; None: `least`."""
+    nothing_to_switch: str = ""
+    """Not empty: set to `least` for good where the model has something to switch and that shows less memory and no more
+    time; the text is what is said where it has nothing."""
     points: Mapping[str, Changes] = dataclasses.field(default_factory=dict)
     """What it can do to all blocks alike; choices of some blocks lie between these."""
     updates: tuple[Choice, ...] = ()
@@ -87,16 +91,6 @@ class Planned:
     """Whether it moves things to the host, which saves nothing where the device is the host."""
     follows: Callable[[Recipe, Workload], Changes] | None = None
     """What its field is where it follows from the rest of the recipe."""
-    least: Changes = dataclasses.field(default_factory=dict)
-    """What it is set to where memory is all that counts."""
-    starts: tuple[Start, ...] | None = None
-    """Searches for the least memory that begin with `least`; None: all."""
-    moves: tuple[tuple[Level, Changes], ...] = ()
-    """What such a search tries next, and the level that has to be allowed."""
-    turns: tuple[Changes, ...] = ()
-    """How a fallback turns it up."""
-    trials: tuple[Changes, ...] = ()
-    """What it would be if it were on, to ask why it is off."""
     goes_with: tuple[str, ...] = ()
     """Fields that change together with its own."""
     never: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -143,24 +137,24 @@ class Technique:
     # What people type
     names: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Fields that take names of modules or patterns -> their words that are no names."""
-    free: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Fields that take any word -> what such a word is called."""
-    spellings: Mapping[str, Spellings] = dataclasses.field(default_factory=dict)
-    """Field -> how other tools spell its values. Nothing is accepted under another name; it is only recognised."""
-    meanings: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """Field -> value -> what it means, where a suggestion alone would not say enough."""
+    free_word: str = ""
+    """What a word is called where its first field takes any."""
+    spellings: Spellings = dataclasses.field(default_factory=dict)
+    """How other tools spell the values of its first field. Nothing is accepted so; it is only recognised."""
+    meanings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Value of its first field -> what it means, where a suggestion alone would not say enough."""
     optimizers: tuple[OptimizerName, ...] = ()
     """Optimizers that it brings; their names are values of the field `optimizer`."""
 
-    # Rules: each yields sentences for people
-    problems: Callable[[Recipe], Iterator[str]] = _none
+    # Rules: a sentence -> when it is said of a recipe r (and a workload w); {recipe.field} in it stands for a value
+    problems: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
     """What is wrong with its values alone."""
-    contradictions: Callable[[Recipe], Iterator[str]] = _none
+    contradictions: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
     """Which other fields it does not go with, whatever the workload."""
-    misfits: Callable[[Recipe, Workload], Iterator[str]] = _none
+    misfits: Mapping[str, OfBoth] = dataclasses.field(default_factory=dict)
     """Which workloads it cannot train."""
-    lowers: Callable[[Recipe, Workload], Iterator[tuple[str, Level, str]]] = _none
-    """(field, level, reason) where the update is not that of plain training."""
+    lowers: Mapping[str, tuple[Level, OfBoth]] = dataclasses.field(default_factory=dict)
+    """Why the update is not that of plain training, said of its first field."""
 
     # In a run
     hooks: str = ""
@@ -184,8 +178,36 @@ class Technique:
         """The words of `known_as`."""
         return tuple(self.known_as.split())
 
+    @property
+    def moves(self) -> tuple[tuple[Level, Changes], ...]:
+        """The plan's `moves`, or what stands for None."""
+        return tuple(("exact", one) for one in self._least) if self.plan.moves is None else self.plan.moves
+
+    @property
+    def turns(self) -> tuple[Changes, ...]:
+        """The plan's `turns`, or what stands for None."""
+        return (self._least if self.may_change else ()) if self.plan.turns is None else self.plan.turns
+
+    @property
+    def trials(self) -> tuple[Changes, ...]:
+        """The plan's `trials`, or what stands for None."""
+        return self._least if self.plan.trials is None else self.plan.trials
+
+    @property
+    def _least(self) -> tuple[Changes, ...]:
+        return (self.plan.least,) if self.plan.least else ()
+
 
 def loaded(place: str) -> Any:
     """Returns what a `module:name` of a declaration stands for; loads torch."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def said(rules: Mapping[str, Callable[..., bool]], recipe: Recipe, workload: Workload | None = None) -> Iterator[str]:
+    """Yields the sentences of rules that hold; those of recipes alone are asked without a workload."""
+    both = (recipe,) if workload is None else (recipe, workload)
+    for sentence, when in rules.items():
+        if when(*both):
+            batch = (workload and workload.batch_size) or "unknown size"
+            yield sentence.format(recipe=recipe, workload=workload, batch=batch)

@@ -36,15 +36,8 @@ class Fields:
 
 def _ways(name: str) -> tuple[Choice, ...]:
     """A leaner optimizer, also stepped in backward."""
-    return (
-        Choice(name, {"optimizer": name}, "different", lambda here: here.workload.optimizer != name),
-        Choice(
-            f"{name}+step_in_backward",
-            {"optimizer": name, "step_in_backward": True},
-            "different",
-            lambda here: here.workload.optimizer != name,
-        ),
-    )
+    changes = ({"optimizer": name}, {"optimizer": name, "step_in_backward": True})
+    return tuple(Choice(one, "different", lambda here: here.workload.optimizer != name) for one in changes)
 
 
 _SGD = {"optimizer": "sgd", "offload_optimizer": False}
@@ -57,18 +50,13 @@ TECHNIQUE = Technique(
     summary="optimizer state: SGD has none, Adafactor almost none",
     known_as="sgd adafactor adam adamw",
     spellings={
-        "optimizer": {
-            ("adamw-torch", "adamw-torch-fused", "adamw-hf", "adamw-fused", "fused-adamw"): ("adamw",),
-            ("momentum", "sgd-momentum", "nesterov"): ("sgd",),
-        }
+        ("adamw-torch", "adamw-torch-fused", "adamw-hf", "adamw-fused", "fused-adamw"): ("adamw",),
+        ("momentum", "sgd-momentum", "nesterov"): ("sgd",),
     },
     optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
     plan=Planned(
         updates=(*_ways("sgd"), *_ways("adafactor")),
-        moves=(
-            ("different", _SGD),
-            ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None}),
-        ),
+        moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
         trials=({"optimizer": "sgd"},),
     ),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "sgd"}),

@@ -14,16 +14,12 @@ Source: torch.optim's documentation of foreach and fused. Chosen in `training/op
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from snugfit.techniques.declaration import Planned, Technique
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
-
 _TAKES = (None, "adam", "adamw", "sgd", "adafactor")
+_NOT_FUSED = "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,20 +31,6 @@ class Fields:
     operation (for-loop). None: fused where torch has it for this optimizer, else torch's default."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
-        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
-    if recipe.optimizer_impl is not None and recipe.optimizer not in _TAKES:
-        yield f"optimizer_impl chooses among torch's kernels, and {recipe.optimizer} has its own. Leave it out."
-
-
-def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    if recipe.optimizer is None and recipe.optimizer_impl == "fused" and workload.optimizer == "adafactor":
-        yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
-    if recipe.optimizer is None and recipe.optimizer_impl is not None and workload.optimizer == "muon":
-        yield "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out."
-
-
 TECHNIQUE = Technique(
     name="optimizer_impl",
     fields=("optimizer_impl",),
@@ -56,11 +38,19 @@ TECHNIQUE = Technique(
     level="exact",
     summary="temporaries of the update; time",
     known_as="fused fused-optimizer foreach for-loop fused-adam fused-adamw",
-    spellings={
-        "optimizer_impl": {("single-tensor", "forloop", "loop"): ("for-loop",), ("multi-tensor", "apex"): ("foreach",)}
+    spellings={("single-tensor", "forloop", "loop"): ("for-loop",), ("multi-tensor", "apex"): ("foreach",)},
+    contradictions={
+        _NOT_FUSED: lambda r: r.optimizer_impl == "fused" and r.optimizer == "adafactor",
+        "optimizer_impl chooses among torch's kernels, and {recipe.optimizer} has its own. Leave it out.": lambda r: (
+            r.optimizer_impl is not None and r.optimizer not in _TAKES
+        ),
     },
-    contradictions=_contradictions,
-    misfits=_misfits,
+    misfits={
+        _NOT_FUSED: lambda r, w: r.optimizer is None and r.optimizer_impl == "fused" and w.optimizer == "adafactor",
+        "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out.": lambda r, w: (
+            r.optimizer is None and r.optimizer_impl is not None and w.optimizer == "muon"
+        ),
+    },
     may_change="update",
     plan=Planned(
         moves=(("exact", {"optimizer_impl": "for-loop"}),),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from snugfit.training.per_parameter import PerParameterUpdate
     from snugfit.training.update import WholeUpdate
 
-    Update = WholeUpdate | PerParameterUpdate
+    Update: TypeAlias = WholeUpdate | PerParameterUpdate
     Rebuilt = tuple[list[ModelTechnique], Update, Health]
 
 

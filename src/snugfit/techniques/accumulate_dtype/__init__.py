@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from snugfit.recipe import Recipe
     from snugfit.workload import Workload
 
+_CUT = {"precision": "bf16-true", "microbatch_size": 4}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fields:
@@ -40,17 +42,12 @@ TECHNIQUE = Technique(
     level="exact",
     summary="no memory; bits of gradients summed in 16 bits",
     known_as="fp32-accumulation gradient-accumulation-dtype",
-    spellings={
-        "accumulate_dtype": {("32", "float32", "f32", "full"): ("fp32",), ("none", "default", "same"): ("as-is",)}
-    },
+    spellings={("32", "float32", "f32", "full"): ("fp32",), ("none", "default", "same"): ("as-is",)},
     may_change="update",
     plan=Planned(
         follows=_follows,
         goes_with=("microbatch_size",),
         because="it only matters where gradients of microbatches add up in 16-bit weights",
     ),
-    example=(
-        {"precision": "bf16-true", "microbatch_size": 4},
-        {"precision": "bf16-true", "microbatch_size": 4, "accumulate_dtype": "fp32"},
-    ),
+    example=(_CUT, {**_CUT, "accumulate_dtype": "fp32"}),
 )

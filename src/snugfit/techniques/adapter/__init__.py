@@ -33,14 +33,9 @@ Source: Hu et al., LoRA, 2021 (arXiv:2106.09685); Kalajdzievski, rsLoRA, 2023 (a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Level, Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Planned, Technique
 
 _LORA = {"adapter": "lora"}
 
@@ -68,50 +63,49 @@ class Fields:
     adapter_head: bool = False
     """A language model's output head gets an adapter too."""
 
-
-_SETTINGS = tuple(field for field in dataclasses.fields(Fields) if field.name != "adapter")
-
-
-def _problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.adapter_rank < 1:
-        yield f"adapter_rank is {recipe.adapter_rank}; it must be at least 1."
-    if not 0 < recipe.adapter_alpha < float("inf"):
-        yield f"adapter_alpha is {recipe.adapter_alpha}; it must be more than 0."
-    if not 0 <= recipe.adapter_dropout < 1:
-        yield f"adapter_dropout is {recipe.adapter_dropout}; it is a probability from 0 to below 1."
+    @property
+    def adapter_settings(self) -> str:
+        """Names of the settings of adapters that are not at their default."""
+        return ", ".join(name for name, default in _SETTINGS.items() if getattr(self, name) != default)
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    given = [field.name for field in _SETTINGS if getattr(recipe, field.name) != field.default]
-    if given and recipe.adapter == "none":
-        yield f"{', '.join(given)} without an adapter; set adapter='lora' (or rslora, dora), or leave that out."
-
-
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.adapter != "none":
-        yield "adapter", "different", f"{recipe.adapter} trains small matrices beside the weights, not the weights."
-
+_SETTINGS = {field.name: field.default for field in dataclasses.fields(Fields) if field.name != "adapter"}
 
 TECHNIQUE = Technique(
     name="adapter",
-    fields=("adapter", *(field.name for field in _SETTINGS)),
+    fields=("adapter", *_SETTINGS),
     rows=(22, 23),
     level="different",
     summary="gradients and optimizer state of all weights that stay frozen",
     known_as="lora qlora rslora dora qdora peft low-rank-adapters",
     names={"adapter_targets": ("all-linear",)},
-    spellings={
-        "adapter": {(*SWITCHED_ON, "qlora", "peft"): ("lora",), ("rs-lora",): ("rslora",), SWITCHED_OFF: ("none",)}
+    spellings={(*SWITCHED_ON, "qlora", "peft"): ("lora",), ("rs-lora",): ("rslora",), SWITCHED_OFF: ("none",)},
+    problems={
+        "adapter_rank is {recipe.adapter_rank}; it must be at least 1.": lambda r: r.adapter_rank < 1,
+        "adapter_alpha is {recipe.adapter_alpha}; it must be more than 0.": lambda r: (
+            not 0 < r.adapter_alpha < float("inf")
+        ),
+        "adapter_dropout is {recipe.adapter_dropout}; it is a probability from 0 to below 1.": lambda r: (
+            not 0 <= r.adapter_dropout < 1
+        ),
     },
-    problems=_problems,
-    contradictions=_contradictions,
-    lowers=_lowers,
+    contradictions={
+        "{recipe.adapter_settings} without an adapter; set adapter='lora' (or rslora, dora), or leave that out.": lambda r: (
+            r.adapter == "none" and bool(r.adapter_settings)
+        ),
+    },
+    lowers={
+        "{recipe.adapter} trains small matrices beside the weights, not the weights.": (
+            "different",
+            lambda r, _: r.adapter != "none",
+        ),
+    },
     hooks="snugfit.techniques.adapter.apply:Adapter",
     plan=Planned(
-        variants=(Choice("adapter=lora", _LORA, "different"),),
         moves=(("different", {**_LORA, "offload_optimizer": False}),),
         trials=(_LORA,),
-        never={field.name: "it belongs to adapter" for field in _SETTINGS},
+        variants=(Choice(_LORA, "different"),),
+        never=dict.fromkeys(_SETTINGS, "it belongs to adapter"),
     ),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_LORA}),
 )

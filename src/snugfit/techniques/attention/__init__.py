@@ -42,22 +42,15 @@ TECHNIQUE = Technique(
     summary="attention scores, which grow with the sequence squared",
     known_as="flash-attention flash-attention-2 flash-attn flash fa2 sdpa xformers memory-efficient-attention",
     spellings={
-        "attention": {
-            ("flash-attention", "flash-attention-2", "flash-attention-3", "flash-attn", "fa2", "fa3"): ("flash",),
-            ("efficient", "mem-efficient", "memory-efficient", "xformers", "cudnn", "math"): ("sdpa",),
-            ("manual", "naive", "vanilla"): ("eager",),
-        }
+        ("flash-attention", "flash-attention-2", "flash-attention-3", "flash-attn", "fa2", "fa3"): ("flash",),
+        ("efficient", "mem-efficient", "memory-efficient", "xformers", "cudnn", "math"): ("sdpa",),
+        ("manual", "naive", "vanilla"): ("eager",),
     },
     hooks="snugfit.techniques.attention.apply:Attention",
     stage="calls",
     may_change="passes",
     plan=Planned(
-        switch=_SDPA,
-        nothing_there="the model has no attention that it can switch from holding every score",
-        least=_SDPA,
-        moves=(("exact", _SDPA),),
-        turns=(_SDPA,),
-        trials=(_SDPA,),
+        least=_SDPA, nothing_to_switch="the model has no attention that it can switch from holding every score"
     ),
     example=({"attention": "eager"}, _SDPA),
 )

@@ -17,15 +17,10 @@ torch.utils.checkpoint, non-reentrant; Korthikanti et al., 2022 (arXiv:2205.0519
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-
-_COUNTED = ("every", "blocks")
+_ALL = {"checkpoint": "all"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,31 +40,9 @@ class Fields:
         return None
 
 
-def _problems(recipe: Recipe) -> Iterator[str]:
-    if isinstance(recipe.checkpoint, str) and ":" in recipe.checkpoint:
-        kind, _, number = recipe.checkpoint.partition(":")
-        if kind not in _COUNTED or not number.isdecimal() or int(number) < 1:
-            yield f"checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1."
-
-
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.checkpoint != "selective":
-        return
-    if recipe.offload_activations != "none":
-        yield (
-            "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
-            "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'."
-        )
-    if recipe.inplace:
-        yield (
-            "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
-            "Leave one of them out."
-        )
-
-
-def _instead(recipe: Recipe, checkpoint: str) -> str:
-    size = recipe.microbatch_size
-    return f"microbatches of {size} are cheaper" if size is not None else ""
+def _counts(checkpoint: str | tuple[str, ...]) -> bool:
+    kind, _, number = checkpoint.partition(":") if isinstance(checkpoint, str) else ("", "", "")
+    return kind in ("every", "blocks") and number.isdecimal() and int(number) > 0
 
 
 TECHNIQUE = Technique(
@@ -84,26 +57,37 @@ TECHNIQUE = Technique(
     ),
     names={"checkpoint": ("none", "all", "selective", "every:N", "blocks:K")},
     spellings={
-        "checkpoint": {
-            (*SWITCHED_ON, "full", "layers", "layer", "block", "gradient-checkpointing"): ("all",),
-            SWITCHED_OFF: ("none",),
-            ("blocks",): ("blocks:K", "all"),
-            ("every", "every-n"): ("every:N",),
-            ("sac", "selective-checkpointing", "policy"): ("selective",),
-        }
+        (*SWITCHED_ON, "full", "layers", "layer", "block", "gradient-checkpointing"): ("all",),
+        SWITCHED_OFF: ("none",),
+        ("blocks",): ("blocks:K", "all"),
+        ("every", "every-n"): ("every:N",),
+        ("sac", "selective-checkpointing", "policy"): ("selective",),
     },
-    meanings={"checkpoint": {"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"}},
-    problems=_problems,
-    contradictions=_contradictions,
+    meanings={"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"},
+    problems={
+        "checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1.": lambda r: (
+            ":" in r.checkpoint and not _counts(r.checkpoint)
+        ),
+    },
+    contradictions={
+        "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
+        "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'.": lambda r: (
+            r.checkpoint == "selective" and r.offload_activations != "none"
+        ),
+        "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
+        "Leave one of them out.": lambda r: r.checkpoint == "selective" and r.inplace,
+    },
     hooks="snugfit.techniques.checkpoint.apply:Checkpointing",
     stage="blocks",
     may_change="passes",
     plan=Planned(
-        points={"checkpoint": {"checkpoint": "all"}, "selective": {"checkpoint": "selective"}},
-        least={"checkpoint": "all"},
-        turns=({"checkpoint": "selective"}, {"checkpoint": "all"}),
-        trials=({"checkpoint": "all"},),
-        instead=_instead,
+        least=_ALL,
+        moves=(),
+        turns=({"checkpoint": "selective"}, _ALL),
+        points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
+        instead=lambda r, _: (
+            f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else ""
+        ),
     ),
-    example=({}, {"checkpoint": "all"}),
+    example=({}, _ALL),
 )

@@ -14,14 +14,8 @@ Source: Ansel et al., PyTorch 2, 2024 (doi:10.1145/3620665.3640366); torch._func
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Level, Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,35 +29,6 @@ class Fields:
     """Share of activation memory the compiler may keep, 0 to 1; the rest is recomputed. None: keep what it likes."""
 
 
-def _problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.compile_memory_budget is not None and not 0 <= recipe.compile_memory_budget <= 1:
-        yield f"compile_memory_budget is {recipe.compile_memory_budget}; it is a share from 0 to 1."
-    if recipe.compile in ("torchscript", "jit", "ts"):
-        yield (
-            "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "
-            "Use compile='inductor'."
-        )
-
-
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.compile == "none":
-        if recipe.compile_memory_budget is not None:
-            yield "compile_memory_budget needs compile; set compile='inductor' or leave the budget out."
-        return
-    if recipe.checkpoint == "selective":
-        yield "checkpoint='selective' contradicts compile: use compile_memory_budget, which lets the compiler choose."
-    if recipe.offload_activations != "none":
-        yield (
-            "offload_activations contradicts compile: saved-tensor hooks that copy do not trace. Use compile_memory_budget "
-            "or checkpoint with compile."
-        )
-
-
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.compile not in ("none", "eager", "aot_eager"):
-        yield "compile", "rounding", f"{recipe.compile} fuses operators and rounds in other places."
-
-
 TECHNIQUE = Technique(
     name="compile",
     fields=("compile", "compile_memory_budget"),
@@ -71,16 +36,34 @@ TECHNIQUE = Technique(
     level="rounding",
     summary="intermediates between fused operators",
     known_as="torch.compile torch-compile inductor dynamo",
-    free={"compile": "backend"},
+    free_word="backend",
     spellings={
-        "compile": {
-            (*SWITCHED_ON, "torch.compile", "torch-compile", "default"): ("inductor",),
-            SWITCHED_OFF: ("none",),
-        }
+        (*SWITCHED_ON, "torch.compile", "torch-compile", "default"): ("inductor",),
+        SWITCHED_OFF: ("none",),
     },
-    problems=_problems,
-    contradictions=_contradictions,
-    lowers=_lowers,
+    problems={
+        "compile_memory_budget is {recipe.compile_memory_budget}; it is a share from 0 to 1.": lambda r: (
+            r.compile_memory_budget is not None and not 0 <= r.compile_memory_budget <= 1
+        ),
+        "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "
+        "Use compile='inductor'.": lambda r: r.compile in ("torchscript", "jit", "ts"),
+    },
+    contradictions={
+        "compile_memory_budget needs compile; set compile='inductor' or leave the budget out.": lambda r: (
+            r.compile == "none" and r.compile_memory_budget is not None
+        ),
+        "checkpoint='selective' contradicts compile: use compile_memory_budget, which lets the compiler choose.": lambda r: (
+            r.compile != "none" and r.checkpoint == "selective"
+        ),
+        "offload_activations contradicts compile: saved-tensor hooks that copy do not trace. Use compile_memory_budget "
+        "or checkpoint with compile.": lambda r: r.compile != "none" and r.offload_activations != "none",
+    },
+    lowers={
+        "{recipe.compile} fuses operators and rounds in other places.": (
+            "rounding",
+            lambda r, _: r.compile not in ("none", "eager", "aot_eager"),
+        ),
+    },
     hooks="snugfit.techniques.compile.apply:Compile",
     stage="model",
     plan=Planned(

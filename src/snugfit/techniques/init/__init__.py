@@ -51,14 +51,7 @@ TECHNIQUE = Technique(
     level="exact",
     summary="the second copy of the model while it loads",
     known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
-    spellings={
-        "init": {("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)}
-    },
-    plan=Planned(
-        least={"init": "device"},
-        moves=(("exact", {"init": "device"}),),
-        trials=({"init": "device"},),
-        because="building takes no more than training, which does not depend on it",
-    ),
+    spellings={("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)},
+    plan=Planned(least={"init": "device"}, because="building takes no more than training, which does not depend on it"),
     unmeasured="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
 )

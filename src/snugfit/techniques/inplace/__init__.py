@@ -41,13 +41,6 @@ TECHNIQUE = Technique(
     known_as="in-place relu-inplace",
     hooks="snugfit.techniques.inplace.apply:InPlace",
     may_change="passes",
-    plan=Planned(
-        switch=_ON,
-        nothing_there="the model has no activation module that could overwrite its input",
-        least=_ON,
-        moves=(("exact", _ON),),
-        turns=(_ON,),
-        trials=(_ON,),
-    ),
+    plan=Planned(least=_ON, nothing_to_switch="the model has no activation module that could overwrite its input"),
     example=({}, _ON),
 )

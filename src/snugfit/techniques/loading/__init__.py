@@ -21,13 +21,8 @@ Source: `torch.utils.data` and "CUDA semantics: use pinned memory buffers" (torc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,13 +39,6 @@ class Fields:
     """Batches each worker keeps ready."""
 
 
-def _problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.workers < 0:
-        yield f"workers is {recipe.workers}; it must be 0 (load in the training process) or more."
-    if recipe.prefetch < 1:
-        yield f"prefetch is {recipe.prefetch}; it must be at least 1."
-
-
 TECHNIQUE = Technique(
     name="loading",
     fields=("workers", "pin_memory", "prefetch"),
@@ -58,7 +46,10 @@ TECHNIQUE = Technique(
     level="exact",
     summary="no memory; time waiting for data",
     known_as="dataloader data-loading num-workers prefetch-factor",
-    problems=_problems,
+    problems={
+        "workers is {recipe.workers}; it must be 0 (load in the training process) or more.": lambda r: r.workers < 0,
+        "prefetch is {recipe.prefetch}; it must be at least 1.": lambda r: r.prefetch < 1,
+    },
     may_change="loading",
     plan=Planned(
         never={

@@ -46,18 +46,10 @@ TECHNIQUE = Technique(
     level="exact",
     summary="logits of a large vocabulary, three times over",
     known_as="chunked-loss liger liger-kernel cut-cross-entropy cce linear-cross-entropy fused-loss cross-entropy",
-    spellings={
-        "loss_impl": {("liger", "liger-kernel", "cce", "cut-cross-entropy"): ("fused", "chunked"), ("none",): ("full",)}
-    },
+    spellings={("liger", "liger-kernel", "cce", "cut-cross-entropy"): ("fused", "chunked"), ("none",): ("full",)},
     hooks="snugfit.techniques.loss_impl.apply:LossImpl",
     stage="calls",  # after adapters, which may sit on the head
     may_change="passes",
-    plan=Planned(
-        variants=(Choice("loss_impl=chunked", _CHUNKED),),
-        least=_CHUNKED,
-        moves=(("exact", _CHUNKED),),
-        turns=(_CHUNKED,),
-        trials=(_CHUNKED,),
-    ),
+    plan=Planned(least=_CHUNKED, variants=(Choice(_CHUNKED),)),
     example=({}, _CHUNKED),
 )

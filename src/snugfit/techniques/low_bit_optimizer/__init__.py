@@ -32,6 +32,7 @@ from snugfit.techniques.declaration import Choice, OptimizerName, Planned, Techn
 
 LowBit = Literal["adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"]
 _NAMES: tuple[LowBit, ...] = get_args(LowBit)
+_8BIT, _4BIT = {"optimizer": "adamw8bit"}, {"optimizer": "adamw4bit"}
 
 TECHNIQUE = Technique(
     name="low_bit_optimizer",
@@ -44,14 +45,12 @@ TECHNIQUE = Technique(
         "fp8-adam paged paged-adam paged-adamw8bit paged-optimizer bitsandbytes bnb torchao"
     ),
     spellings={
-        "optimizer": {
-            ("8bit", "8bit-adam", "8bit-adamw", "adam8bit", "adamw-bnb-8bit", "adamw-8bits", "bnb-adamw8bit"): (
-                "adamw8bit",
-            ),
-            ("4bit", "4bit-adam", "4bit-adamw", "adam4bit", "adamw-torch-4bit"): ("adamw4bit",),
-            ("fp8", "adamfp8", "adamw-fp8", "adamw-torch-fp8"): ("adamwfp8",),
-            ("paged", "paged-adam", "paged-adamw", "paged-adam8bit", "paged-adamw-8bit"): ("paged-adamw8bit",),
-        }
+        ("8bit", "8bit-adam", "8bit-adamw", "adam8bit", "adamw-bnb-8bit", "adamw-8bits", "bnb-adamw8bit"): (
+            "adamw8bit",
+        ),
+        ("4bit", "4bit-adam", "4bit-adamw", "adam4bit", "adamw-torch-4bit"): ("adamw4bit",),
+        ("fp8", "adamfp8", "adamw-fp8", "adamw-torch-fp8"): ("adamwfp8",),
+        ("paged", "paged-adam", "paged-adamw", "paged-adam8bit", "paged-adamw-8bit"): ("paged-adamw8bit",),
     },
     optimizers=tuple(
         OptimizerName(
@@ -64,17 +63,16 @@ TECHNIQUE = Technique(
         for name in _NAMES
     ),
     plan=Planned(
-        updates=tuple(
-            Choice(name, {"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw")
-            for name in _NAMES
-        ),
-        least={"optimizer": "adamw4bit"},
+        least=_4BIT,
         starts=("few bits",),
         moves=(
-            ("rounding", {"optimizer": "adamw8bit", "offload_optimizer": False}),
-            ("rounding", {"optimizer": "adamw4bit", "offload_optimizer": False}),
+            ("rounding", {**_8BIT, "offload_optimizer": False}),
+            ("rounding", {**_4BIT, "offload_optimizer": False}),
         ),
-        trials=({"optimizer": "adamw8bit"},),
+        trials=(_8BIT,),
+        updates=tuple(
+            Choice({"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw") for name in _NAMES
+        ),
     ),
-    example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "adamw8bit"}),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, **_8BIT}),
 )

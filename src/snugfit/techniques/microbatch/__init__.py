@@ -16,10 +16,9 @@ huggingface/transformers#34191.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snugfit.techniques.declaration import Level, Planned, Technique
+from snugfit.techniques.declaration import Planned, Technique
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -48,39 +47,6 @@ def splits(recipe: Recipe, workload: Workload) -> bool:
     return size is not None and (workload.batch_size is None or size < workload.batch_size)
 
 
-def _problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.microbatch_size is not None and recipe.microbatch_size < 1:
-        yield f"microbatch_size is {recipe.microbatch_size}; it must be at least 1."
-
-
-def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    size, batch = recipe.microbatch_size, workload.batch_size
-    if size is not None and batch is not None and size > batch:
-        yield f"microbatch_size {size} is larger than the batch of {batch}; give at most {batch}."
-
-
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if not splits(recipe, workload):
-        return
-    if workload.coupled_samples:
-        yield (
-            "microbatch_size",
-            "different",
-            "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
-            "other, or loss_weight is not that of this loss.",
-        )
-    if workload.batch_norm:
-        yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
-    if workload.dropout:
-        yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
-    if recipe.true_precision and recipe.accumulate_dtype == "as-is":
-        yield (
-            "microbatch_size",
-            "rounding",
-            "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.",
-        )
-
-
 TECHNIQUE = Technique(
     name="microbatch",
     fields=("microbatch_size",),
@@ -88,14 +54,40 @@ TECHNIQUE = Technique(
     level="exact",
     summary="activations, in proportion to the microbatch",
     known_as="grad-accum gradient-accumulation grad-accumulation accumulation accumulate micro-batch batch-size",
-    problems=_problems,
-    misfits=_misfits,
-    lowers=_lowers,
+    problems={
+        "microbatch_size is {recipe.microbatch_size}; it must be at least 1.": lambda r: (
+            r.microbatch_size is not None and r.microbatch_size < 1
+        ),
+    },
+    misfits={
+        "microbatch_size {recipe.microbatch_size} is larger than the batch of {workload.batch_size}; give at most "
+        "{workload.batch_size}.": lambda r, w: (r.microbatch_size or 0) > (w.batch_size or float("inf")),
+    },
+    lowers={
+        "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
+        "other, or loss_weight is not that of this loss.": (
+            "different",
+            lambda r, w: splits(r, w) and bool(w.coupled_samples),
+        ),
+        "batch norm takes its statistics from each microbatch, not the batch.": (
+            "different",
+            lambda r, w: splits(r, w) and w.batch_norm,
+        ),
+        "dropout draws other masks for microbatches than for the whole batch.": (
+            "different",
+            lambda r, w: splits(r, w) and w.dropout,
+        ),
+        "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.": (
+            "rounding",
+            lambda r, w: splits(r, w) and r.true_precision is not None and r.accumulate_dtype == "as-is",
+        ),
+    },
     may_change="batch",
     plan=Planned(
         least={"microbatch_size": 1},
         starts=("microbatches", "adapters"),
         moves=(("different", {"microbatch_size": 1, "step_in_backward": False}),),
+        turns=(),
     ),
     example=({}, {"microbatch_size": 4}),
 )

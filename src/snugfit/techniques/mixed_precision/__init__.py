@@ -14,18 +14,12 @@ Source: Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740); 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from snugfit.techniques.declaration import Choice, Level, Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
+from snugfit.techniques.declaration import Choice, Planned, Technique
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
-_BF16: tuple[int, int] = (8, 0)
-"""Compute capability from which cards multiply bf16."""
+_BF16, _FP16 = {"precision": "bf16-mixed"}, {"precision": "16-mixed"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,11 +37,6 @@ class Fields:
         return {"16-true": "16", "bf16-true": "bf16"}.get(self.precision)  # type: ignore[return-value]
 
 
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.precision != "fp32":
-        yield "precision", "rounding", f"{recipe.precision} computes with fewer bits than fp32."
-
-
 TECHNIQUE = Technique(
     name="mixed_precision",
     fields=("precision",),
@@ -56,43 +45,31 @@ TECHNIQUE = Technique(
     summary="half of the activations; fast matmuls",
     known_as="amp autocast bf16 bfloat16 fp16 float16 half-precision gradscaler loss-scaling",
     spellings={
-        "precision": {
-            ("bf16", "bfloat16", "brain-float"): ("bf16-mixed", "bf16-true"),
-            ("16", "fp16", "float16", "f16", "half"): ("16-mixed", "16-true"),
-            ("amp", "autocast", "mixed", "mixed-precision"): ("bf16-mixed", "16-mixed"),
-            ("bf16-amp", "amp-bf16", "bfloat16-mixed", "mixed-bf16", "mixed-bfloat16"): ("bf16-mixed",),
-            ("fp16-mixed", "fp16-amp", "amp-fp16", "float16-mixed", "mixed-fp16", "mixed-float16"): ("16-mixed",),
-            ("32", "float32", "f32", "full", "single", "32-true", "fp32-true", "highest"): ("fp32",),
-            ("64", "fp64", "float64", "double", "64-true"): ("fp32",),
-        }
+        ("bf16", "bfloat16", "brain-float"): ("bf16-mixed", "bf16-true"),
+        ("16", "fp16", "float16", "f16", "half"): ("16-mixed", "16-true"),
+        ("amp", "autocast", "mixed", "mixed-precision"): ("bf16-mixed", "16-mixed"),
+        ("bf16-amp", "amp-bf16", "bfloat16-mixed", "mixed-bf16", "mixed-bfloat16"): ("bf16-mixed",),
+        ("fp16-mixed", "fp16-amp", "amp-fp16", "float16-mixed", "mixed-fp16", "mixed-float16"): ("16-mixed",),
+        ("32", "float32", "f32", "full", "single", "32-true", "fp32-true", "highest"): ("fp32",),
+        ("64", "fp64", "float64", "double", "64-true"): ("fp32",),
     },
     meanings={
-        "precision": {
-            "fp32": "casts nothing: float64 stays float64",
-            "16-mixed": "fp16 autocast with loss scaling; weights and optimizer state stay fp32",
-            "bf16-mixed": "bf16 autocast; weights and optimizer state stay fp32",
-        }
+        "fp32": "casts nothing: float64 stays float64",
+        "16-mixed": "fp16 autocast with loss scaling; weights and optimizer state stay fp32",
+        "bf16-mixed": "bf16 autocast; weights and optimizer state stay fp32",
     },
-    lowers=_lowers,
+    lowers={
+        "{recipe.precision} computes with fewer bits than fp32.": ("rounding", lambda r, _: r.precision != "fp32"),
+    },
     hooks="snugfit.techniques.mixed_precision.apply:MixedPrecision",
     stage="numbers",
     plan=Planned(
         variants=(
-            Choice(
-                "precision=bf16-mixed",
-                {"precision": "bf16-mixed"},
-                "rounding",
-                lambda here: here.on_cpu or here.capability >= _BF16,
-            ),
-            Choice(
-                "precision=16-mixed",
-                {"precision": "16-mixed"},
-                "rounding",
-                lambda here: not here.on_cpu and here.capability < _BF16,
-            ),
+            Choice(_BF16, "rounding", lambda here: here.bf16),
+            Choice(_FP16, "rounding", lambda here: not here.bf16),
         ),
-        moves=(("rounding", {"precision": "bf16-mixed"}),),
-        trials=({"precision": "bf16-mixed"}, {"precision": "16-mixed"}),
+        moves=(("rounding", _BF16),),
+        trials=(_BF16, _FP16),
     ),
-    example=({}, {"precision": "bf16-mixed"}),
+    example=({}, _BF16),
 )

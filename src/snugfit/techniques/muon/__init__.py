@@ -21,22 +21,11 @@ Source: Jordan et al., Muon, 2024 (kellerjordan.github.io/posts/muon); Liu et al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from snugfit.techniques.declaration import OptimizerName, Technique
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
-
 Muon = Literal["muon"]
-
-
-def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    if recipe.optimizer is None and recipe.offload_optimizer and workload.optimizer == "muon":
-        yield "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host."
-
 
 TECHNIQUE = Technique(
     name="muon",
@@ -45,6 +34,10 @@ TECHNIQUE = Technique(
     level="different",
     summary="half of the optimizer state of every matrix",
     optimizers=(OptimizerName(name="muon", built_by="snugfit.techniques.muon.apply:MuonOptimizer"),),
-    misfits=_misfits,
+    misfits={
+        "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host.": lambda r, w: (
+            r.optimizer is None and r.offload_optimizer and w.optimizer == "muon"
+        ),
+    },
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "muon"}),
 )

@@ -16,14 +16,10 @@ OffloadActivations (meta-pytorch/torchtune, training/_activation_offloading.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-
+_ALL = {"offload_activations": "all"}
 _INPUTS = {"checkpoint": "all", "offload_activations": "checkpoints"}
 
 
@@ -36,18 +32,6 @@ class Fields:
     blocks), or names of modules, separated by commas."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.offload_activations == "checkpoints" and recipe.checkpoint in ("none", "selective"):
-        yield (
-            f"offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
-            f"{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or offload_activations='all'."
-        )
-
-
-def _instead(recipe: Recipe, checkpoint: str) -> str:
-    return f"checkpointing {checkpoint} is cheaper" if recipe.checkpoint != "none" else ""
-
-
 TECHNIQUE = Technique(
     name="offload_activations",
     fields=("offload_activations",),
@@ -56,23 +40,29 @@ TECHNIQUE = Technique(
     summary="activations, for copies to host memory",
     known_as="activation-offload activation-offloading cpu-offload offload offloading save-on-cpu",
     names={"offload_activations": ("none", "all", "checkpoints")},
-    spellings={"offload_activations": {(*SWITCHED_ON, "cpu", "host"): ("all",), SWITCHED_OFF: ("none",)}},
-    contradictions=_contradictions,
+    spellings={(*SWITCHED_ON, "cpu", "host"): ("all",), SWITCHED_OFF: ("none",)},
+    contradictions={
+        "offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
+        "{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or "
+        "offload_activations='all'.": lambda r: (
+            r.offload_activations == "checkpoints" and r.checkpoint in ("none", "selective")
+        ),
+    },
     hooks="snugfit.techniques.offload_activations.apply:ActivationOffload",
     stage="saved tensors",  # before checkpointing, which then surrounds it: recomputed tensors never move
     may_change="passes",
     plan=Planned(
-        points={"offload": {"offload_activations": "all"}, "checkpoint+offload": _INPUTS},
-        on_host=True,
         least={"offload_activations": "checkpoints"},
         moves=(
             ("exact", _INPUTS),
             ("exact", {"checkpoint": "all", "offload_activations": "none"}),
-            ("exact", {"checkpoint": "none", "offload_activations": "all"}),
+            ("exact", {"checkpoint": "none", **_ALL}),
         ),
         turns=(_INPUTS,),
-        trials=({"offload_activations": "all"}, _INPUTS),
-        instead=_instead,
+        trials=(_ALL, _INPUTS),
+        points={"offload": _ALL, "checkpoint+offload": _INPUTS},
+        on_host=True,
+        instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     ),
-    example=({}, {"offload_activations": "all"}),
+    example=({}, _ALL),
 )

@@ -14,17 +14,12 @@ Source: Ren et al., ZeRO-Offload, 2021 (arXiv:2101.06840).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import Choice, Planned, Technique
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
-
-_TAKES = (None, "adam", "adamw", "sgd")
-_ON_HOST = {"offload_optimizer": True}
+_ON = {"offload_optimizer": True}
+_TAKES = (None, "adam", "adamw", "sgd", "adafactor")
+_TOO_SMALL = "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,23 +30,6 @@ class Fields:
     """Optimizer state lives in host memory and the update runs there (adam, adamw, sgd)."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if not recipe.offload_optimizer:
-        return
-    if recipe.optimizer == "adafactor":
-        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-    elif recipe.optimizer not in _TAKES:
-        yield (
-            f"offload_optimizer takes adam, adamw or sgd, and optimizer is {recipe.optimizer!r}. Leave one of them out, "
-            "or take paged-adamw8bit, which moves its own state."
-        )
-
-
-def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    if recipe.optimizer is None and recipe.offload_optimizer and workload.optimizer == "adafactor":
-        yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-
-
 TECHNIQUE = Technique(
     name="offload_optimizer",
     fields=("offload_optimizer",),
@@ -59,17 +37,18 @@ TECHNIQUE = Technique(
     level="exact",
     summary="optimizer state, for an update on the host",
     known_as="cpu-offload offload offloading optimizer-offload optimizer-offloading zero-offload",
-    contradictions=_contradictions,
-    misfits=_misfits,
+    contradictions={
+        _TOO_SMALL: lambda r: r.offload_optimizer and r.optimizer == "adafactor",
+        "offload_optimizer takes adam, adamw or sgd, and optimizer is {recipe.optimizer!r}. Leave one of them out, "
+        "or take paged-adamw8bit, which moves its own state.": lambda r: (
+            r.offload_optimizer and r.optimizer not in _TAKES
+        ),
+    },
+    misfits={
+        _TOO_SMALL: lambda r, w: r.optimizer is None and r.offload_optimizer and w.optimizer == "adafactor",
+    },
     may_change="update",
     per_parameter=True,
-    plan=Planned(
-        updates=(Choice("offload_optimizer", _ON_HOST),),
-        on_host=True,
-        least=_ON_HOST,
-        moves=(("exact", _ON_HOST),),
-        turns=(_ON_HOST,),
-        trials=(_ON_HOST,),
-    ),
-    example=({"microbatch_size": 4}, {"microbatch_size": 4, "offload_optimizer": True}),
+    plan=Planned(least=_ON, updates=(Choice(_ON),), on_host=True),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, **_ON}),
 )

@@ -25,14 +25,9 @@ backward. Fidelity: different. Source: Dettmers et al., QLoRA, 2023 (arXiv:2305.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, Choice, Level, Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
+from snugfit.techniques.declaration import SWITCHED_OFF, Choice, Planned, Technique
 
 _QLORA = {"adapter": "lora", "quantize": "nf4"}
 
@@ -48,21 +43,6 @@ class Fields:
     """The scales of nf4 are quantised once more."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.quantize != "none" and recipe.adapter == "none":
-        yield (
-            f"quantize={recipe.quantize!r} without an adapter: quantised weights cannot take small updates, so they "
-            "are frozen and something beside them must be trained. Set adapter='lora', or leave quantize out."
-        )
-    if recipe.double_quantize and recipe.quantize != "nf4":
-        yield f"double_quantize needs quantize='nf4'; quantize is {recipe.quantize!r}."
-
-
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.quantize != "none":
-        yield "quantize", "different", f"the frozen weights are rounded to {recipe.quantize} first."
-
-
 TECHNIQUE = Technique(
     name="quantize",
     fields=("quantize", "double_quantize"),
@@ -71,20 +51,27 @@ TECHNIQUE = Technique(
     summary="three quarters of the frozen weights, or half",
     known_as="qlora qdora nf4 int8 4bit 4-bit 8bit 8-bit quantization load-in-4bit load-in-8bit bitsandbytes bnb",
     spellings={
-        "quantize": {
-            ("4", "4bit", "int4", "fp4", "load-in-4bit", "bnb-4bit", "qlora"): ("nf4",),
-            ("8", "8bit", "load-in-8bit", "llm-int8", "bnb-8bit"): ("int8",),
-            SWITCHED_OFF: ("none",),
-        }
+        ("4", "4bit", "int4", "fp4", "load-in-4bit", "bnb-4bit", "qlora"): ("nf4",),
+        ("8", "8bit", "load-in-8bit", "llm-int8", "bnb-8bit"): ("int8",),
+        SWITCHED_OFF: ("none",),
     },
-    contradictions=_contradictions,
-    lowers=_lowers,
+    contradictions={
+        "quantize={recipe.quantize!r} without an adapter: quantised weights cannot take small updates, so they "
+        "are frozen and something beside them must be trained. Set adapter='lora', or leave quantize out.": lambda r: (
+            r.quantize != "none" and r.adapter == "none"
+        ),
+        "double_quantize needs quantize='nf4'; quantize is {recipe.quantize!r}.": lambda r: (
+            r.double_quantize and r.quantize != "nf4"
+        ),
+    },
+    lowers={
+        "the frozen weights are rounded to {recipe.quantize} first.": ("different", lambda r, _: r.quantize != "none"),
+    },
     plan=Planned(
-        variants=(Choice("adapter=lora, quantize=nf4", _QLORA, "different"),),
         least=_QLORA,
         starts=("adapters",),
         moves=(("different", {**_QLORA, "offload_optimizer": False}),),
-        trials=(_QLORA,),
+        variants=(Choice(_QLORA, "different"),),
         goes_with=("adapter",),
         never={"double_quantize": "it belongs to quantize"},
     ),

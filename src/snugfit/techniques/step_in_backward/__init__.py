@@ -14,15 +14,9 @@ optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import Choice, Planned, Technique
 from snugfit.techniques.microbatch import splits
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
 
 _ON = {"step_in_backward": True}
 
@@ -35,41 +29,6 @@ class Fields:
     """Each parameter is updated as soon as its gradient is complete, and the gradient freed at once."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.step_in_backward and recipe.precision == "16-mixed":
-        yield (
-            "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
-            "there. Use bf16-mixed, or leave step_in_backward out."
-        )
-    if recipe.step_in_backward and recipe.accumulate_dtype == "fp32":
-        yield (
-            "step_in_backward contradicts accumulate_dtype='fp32': gradients are used at once and never add up. "
-            "Leave one of them out."
-        )
-
-
-def _misfits(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    if not recipe.step_in_backward:
-        return
-    if splits(recipe, workload):
-        batch = workload.batch_size or "unknown size"
-        yield (
-            f"step_in_backward contradicts accumulation: microbatches of {recipe.microbatch_size} in a batch of {batch} "
-            "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
-            "as small as the microbatch (another batch: different)."
-        )
-    if workload.clip_norm is not None:
-        yield (
-            "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
-            "Leave one of them out."
-        )
-    if workload.keep_gradients:
-        yield (
-            "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
-            "to look at. Leave one of them out."
-        )
-
-
 TECHNIQUE = Technique(
     name="step_in_backward",
     fields=("step_in_backward",),
@@ -77,15 +36,26 @@ TECHNIQUE = Technique(
     level="exact",
     summary="all gradients but one parameter's",
     known_as="fused-backward optimizer-in-backward lomo per-parameter-update",
-    contradictions=_contradictions,
-    misfits=_misfits,
+    contradictions={
+        "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
+        "there. Use bf16-mixed, or leave step_in_backward out.": lambda r: (
+            r.step_in_backward and r.precision == "16-mixed"
+        ),
+        "step_in_backward contradicts accumulate_dtype='fp32': gradients are used at once and never add up. "
+        "Leave one of them out.": lambda r: r.step_in_backward and r.accumulate_dtype == "fp32",
+    },
+    misfits={
+        "step_in_backward contradicts accumulation: microbatches of {recipe.microbatch_size} in a batch of {batch} "
+        "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
+        "as small as the microbatch (another batch: different).": lambda r, w: r.step_in_backward and splits(r, w),
+        "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
+        "Leave one of them out.": lambda r, w: r.step_in_backward and w.clip_norm is not None,
+        "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
+        "to look at. Leave one of them out.": lambda r, w: r.step_in_backward and w.keep_gradients,
+    },
     may_change="update",
     per_parameter=True,
     plan=Planned(
-        updates=(
-            Choice("step_in_backward", _ON),
-            Choice("offload_optimizer+step_in_backward", {"offload_optimizer": True, **_ON}),
-        ),
         least=_ON,
         starts=("in backward", "few bits"),
         moves=(
@@ -93,8 +63,7 @@ TECHNIQUE = Technique(
             ("exact", {"microbatch_size": None, **_ON}),
             ("exact", _ON),
         ),
-        turns=(_ON,),
-        trials=(_ON,),
+        updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
     ),
     example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
 )

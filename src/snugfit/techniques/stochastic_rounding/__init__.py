@@ -15,14 +15,8 @@ BFloat16 Training, 2020 (arXiv:2010.06192).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from snugfit.techniques.declaration import Level, Planned, Technique
-
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-    from snugfit.workload import Workload
+from snugfit.techniques.declaration import Planned, Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,21 +27,6 @@ class Fields:
     """Updates of bf16 weights are rounded up or down at random, so that small ones are not lost (bf16-true only)."""
 
 
-def _contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.stochastic_rounding and recipe.precision != "bf16-true":
-        yield f"stochastic_rounding needs precision='bf16-true'; precision is {recipe.precision!r}."
-    if recipe.stochastic_rounding and recipe.offload_optimizer:
-        yield (
-            "stochastic_rounding contradicts offload_optimizer: the update on the host uses torch's kernels, which round "
-            "to nearest. Leave one of them out."
-        )
-
-
-def _lowers(recipe: Recipe, workload: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.stochastic_rounding:
-        yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
-
-
 TECHNIQUE = Technique(
     name="stochastic_rounding",
     fields=("stochastic_rounding",),
@@ -55,12 +34,17 @@ TECHNIQUE = Technique(
     level="rounding",
     summary="no memory; updates too small for bf16",
     known_as="bf16-stochastic-rounding",
-    contradictions=_contradictions,
-    lowers=_lowers,
+    contradictions={
+        "stochastic_rounding needs precision='bf16-true'; precision is {recipe.precision!r}.": lambda r: (
+            r.stochastic_rounding and r.precision != "bf16-true"
+        ),
+        "stochastic_rounding contradicts offload_optimizer: the update on the host uses torch's kernels, which round "
+        "to nearest. Leave one of them out.": lambda r: r.stochastic_rounding and r.offload_optimizer,
+    },
+    lowers={
+        "updates are rounded up or down at random.": ("rounding", lambda r, _: r.stochastic_rounding),
+    },
     per_parameter=True,
-    plan=Planned(
-        goes_with=("precision",),
-        because="it only matters for weights that are held in bf16",
-    ),
+    plan=Planned(goes_with=("precision",), because="it only matters for weights that are held in bf16"),
     example=({"precision": "bf16-true"}, {"precision": "bf16-true", "stochastic_rounding": True}),
 )

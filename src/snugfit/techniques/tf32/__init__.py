@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from snugfit.techniques.declaration import Choice, Planned, Technique
 
+_TF32 = {"precision": "tf32"}
+
 TECHNIQUE = Technique(
     name="tf32",
     fields=("precision",),
@@ -18,20 +20,10 @@ TECHNIQUE = Technique(
     level="rounding",
     summary="no memory; time of fp32 matmuls on CUDA",
     known_as="tensorfloat32",
-    spellings={"precision": {("tensorfloat32", "tensorfloat-32", "high"): ("tf32",)}},
-    meanings={"precision": {"tf32": "matmuls of fp32 round to 10 bits on CUDA"}},
+    spellings={("tensorfloat32", "tensorfloat-32", "high"): ("tf32",)},
+    meanings={"tf32": "matmuls of fp32 round to 10 bits on CUDA"},
     hooks="snugfit.techniques.tf32.apply:TF32",
     stage="numbers",
-    plan=Planned(
-        variants=(
-            Choice(
-                "precision=tf32",
-                {"precision": "tf32"},
-                "rounding",
-                lambda here: not here.on_cpu and here.capability >= (8, 0),
-            ),
-        ),
-        trials=({"precision": "tf32"},),
-    ),
+    plan=Planned(variants=(Choice(_TF32, "rounding", lambda here: here.bf16 and not here.on_cpu),), trials=(_TF32,)),
     unmeasured="it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
 )

@@ -29,26 +29,21 @@ TECHNIQUE = Technique(
     summary="half of everything",
     known_as="bf16 bfloat16 fp16 float16 half-precision pure-bf16",
     spellings={
-        "precision": {
-            ("pure-bf16", "bf16-full", "full-bf16", "bfloat16-true"): ("bf16-true",),
-            ("pure-fp16", "fp16-true", "full-fp16", "float16-true"): ("16-true",),
-        }
+        ("pure-bf16", "bf16-full", "full-bf16", "bfloat16-true"): ("bf16-true",),
+        ("pure-fp16", "fp16-true", "full-fp16", "float16-true"): ("16-true",),
     },
     meanings={
-        "precision": {
-            "16-true": "weights, gradients and optimizer state in fp16",
-            "bf16-true": "weights, gradients and optimizer state in bf16",
-        }
+        "16-true": "weights, gradients and optimizer state in fp16",
+        "bf16-true": "weights, gradients and optimizer state in bf16",
     },
     hooks="snugfit.techniques.true_precision.apply:TruePrecision",
     stage="numbers",
     plan=Planned(
-        variants=(
-            Choice("precision=bf16-true", _ROUNDED, "rounding", lambda here: here.on_cpu or here.capability >= (8, 0)),
-        ),
         least=_ROUNDED,
         starts=("few bits", "adapters"),
         moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
+        trials=(),
+        variants=(Choice(_ROUNDED, "rounding", lambda here: here.bf16),),
     ),
     example=({}, {"precision": "bf16-true"}),
 )
