@@ -28,7 +28,7 @@ from torch import Tensor
 from snugfit.errors import SnugfitWarning
 from snugfit.fake_device.replaced import Change, replaced
 
-_BITSANDBYTES = "snugfit.techniques.low_bit_optimizer.bitsandbytes"
+_BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
 _COMPILED_BYTES = {"adamw4bit": 26, "adamwfp8": 2, "full precision": 0}
 """What a compiled update keeps for each value of a slice, in bytes, beside the scales of its blocks."""

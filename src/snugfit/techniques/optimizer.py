@@ -30,8 +30,8 @@ class Fields:
     """The optimizer that takes the place of the workload's."""
 
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | Muon | LowBit | None = None
-    """Replaces the workload's optimizer: by one that holds the same state in fewer bits (adamw8bit, adamw4bit, adamwfp8,
-    paged-adamw8bit, for adamw), or by another algorithm (labelled different). None: keep it."""
+    """Replaces the workload's optimizer: by one that holds the same state in another way (adamw8bit holds adamw's in
+    8 bits), or by another algorithm (labelled different). None: keep it."""
 
 
 def _ways(name: str) -> tuple[Choice, ...]:

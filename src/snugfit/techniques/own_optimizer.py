@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from snugfit.errors import InputError
+from snugfit.library_imports import importing
 from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.declaration import loaded
 
 Groups = list[dict[str, Any]]
 Parting = tuple[set[nn.Parameter], dict[str, Any], dict[str, Any]]
 """Some parameters, what their groups are marked with, and what all other groups are marked with."""
+
+
+STORAGE = "storage"
+"""Key of a parameter group: the name of the optimizer that holds its state in a way of its own."""
 
 
 class OwnOptimizer:
@@ -65,3 +72,15 @@ def own_optimizer(name: str | None) -> type[OwnOptimizer] | None:
     """Returns how an optimizer is built; None where torch.optim has it, or the name is none of ours."""
     named = OPTIMIZER_NAMES.get(name or "")
     return loaded(named.built_by) if named is not None and named.built_by else None
+
+
+def library_module(optimizer: str, library: str, module: str) -> Any:
+    """Imports the one module of ours that takes an optimizer from a library; InputError where the library is missing."""
+    try:
+        with importing():
+            return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        raise InputError(
+            f"optimizer {optimizer!r} needs {library}, which cannot be imported ({error}). "
+            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
+        ) from error

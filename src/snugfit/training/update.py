@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from snugfit.errors import InputError
 from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
-from snugfit.techniques.low_bit_optimizer.apply import STORAGE
+from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import masked_step, masks
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.interrupted_update import carried_through

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.techniques.loss_impl.apply import linear_cross_entropy as chunked
+from snugfit.techniques.loss_impl import linear_cross_entropy as chunked
 from snugfit.techniques.loss_impl.linear_cross_entropy import LogitStep, Settings, linear_cross_entropy, piece_count
 
 WORDS, WIDTH = 331, 6

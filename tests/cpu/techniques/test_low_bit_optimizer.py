@@ -106,7 +106,7 @@ def run(optimizer, weights, gradients):
 def test_slices_give_what_torchao_gives(name, dtype, monkeypatch):
     from torchao import optim
 
-    from snugfit.techniques.low_bit_optimizer.apply import torchao as low_bit_torchao
+    from snugfit.techniques.low_bit_optimizer import torchao as low_bit_torchao
 
     monkeypatch.setattr(low_bit_torchao, "EAGER_SLICE", 1024)
     settings = {"lr": 3e-3, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -384,7 +384,7 @@ def test_update_compiles_to_one_graph_for_all_lengths():
     """As on CUDA, but without generating code: whole graph, and no new one for another length."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    from snugfit.techniques.low_bit_optimizer.apply import torchao as low_bit_torchao
+    from snugfit.techniques.low_bit_optimizer import torchao as low_bit_torchao
 
     counter = CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()

@@ -10,8 +10,8 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe
+from snugfit.techniques import frozen_linear
 from snugfit.techniques.frozen_linear import FrozenLinear, freeze_linear
-from snugfit.techniques.quantize.apply import frozen_linear
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
 pytest.importorskip("peft", reason="adapters need peft")

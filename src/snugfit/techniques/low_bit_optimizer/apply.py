@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, SnugfitWarning
-from snugfit.library_imports import importing
-from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting
+from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Parting, library_module
+from snugfit.techniques.paged_state import announce_pages
 from snugfit.techniques.parameter_roles import embedding_weights
 
 FULL_PRECISION = "full_precision"
 """Key of a parameter group: its state is not quantised."""
-STORAGE = "storage"
-"""Key of a parameter group: the name of the optimizer that packed its state."""
 
 PAGED = "paged-adamw8bit"
 """The one whose state the CUDA driver moves to the host when the card is full."""
@@ -37,15 +32,8 @@ logger = logging.getLogger("snugfit")
 
 
 def _module_of(name: str) -> Any:
-    library, _ = LIBRARIES[name]
-    try:
-        with importing():
-            return importlib.import_module(f"snugfit.techniques.low_bit_optimizer.{library}")
-    except (ImportError, OSError) as error:
-        raise InputError(
-            f"optimizer {name!r} needs {library}, which cannot be imported ({error}). "
-            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
-        ) from error
+    library = LIBRARIES[name][0]
+    return library_module(name, library, f"snugfit.techniques.low_bit_optimizer.{library}")
 
 
 class LowBitAdamW(OwnOptimizer):
@@ -59,15 +47,10 @@ class LowBitAdamW(OwnOptimizer):
     @classmethod
     def announce(cls, name: str, device: torch.device) -> None:
         """Says which library holds the state, and that nothing is paged on cpu."""
-        library, reason = LIBRARIES[name]
-        if name != PAGED or device.type != "cpu":
-            logger.info("optimizer %s runs on %s: %s.", name, library, reason)
+        if name == PAGED:
+            announce_pages(name, device, runs_as="adamw8bit")
         else:
-            warnings.warn(
-                f"optimizer {PAGED!r} runs as adamw8bit: on cpu the state is in host memory already, and nothing is paged.",
-                SnugfitWarning,
-                stacklevel=5,
-            )
+            logger.info("optimizer %s runs on %s: %s.", name, *LIBRARIES[name])
 
     @classmethod
     def parted(cls, model: nn.Module) -> Parting:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from snugfit.techniques.low_bit_optimizer.apply import FULL_PRECISION, PAGED
+from snugfit.techniques.paged_state import PagedState
 
 _functional: Any = importlib.import_module("bitsandbytes.functional")
 _AdamW8bit: Any = importlib.import_module("bitsandbytes.optim").AdamW8bit
-_MOMENTS = ("state1", "state2")
 
 
 @functools.cache
@@ -42,11 +42,8 @@ def build(name: str, groups: list[dict[str, Any]], device: torch.device, setting
     return EightBitAdamW(groups, is_paged=name == PAGED and device.type != "cpu", **settings)
 
 
-class EightBitAdamW(_AdamW8bit):  # type: ignore[misc]
+class EightBitAdamW(PagedState, _AdamW8bit):  # type: ignore[misc]
     """The library's AdamW, with groups that may stay in full precision."""
-
-    host_decides = True
-    """No kernel can be masked on the device, and the library waits for it after each parameter anyway."""
 
     def fill_qmap(self) -> None:
         """Takes the tables of values, which every optimizer shares on the host."""
@@ -65,34 +62,3 @@ class EightBitAdamW(_AdamW8bit):  # type: ignore[misc]
         """
         config: dict[str, Any] = super().get_config(gindex, pindex, group)
         return {**config, "optim_bits": 32} if group[FULL_PRECISION] else config
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state as plain tensors, without the marks of paged memory."""
-        plain: dict[str, Any] = super().state_dict()
-        plain["state"] = {key: _plain(state) for key, state in plain["state"].items()}
-        return plain
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state, into pages where this optimizer has them.
-
-        Args:
-            state_dict: From `state_dict`, of this or of an optimizer a parameter.
-        """
-        if not self.is_paged:
-            super().load_state_dict(state_dict)
-            return
-        super().load_state_dict(state_dict, move_to_device=False)
-        self.initialized = False  # what is not paged goes to the device at the next step
-        for weight, state in self.state.items():
-            for name in _MOMENTS:
-                if name in state:
-                    loaded = state[name]
-                    state[name] = self.get_state_buffer(weight, loaded.dtype)
-                    state[name].copy_(loaded)
-
-
-def _plain(state: Any) -> Any:
-    """Tensors without attributes: a copy of paged memory is not paged."""
-    if isinstance(state, dict):
-        return {name: _plain(value) for name, value in state.items()}
-    return state.detach() if isinstance(state, torch.Tensor) else state

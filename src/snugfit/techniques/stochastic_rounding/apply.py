@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.techniques.low_bit_optimizer.apply import STORAGE
+from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import OptimizerFor, ParameterUpdate
 
 
