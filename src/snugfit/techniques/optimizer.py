@@ -23,13 +23,14 @@ from typing import Literal
 from snugfit.techniques.declaration import Choice, OptimizerName, Planned, Technique
 from snugfit.techniques.low_bit_optimizer import LowBit
 from snugfit.techniques.muon import Muon
+from snugfit.techniques.paged_adamw import PagedAdamW
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fields:
     """The optimizer that takes the place of the workload's."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | Muon | LowBit | None = None
+    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | Muon | LowBit | PagedAdamW | None = None
     """Replaces the workload's optimizer: by one that holds the same state in another way (adamw8bit holds adamw's in
     8 bits), or by another algorithm (labelled different). None: keep it."""
 

@@ -50,7 +50,7 @@ TECHNIQUE = Technique(
         ),
         ("4bit", "4bit-adam", "4bit-adamw", "adam4bit", "adamw-torch-4bit"): ("adamw4bit",),
         ("fp8", "adamfp8", "adamw-fp8", "adamw-torch-fp8"): ("adamwfp8",),
-        ("paged", "paged-adam", "paged-adamw", "paged-adam8bit", "paged-adamw-8bit"): ("paged-adamw8bit",),
+        ("paged-adam8bit", "paged-adamw-8bit"): ("paged-adamw8bit",),
     },
     optimizers=tuple(
         OptimizerName(
