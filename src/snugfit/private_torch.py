@@ -1,12 +1,14 @@
-"""Every use of private torch API by the simulator, in one place, so that a new torch is checked here and nowhere else.
+"""Every use of torch that torch does not promise, in one place, so that a new torch is checked here and nowhere else.
 
-Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does, and only the worker
-process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
+Each name here has a test of what is expected of it in `tests/cpu/test_private_torch.py`, which `make test-torch VERSION=...`
+runs with another torch. Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does,
+and only the worker process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _EventType,
+    _ExperimentalConfig,
+)
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,8 +33,32 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["DATA_DEPENDENT", "UNSUPPORTED", "FakeTensor", "FakeTensorMode"]
+from snugfit.errors import CannotSimulateError
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "UNSUPPORTED",
+    "BatchNorm",
+    "ConvNd",
+    "DropoutNd",
+    "FakeTensor",
+    "FakeTensorMode",
+    "InstanceNorm",
+    "NormBase",
+    "TorchDispatchMode",
+    "current_mode",
+    "tree_leaves",
+    "tree_map",
+]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised by an operator whose result depends on values that fake tensors do not have."""
@@ -33,6 +68,9 @@ UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException, Not
 _make_subclass = torch.Tensor._make_subclass
 _forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
 _META = torch.device("meta")
+_CPU = torch.device("cpu")
+PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
+"""`__torch_dispatch__` of classes of tensors that dispatch as plain tensors do, parameters for example."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Returns the autograd node that runs, None outside of backward."""
 next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -44,10 +82,19 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+class DirectMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode whose `__torch_dispatch__` torch calls itself, with no function in between that keeps compilers out.
+
+    Nothing compiles inside a recording, so the guard would only cost time; and `summed_in_place` looks at who called.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 def without_modes() -> Any:
     """Returns a context in which operators run for real, whatever modes are active."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     return _disable_current_modes()
 
 
@@ -240,6 +287,30 @@ def summed_in_place(args: Sequence[Any]) -> bool:
         return False
     counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
     return counts == _ALONE and _is_dense(total)
+
+
+def check_summed_in_place() -> None:
+    """Finds out whether `summed_in_place` still knows a sum of gradients when it sees one: counts of references tell.
+
+    Raises:
+        CannotSimulateError: This torch holds gradients in another way, so that predictions would be too high in silence.
+    """
+    found: list[bool] = []
+
+    class Watch(DirectMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                found.append(summed_in_place(args))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Watch():  # type: ignore[no-untyped-call]
+        value = torch.ones(2, requires_grad=True) * 1
+        torch.stack([value * 2, value * 3]).sum().backward()  # type: ignore[no-untyped-call]
+    if found != [True]:
+        raise CannotSimulateError(
+            f"torch {torch.__version__} sums gradients in a way that this version of snugfit does not know, so predictions "
+            "would be wrong. Use a torch that README.md names, or a newer snugfit."
+        )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -539,8 +610,6 @@ def nothing_above(gradients: bool | None) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with ExitStack() as around:
         around.enter_context(_disable_current_modes())
         around.enter_context(torch._C.DisableTorchFunction())
@@ -574,3 +643,85 @@ def processor_capability() -> str:
         if getattr(torch.cpu, supported, bool)():
             return name
     return str(torch.backends.cpu.get_cpu_capability())
+
+
+_LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "6"
+"""Log level above which the profiler's library writes nothing to stderr."""
+
+
+def start_allocator_events() -> None:
+    """Lets torch's profiler take down what its CPU allocator does, and nothing else; one at a time in a process."""
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+    activities = {ProfilerActivity.CPU}
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = before or _SILENT
+    try:
+        _prepare_profiler(config, activities)
+        # A scope that no operator has: operators pass unrecorded, memory events are always reported.
+        _enable_profiler(config, activities, {RecordScope.BUILD_FEATURE})  # type: ignore[call-arg]
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+
+
+def stop_allocator_events() -> list[tuple[int, int]]:
+    """Returns what the CPU allocator did since the start, in order: bytes (negative when taken back) and address."""
+    found: list[tuple[int, int, int]] = []
+    left = list(_disable_profiler().experimental_event_tree())
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        fields: Any = event.extra_fields
+        if event.tag == _EventType.Allocation and fields.device == _CPU:
+            found.append((event.start_time_ns, fields.alloc_size, fields.ptr))
+    found.sort(key=lambda one: one[0])
+    return [(nbytes, address) for _, nbytes, address in found]
+
+
+def start_cuda_history(device: torch.device, most: int) -> None:
+    """Lets torch keep the events of a card's caching allocator, without stacks; what was kept before is dropped.
+
+    Args:
+        device: The card, with its index.
+        most: Events that are kept; older ones are lost.
+    """
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=most, device=device, clear_history=True)
+
+
+def cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """Returns the events that were kept of a card's allocator.
+
+    Args:
+        device: The card, with its index.
+    """
+    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+    return found
+
+
+def stop_cuda_history(device: torch.device) -> None:
+    """Ends what `start_cuda_history` began.
+
+    Args:
+        device: The card, with its index.
+    """
+    torch.cuda.memory._record_memory_history(None, device=device)
+
+
+def compiler_memory_budget(share: float) -> Any:
+    """Returns a context in which the compiler keeps at most a share of the activations.
+
+    Args:
+        share: 0 to 1.
+    """
+    import torch._functorch.config as compiler
+
+    return compiler.patch(activation_memory_budget=share)
+
+
+def forget_compiled(model: torch.nn.Module) -> None:
+    """Lets a module run eagerly again after `module.compile`.
+
+    Args:
+        model: The module.
+    """
+    model._compiled_call_impl = None

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit import private_torch
 from snugfit.fake_device import own_kernels_table
+from snugfit.private_torch import TorchDispatchMode
 
 WHOLE, APART, APART_WHERE_IT_HOLDS_MORE = "whole", "apart", "apart where it holds more"
 

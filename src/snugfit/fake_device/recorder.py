@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit import private_torch
 from snugfit.fake_device import (
@@ -38,7 +37,7 @@ from snugfit.fake_device.read_values import FACTS, ReadValues, size_from_values
 from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch import DirectMode, FakeTensor
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
 
 REAL_ELEMENTS = 1024
@@ -83,7 +82,7 @@ _holds_more: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
 
     def __init__(self, personality: Personality, assumptions: Assumptions | None = None) -> None:
@@ -119,11 +118,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._models: list[torch.nn.Module] = []
         self._entered = ExitStack()
         self._captured = Captured(self._factory, personality.device, ())
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing compiles inside a recording, so the guard against it would only cost time."""
-        return False
 
     # -- the run from outside
 

@@ -33,6 +33,7 @@ def register() -> None:
         return
     _registered = True
     _threads = torch.get_num_threads()
+    private_torch.check_summed_in_place()
     private_torch.register_backend(DEVICE_TYPE, backend)
     private_torch.let_optimizers_take_fakes()
     private_torch.skip_dispatch_rules(Recorder)

@@ -3,48 +3,28 @@
 The events come from torch's own profiler, asked for memory alone: no operator is recorded, so a step of two thousand
 events costs about 10 ms more and a few hundred KiB. Temporaries inside operators are seen; memory that torch does not
 allocate (files mapped in, shared memory of loader processes, scratch buffers of oneDNN) is not.
-
-Private torch interfaces of this room are used in this file only.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Iterable
 
 import torch
-from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _ExperimentalConfig,
-)
 
-_SILENT_KINETO = "6"
-"""Log level above which the profiler's library writes nothing to stderr."""
+from snugfit import private_torch
 
 
-def peak_of(events: Iterable[tuple[int, ...]], balance_bytes: int = 0) -> int:
-    """Returns the most bytes alive at one time.
+def run_through(sizes: Iterable[int], balance_bytes: int = 0) -> tuple[int, int]:
+    """Returns the bytes alive after the last event, and the most alive at one time.
 
     Args:
-        events: `(time, bytes)`: bytes are positive for an allocation, negative for a release.
+        sizes: Bytes of each event in order, negative for a release.
         balance_bytes: Bytes alive before the first event.
-
-    Returns:
-        The peak, in bytes; `balance_bytes` when nothing is ever added.
     """
-    return _run_through(events, balance_bytes)[1]
-
-
-def _run_through(events: Iterable[tuple[int, ...]], balance_bytes: int) -> tuple[int, int]:
-    """Returns the bytes alive after the last event and the peak."""
     peak = balance_bytes
-    for _, size_bytes in sorted(events, key=lambda event: event[0]):
-        balance_bytes += size_bytes
+    for size in sizes:
+        balance_bytes += size
         peak = max(peak, balance_bytes)
     return balance_bytes, peak
 
@@ -68,17 +48,7 @@ class AllocatorEvents:
 
     def start(self) -> None:
         """Opens a window; the balance goes on from where the last one ended."""
-        config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
-        activities = {ProfilerActivity.CPU}
-        before = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ["KINETO_LOG_LEVEL"] = before or _SILENT_KINETO
-        try:
-            _prepare_profiler(config, activities)
-            # A scope that no operator has: operators pass unrecorded, memory events are always reported.
-            _enable_profiler(config, activities, {RecordScope.BUILD_FEATURE})  # type: ignore[call-arg]
-        finally:
-            if before is None:
-                del os.environ["KINETO_LOG_LEVEL"]
+        private_torch.start_allocator_events()
         self.recording = True
         # torch crashes when the interpreter ends under an open profiler, as after an error.
         atexit.register(self.stop)
@@ -89,12 +59,8 @@ class AllocatorEvents:
             return
         self.recording = False
         atexit.unregister(self.stop)
-        events = [
-            (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]
-            for event in _disable_profiler().events()
-            if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-        ]
-        self.balance_bytes, peak_bytes = _run_through(events, self.balance_bytes)
+        sizes = [nbytes for nbytes, _ in private_torch.stop_allocator_events()]
+        self.balance_bytes, peak_bytes = run_through(sizes, self.balance_bytes)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self.recent_peak_bytes = max(self.recent_peak_bytes, peak_bytes)
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import contextlib
 
-from snugfit.errors import InputError
-from snugfit.measure.allocator_events import peak_of
-
-__all__ = ["Meter", "peak_of"]
-
 import torch
 
+from snugfit.errors import InputError
 from snugfit.measure.cpu import CpuMeter
 from snugfit.measure.cuda import CudaMeter
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from snugfit.devices import Device, device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.accelerator import Personality
+from snugfit.private_torch import tree_leaves
 from snugfit.recipe import Recipe
 from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.block_profile import last_step_start

@@ -16,16 +16,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from snugfit import private_torch
 from snugfit.measure.module_path import ModulePath
-from snugfit.private_torch import current_node, summed_in_place
+from snugfit.private_torch import DirectMode, current_node, summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
 from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
 from snugfit.training import phases
 
-_PLAIN = torch._C._disabled_torch_dispatch_impl
 _NO_PHASE = ""
 _add, _add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 
@@ -48,13 +47,8 @@ class Taken:
     """How far its own blocks stood above those at the end, at most: what it took and gave back."""
 
 
-class OperatorEvents(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorEvents(DirectMode):
     """Watches a training run while the context is open; `taken` then says what each operator took."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from putting a function of its own around `__torch_dispatch__`, which `summed_in_place` looks past."""
-        return False
 
     def __init__(self, device: torch.device) -> None:
         """Prepares, and watches nothing yet.
@@ -95,7 +89,7 @@ class OperatorEvents(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "profiler":  # labels that torch's own code puts around its parts
             return func(*args, **kwargs)
-        if not all(kind.__torch_dispatch__ is _PLAIN for kind in types):  # type: ignore[attr-defined]
+        if not all(kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
         module = self._where()
         if func is _add and summed_in_place(args):  # as autograd does where no mode looks on

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_map
 
+from snugfit import private_torch
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import current_node, on_storage_resize
+from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize, tree_map
 from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
@@ -33,7 +32,6 @@ from snugfit.recording.trace import Trace, TraceBuilder
 
 EVENT_LIMIT = 2_000_000
 """Events after which watching ends, also without the steps that were asked for."""
-_PLAIN = torch._C._disabled_torch_dispatch_impl
 _MADE_ELSEWHERE = "(made outside of watched code)"
 
 
@@ -172,7 +170,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._claim_weights()
         self._around.close()
         # In the middle of someone else's mode or of backward the mode cannot be taken off; it then lets all pass.
-        if current_node() is None and _get_current_dispatch_mode() is self:
+        if current_node() is None and current_mode() is self:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _switch_off(self) -> None:
@@ -216,7 +214,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not self._on or func.namespace == "profiler":  # labels that torch's own code puts around its parts
             return func(*args, **kwargs)
-        if not all(kind.__torch_dispatch__ is _PLAIN for kind in types):  # type: ignore[attr-defined]
+        if not all(kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
         module = self._where()
         phase, name = self._phase, str(func)
@@ -367,7 +365,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one with a storage of its own: not sparse, and not made of other tensors."""
-    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN
+    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
 
 
 def _plain_tensors(values: Iterable[Any]) -> list[torch.Tensor]:

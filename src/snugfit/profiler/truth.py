@@ -1,7 +1,7 @@
 """What the allocator really did during a profile: the CPU allocator's or the CUDA caching allocator's own events.
 
 Both give the same: an ordered list of bytes taken and given back, in which the profile's marks stand. Events are summed up
-at every `cut` (after each step), so that buffers stay small. Private torch interfaces of the profile are used here only.
+at every `cut` (after each step), so that buffers stay small.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType, _disable_profiler
 
+from snugfit import private_torch
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.profiler.temporaries import MARK_BYTES, cut_at_marks
 
@@ -81,15 +81,8 @@ class CpuTruth(Truth):
         """Adds up what is there and ends."""
         if not self._events.recording:
             return
-        result = _disable_profiler()
         self._events.recording = False
-        events = [
-            (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]
-            for event in result.events()
-            if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-        ]
-        events.sort(key=lambda event: event[0])
-        self.take([size for _, size in events])
+        self.take([nbytes for nbytes, _ in private_torch.stop_allocator_events()])
 
 
 class CudaTruth(Truth):
@@ -108,9 +101,7 @@ class CudaTruth(Truth):
 
     def start(self) -> None:
         """Begins to listen."""
-        torch.cuda.memory._record_memory_history(
-            "all", context=None, max_entries=CUDA_EVENTS, device=self.device, clear_history=True
-        )
+        private_torch.start_cuda_history(self.device, CUDA_EVENTS)
 
     def cut(self) -> None:
         """Adds up what is there and goes on."""
@@ -120,11 +111,10 @@ class CudaTruth(Truth):
     def stop(self) -> None:
         """Adds up what is there and ends."""
         self._read()
-        torch.cuda.memory._record_memory_history(None, device=self.device)
+        private_torch.stop_cuda_history(self.device)
 
     def _read(self) -> None:
-        traces = torch.cuda.memory._snapshot(self.device)["device_traces"]
-        self.take(event_sizes(traces[self.device.index or 0]))
+        self.take(event_sizes(private_torch.cuda_history(self.device)))
 
 
 def event_sizes(entries: Sequence[dict[str, Any]]) -> list[int]:

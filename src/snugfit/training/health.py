@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from snugfit.errors import TrainingError
+from snugfit.private_torch import NormBase
 
 DEPTH = 2
 """Steps whose values may be on their way to the host."""
@@ -187,7 +187,7 @@ class Statistics:
             model: The model, on its device.
             depth: Steps to remember.
         """
-        modules = (module for module in model.modules() if isinstance(module, _NormBase))
+        modules = (module for module in model.modules() if isinstance(module, NormBase))
         self._norms = [module for module in modules if module.track_running_stats]
         self._depth = depth
         self._before: deque[tuple[int, list[Tensor], list[Tensor]]] = deque()

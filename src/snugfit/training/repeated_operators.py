@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from snugfit.private_torch import TorchDispatchMode
 
 
 class ReadTooLate(RuntimeError):

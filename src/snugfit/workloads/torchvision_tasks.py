@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.errors import InputError
+from snugfit.private_torch import BatchNorm, DropoutNd
 
 CLASSIFICATION, SEGMENTATION = "image-classification", "semantic-segmentation"
 DETECTION, VIDEO = "object-detection", "video-classification"
@@ -142,9 +142,7 @@ def detector_loss(model: nn.Module, batch: Any) -> Tensor:
 def _returning_losses(model: nn.Module) -> Iterator[None]:
     """Detectors return losses in training mode only. Layers whose values depend on the mode keep the one they have."""
     changed = [
-        module
-        for module in model.modules()
-        if not module.training and not isinstance(module, _BatchNorm | nn.modules.dropout._DropoutNd)
+        module for module in model.modules() if not module.training and not isinstance(module, BatchNorm | DropoutNd)
     ]
     for module in changed:
         module.training = True

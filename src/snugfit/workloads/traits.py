@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch.nn.modules import dropout as torch_dropout
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.private_torch import BatchNorm, InstanceNorm
 
 
 def model_traits(model: torch.nn.Module) -> dict[str, bool]:
@@ -32,10 +33,10 @@ def uses_batch_statistics(module: torch.nn.Module) -> bool:
     Args:
         module: Any module.
     """
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         return True
     # An instance norm normalises each sample by itself, but its running statistics average over the batch.
-    return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+    return isinstance(module, InstanceNorm) and module.track_running_stats
 
 
 def draws_masks(module: torch.nn.Module) -> bool:

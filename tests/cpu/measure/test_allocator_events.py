@@ -9,25 +9,23 @@ import patience
 import pytest
 import torch
 
-from snugfit.measure.allocator_events import AllocatorEvents, peak_of
+from snugfit.measure.allocator_events import AllocatorEvents, run_through
 
 
 @pytest.mark.parametrize(
-    ("events", "balance_bytes", "peak_bytes"),
+    ("sizes", "before", "after", "peak"),
     [
-        ([], 0, 0),
-        ([], 7, 7),
-        ([(1, 100)], 0, 100),
-        ([(1, 100), (2, -100), (3, 60)], 0, 100),
-        ([(1, 100), (2, 50), (3, -100), (4, 70)], 0, 150),
-        ([(1, 100), (2, 50), (3, -100), (4, 101)], 0, 151),
-        ([(4, 101), (3, -100), (1, 100), (2, 50)], 0, 151),  # out of order, as events of several threads come
-        ([(1, -30), (2, 20)], 40, 40),  # memory from before is released
-        ([(1, 2**50), (2, -(2**50))], 1, 2**50 + 1),
+        ([], 0, 0, 0),
+        ([], 7, 7, 7),
+        ([100, -100, 60], 0, 60, 100),
+        ([100, 50, -100, 70], 0, 120, 150),
+        ([100, 50, -100, 101], 0, 151, 151),
+        ([-30, 20], 40, 30, 40),  # memory from before is released
+        ([2**50, -(2**50)], 1, 1, 2**50 + 1),
     ],
 )
-def test_peak_of_a_table(events, balance_bytes, peak_bytes):
-    assert peak_of(events, balance_bytes) == peak_bytes
+def test_bytes_alive_and_the_most_of_them(sizes, before, after, peak):
+    assert run_through(sizes, before) == (after, peak)
 
 
 def test_real_events_are_exact_to_the_byte():

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
 from snugfit.techniques.inplace.apply import set_inplace
@@ -131,7 +131,7 @@ class Checkpointed(WrappedForward):
         self.selective = selective
         self.offload = offload
         self.norms = [
-            module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats
+            module for module in block.modules() if isinstance(module, NormBase) and module.track_running_stats
         ]
         functools.update_wrapper(self, block.forward, assigned=("__doc__",), updated=())
 

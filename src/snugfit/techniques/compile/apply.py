@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from snugfit import private_torch
 from snugfit.errors import InputError, SnugfitWarning, did_you_mean
 from snugfit.techniques.base import ModelTechnique
 
@@ -48,14 +49,12 @@ class Compile(ModelTechnique):
         """Lets a model run eagerly again; one that the caller compiled stays compiled."""
         if model in _compiled:
             _compiled.discard(model)
-            model._compiled_call_impl = None
+            private_torch.forget_compiled(model)
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the compiler's setting: the first call of each shape compiles."""
-        import torch._functorch.config as compiler
-
         budget = self.setup.recipe.compile_memory_budget
         if budget is None:
             return nullcontext()
-        context: AbstractContextManager[Any] = compiler.patch(activation_memory_budget=budget)
+        context: AbstractContextManager[Any] = private_torch.compiler_memory_budget(budget)
         return context

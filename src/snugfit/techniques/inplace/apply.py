@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.fx
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from snugfit.errors import SnugfitWarning
+from snugfit.private_torch import ConvNd, NormBase
 from snugfit.techniques.base import ModelTechnique
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 GAINING = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 """Functions whose in-place form keeps nothing but their output or a mask."""
-_PRODUCERS = (nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm)
+_PRODUCERS = (nn.Linear, ConvNd, NormBase, nn.GroupNorm, nn.LayerNorm)
 """Layers whose backward does not read their output."""
 _own: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 """Module whose `inplace` a recipe has set -> the model's own choice."""

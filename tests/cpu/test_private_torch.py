@@ -1,0 +1,536 @@
+"""What is expected of each thing that torch does not promise: one test for each name of `private_torch.py`.
+
+`make test-torch VERSION=...` runs them with another torch; those that need the fake accelerator run in a process of its own.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import patience
+import pytest
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device import autocast
+from snugfit.recording import allocator
+
+SOURCE = Path(private_torch.__file__).parent
+HEADERS = Path(torch.__path__[0]) / "include"
+
+
+def in_a_worker(code):
+    """Runs code in a process of its own, in which a fake accelerator may be registered."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience.SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def fake_pair():
+    """A fake mode and a factory of its tensors."""
+    mode = private_torch.new_fake_mode()
+    return mode, private_torch.FakeFactory(mode)
+
+
+# -- the file itself
+
+
+def _is_private(name):
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+DOCUMENTED = re.compile(r"^torch\.(_foreach_\w+|ops\.aten\._\w+(\.\w+)?|_check\w*)$")
+"""Names with an underscore that torch documents, or that are names of operators."""
+
+
+def _dotted(node):
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_else_reaches_into_torch(path):
+    if path.name == "private_torch.py":
+        return
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("torch.")]
+        elif isinstance(node, ast.Attribute) and _dotted(node).startswith("torch."):
+            found.append(_dotted(node))
+    private = [name for name in found if _is_private(name) and not DOCUMENTED.match(name)]
+    assert not private, f"{private}: use it through private_torch.py, with a test here"
+
+
+def test_each_name_has_a_test():
+    tree = ast.parse(Path(private_torch.__file__).read_text(encoding="utf-8"))
+    names = set(private_torch.__all__)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {
+                name.id
+                for target in node.targets
+                for name in (target.elts if isinstance(target, ast.Tuple) else [target])
+                if isinstance(name, ast.Name)
+            }
+        elif isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+    public = {name for name in names if not name.startswith("_")}
+    here = set(re.findall(r"\b\w+\b", Path(__file__).read_text(encoding="utf-8")))
+    assert sorted(public - here) == []
+
+
+# -- tables that were copied by hand
+
+
+def macro(text, name):
+    """The operators that a macro of torch's headers lists."""
+    body = re.search(rf"#define {name}\(_\)((?:.*\\\n)*.*)", text)
+    assert body, f"{name} is not in the header any more"
+    found = re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", body[1])
+    return {operator + (f".{overload}" if overload else "") for operator, overload in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("AT_FORALL_LOWER_PRECISION_FP", autocast.LOWER_PRECISION),
+        ("AT_FORALL_FP32", autocast.FLOAT32),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", autocast.FLOAT32_DTYPE),
+        ("AT_FORALL_PROMOTE", autocast.PROMOTE),
+    ],
+)
+def test_autocast_casts_what_the_header_lists(name, table):
+    listed = macro((HEADERS / "ATen" / "autocast_mode.h").read_text(encoding="utf-8"), name)
+    # Overloads by names of dimensions are gone from torch 2.13 on, and no training code has named tensors.
+    known = {one for one in listed if hasattr(torch.ops.aten, one.partition(".")[0]) and "imname" not in one}
+    # An operator that only an older or a newer torch lists is harmless in the table: it is looked up before it is used.
+    assert known - set(table) == set()
+    here = {one for one in table if hasattr(torch.ops.aten, one.partition(".")[0])}
+    assert len(here - listed) <= 3, sorted(here - listed)
+
+
+def test_the_allocator_has_the_sizes_of_the_header():
+    text = (HEADERS / "c10" / "core" / "AllocatorConfig.h").read_text(encoding="utf-8")
+    sizes = {name: int(value) for name, value in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
+    assert sizes["kMinBlockSize"] == allocator.MIN_BLOCK_BYTES
+    assert sizes["kSmallSize"] == allocator.SMALL_BYTES
+    assert sizes["kSmallBuffer"] == allocator.SMALL_SEGMENT_BYTES
+    assert sizes["kMinLargeAlloc"] == allocator.MIN_LARGE_BYTES
+    assert sizes["kRoundLarge"] == allocator.ROUND_LARGE_BYTES
+
+
+# -- fake tensors
+
+
+def test_fake_mode():
+    """new_fake_mode, FakeTensor, FakeTensorMode, DATA_DEPENDENT, UNSUPPORTED"""
+    mode = private_torch.new_fake_mode()
+    assert isinstance(mode, private_torch.FakeTensorMode)
+    with mode:
+        fake = torch.ones(2, 3)
+        assert isinstance(fake, private_torch.FakeTensor)
+        assert (fake + torch.ones(3)).shape == (2, 3)
+        with pytest.raises(private_torch.DATA_DEPENDENT):
+            fake.sum().item()
+        with pytest.raises(private_torch.DATA_DEPENDENT):
+            fake.nonzero()
+    with torch.library._scoped_library("snugfit_contract", "DEF") as library:
+        library.define("without_a_fake(Tensor x) -> Tensor")
+        library.impl("without_a_fake", lambda x: x.clone(), "CPU")
+        with mode, pytest.raises(private_torch.UNSUPPORTED):
+            torch.ops.snugfit_contract.without_a_fake(fake)
+
+
+def test_operators_run_for_real_where_modes_are_off():
+    with private_torch.new_fake_mode(), private_torch.without_modes():
+        assert torch.ones(3).sum().item() == 3.0
+
+
+def test_forgotten_conversions_let_tensors_be_swapped():
+    """forget_conversions, swap"""
+    mode, one, other = private_torch.new_fake_mode(), torch.ones(2), torch.zeros(3)
+    with mode:
+        made = torch.ones(2) + 1
+        made.untyped_storage()
+    private_torch.forget_conversions(mode)
+    assert not mode.fake_tensor_converter.meta_converter.tensor_memo
+    assert not mode.fake_tensor_converter.meta_converter.storage_memo
+    private_torch.swap(one, other)
+    assert one.shape == (3,)
+    assert other.shape == (2,)
+
+
+def test_fake_factory():
+    """FakeFactory"""
+    mode, factory = fake_pair()
+    fake = factory.empty((2, 3), (1, 2), torch.bfloat16, torch.device("cuda", 0))
+    assert type(fake) is private_torch.FakeTensor
+    assert (fake.device, fake.dtype, tuple(fake.shape), fake.stride()) == (
+        torch.device("cuda", 0),
+        torch.bfloat16,
+        (2, 3),
+        (1, 2),
+    )
+    view = factory.view(fake, (3,), (2,), 1, torch.bfloat16)
+    assert view.untyped_storage()._cdata == fake.untyped_storage()._cdata
+    assert (view.storage_offset(), view.device) == (1, fake.device)
+    # Its ordinary constructor gives the same attributes.
+    ordinary = private_torch.FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda", 0))
+    assert set(ordinary.__dict__) == set(fake.__dict__)
+
+
+# -- dispatch
+
+
+def test_dispatch_modes():
+    """TorchDispatchMode, DirectMode, current_mode"""
+    seen = []
+
+    class Watch(private_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append((func, private_torch.current_mode()))
+            return func(*args, **(kwargs or {}))
+
+    with Watch() as mode:
+        assert private_torch.current_mode() is mode
+        torch.ones(2).add(1)
+    assert (torch.ops.aten.add.Tensor, None) in seen
+    assert private_torch.current_mode() is None
+
+
+def test_torch_calls_a_direct_mode_itself():
+    callers = []
+
+    class Watch(private_torch.DirectMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            callers.append(sys._getframe(1).f_code.co_name)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        torch.ones(2)
+    assert set(callers) == {"test_torch_calls_a_direct_mode_itself"}
+
+
+def test_bases_of_modules():
+    """BatchNorm, NormBase, InstanceNorm, ConvNd, DropoutNd"""
+    from torch import nn
+
+    for base, those, others in (
+        (
+            private_torch.BatchNorm,
+            (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+            (nn.InstanceNorm2d,),
+        ),
+        (private_torch.NormBase, (nn.BatchNorm2d, nn.InstanceNorm2d), (nn.LayerNorm, nn.GroupNorm)),
+        (private_torch.InstanceNorm, (nn.InstanceNorm1d, nn.InstanceNorm3d), (nn.BatchNorm2d,)),
+        (private_torch.ConvNd, (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d), (nn.Linear,)),
+        (private_torch.DropoutNd, (nn.Dropout, nn.Dropout2d, nn.AlphaDropout), (nn.ReLU,)),
+    ):
+        assert all(issubclass(kind, base) for kind in those)
+        assert not any(issubclass(kind, base) for kind in others)
+
+
+def test_plain_classes_dispatch_plainly():
+    """PLAIN_DISPATCH"""
+    assert torch.nn.Parameter.__torch_dispatch__ is private_torch.PLAIN_DISPATCH
+    assert torch.Tensor.__torch_dispatch__ is private_torch.PLAIN_DISPATCH
+    assert private_torch.FakeTensor.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH
+
+
+def test_trees():
+    """tree_map, tree_leaves"""
+    assert private_torch.tree_map(lambda value: value + 1, {"a": [1, (2,)]}) == {"a": [2, (3,)]}
+    assert private_torch.tree_leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
+
+
+def test_kernels_by_key():
+    """has_kernel, operator_names, knows_cuda_kernels, IMPLICIT"""
+    assert private_torch.has_kernel("aten::mm", "CPU")
+    assert not private_torch.has_kernel("aten::matmul", "CPU")
+    assert private_torch.has_kernel("aten::matmul", private_torch.IMPLICIT)
+    assert {"aten::mm", "aten::add.Tensor"} < set(private_torch.operator_names())
+    assert private_torch.knows_cuda_kernels() == (torch.version.cuda is not None)
+
+
+def test_explicit_bodies():
+    """explicit_body, run_explicit_body, EXPLICIT"""
+    assert private_torch.explicit_body("aten::matmul") is None
+    operator, value = torch.ops.aten.ones_like.default, torch.rand(3)
+    assert private_torch.explicit_body(operator.name()) in private_torch.EXPLICIT
+    assert torch.equal(private_torch.run_explicit_body(operator, (value,), {}), torch.ones(3))
+
+
+def test_bodies_in_python():
+    """python_body"""
+    assert private_torch.python_body(torch.ops.aten.mm.default) is None
+    pytest.importorskip("torch.nn.modules.linear_cross_entropy", reason="this torch writes no operators in Python")
+    packets = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_nn::")]
+    bodies = [
+        private_torch.python_body(getattr(torch.ops.torch_nn, name.split("::")[1].partition(".")[0]).default)
+        for name in packets
+    ]
+    assert bodies
+    assert all(callable(body) for body in bodies)
+
+
+def test_gradients_are_summed_in_place_where_torch_sums_them_so():
+    """summed_in_place, check_summed_in_place, current_node, next_sequence"""
+    private_torch.check_summed_in_place()
+    nodes = []
+    value = torch.ones(3, requires_grad=True)
+    number = private_torch.next_sequence()
+    made = value * 2
+    assert made.grad_fn._sequence_nr() == number
+    made.register_hook(lambda gradient: nodes.append(private_torch.current_node()))
+    assert private_torch.current_node() is None
+    made.sum().backward()
+    assert nodes[0] is not None
+
+
+_REGISTERED = """
+import torch
+from snugfit import private_torch
+from snugfit.fake_device import registration
+from snugfit.fake_device.accelerator import DEVICE_TYPE, backend
+registration.register()
+mode = private_torch.new_fake_mode()
+factory = private_torch.FakeFactory(mode)
+device = torch.device(DEVICE_TYPE, 0)
+"""
+
+
+def test_the_fake_accelerator_is_the_accelerator():
+    """register_backend"""
+    printed = in_a_worker(
+        _REGISTERED
+        + """
+assert torch.accelerator.current_accelerator().type == DEVICE_TYPE
+assert getattr(torch, DEVICE_TYPE) is backend
+with mode:
+    fake = torch.empty(4, device=device)
+    assert fake.device == device, fake.device
+    assert torch.tensor([1.0, 2.0], device=device).device == device
+    assert (fake * 2 + 1).device == device
+    assert fake.to("cpu").device.type == "cpu"
+print("ok")
+"""
+    )
+    assert "ok" in printed
+
+
+def test_kernels_and_fake_versions_are_replaced():
+    """claim_kernel, amend_fake, replace_fake"""
+    printed = in_a_worker(
+        _REGISTERED
+        + """
+private_torch.claim_kernel("aten::erfinv", lambda *args: args[0])
+assert private_torch.has_kernel("aten::erfinv", "PrivateUse1")
+private_torch.replace_fake(torch.ops.aten.sinc.default, lambda x: x.new_empty(7))
+with mode:
+    assert torch.ops.aten.sinc.default(torch.ones(2)).shape == (7,)
+private_torch.amend_fake(torch.ops.aten.sinc.default, lambda made, args: made.new_empty(len(args) + 8))
+with mode:
+    assert torch.ops.aten.sinc.default(torch.ones(3)).shape == (9,)  # another shape: fake results are cached
+print("ok")
+"""
+    )
+    assert "ok" in printed
+
+
+def test_modes_are_spared_and_optimizers_take_fakes():
+    """skip_dispatch_rules, let_optimizers_take_fakes"""
+    printed = in_a_worker(
+        _REGISTERED
+        + """
+from torch._library import simple_registry
+class Mode(private_torch.TorchDispatchMode):
+    pass
+private_torch.skip_dispatch_rules(Mode)
+assert simple_registry.find_torch_dispatch_rule(torch.ops.aten.add.Tensor, Mode) is None
+with mode:
+    weight = torch.nn.Parameter(torch.empty(4, device=device))
+    weight.grad = torch.empty(4, device=device)
+    optimizer = torch.optim.AdamW([weight])
+    called = []
+    original = torch._foreach_add_
+    torch._foreach_add_ = lambda *a, **k: (called.append(1), original(*a, **k))[1]
+    optimizer.step()
+    assert called, "optimizers do not take several fake tensors at once"
+print("ok")
+"""
+    )
+    assert "ok" in printed
+
+
+def test_autocast_is_left_out_and_its_cache_watched():
+    """without_autocast, on_clearing_autocast_cache"""
+    printed = in_a_worker(
+        _REGISTERED
+        + """
+cleared = []
+private_torch.on_clearing_autocast_cache(lambda: cleared.append(1))
+with mode, torch.autocast(DEVICE_TYPE, torch.bfloat16):
+    a = torch.empty(4, 4, device=device)
+    assert torch.mm(a, a).dtype == torch.bfloat16
+    with private_torch.without_autocast("AutocastPrivateUse1"):
+        assert torch.mm(a, a).dtype == torch.float32
+assert cleared
+print("ok")
+"""
+    )
+    assert "ok" in printed
+
+
+def test_layouts():
+    """suggested_layout"""
+    image = torch.empty(2, 3, 4, 4)
+    assert private_torch.suggested_layout(image) is torch.contiguous_format
+    assert private_torch.suggested_layout(image.to(memory_format=torch.channels_last)) is torch.channels_last
+
+
+def test_resized_storages_are_seen():
+    """on_storage_resize"""
+    seen = []
+    tensor = torch.ones(4)
+    with private_torch.on_storage_resize(lambda storage: seen.append(storage.nbytes())):
+        tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(16)
+    assert seen == [0]
+
+
+# -- modules
+
+
+def test_parametrized_modules():
+    """parametrized, plain_class, parametrize_again"""
+    plain = torch.nn.Linear(2, 3)
+    assert private_torch.parametrized(plain) is None
+    made = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))
+    assert private_torch.parametrized(made) == ("weight",)
+    assert private_torch.plain_class(made) is torch.nn.Linear
+    again = torch.nn.Linear(2, 3)
+    del again.weight
+    again.__dict__.update({name: value for name, value in made.__dict__.items() if name != "_forward_hooks"})
+    private_torch.parametrize_again(again, ("weight",))
+    assert torch.equal(again.weight, made.weight)
+
+
+def test_lazy_parameters():
+    """is_lazy, lazy_parameter"""
+    lazy = private_torch.lazy_parameter(torch.nn.UninitializedParameter, torch.float16, True)
+    assert private_torch.is_lazy(lazy)
+    assert (lazy.dtype, lazy.device.type, lazy.requires_grad) == (torch.float16, "meta", True)
+    assert not private_torch.is_lazy(torch.nn.Parameter(torch.ones(1)))
+
+
+def test_paths_of_registries():
+    """registry_path"""
+    for value, path in (
+        (torch.ops, ("ops",)),
+        (torch.classes, ("classes",)),
+        (torch.ops.aten, ("ops", "aten")),
+        (torch.ops.aten.add, ("ops", "aten", "add")),
+        (torch.ops.aten.add.Tensor, ("ops", "aten", "add", "Tensor")),
+        (torch, None),
+        (3, None),
+    ):
+        assert private_torch.registry_path(value) == path
+
+
+def test_compiled_modules_are_forgotten():
+    """forget_compiled, compiler_memory_budget"""
+    import torch._functorch.config as compiler
+
+    with private_torch.compiler_memory_budget(0.25):
+        assert compiler.activation_memory_budget == 0.25
+    assert compiler.activation_memory_budget != 0.25
+    module = torch.nn.Linear(2, 2)
+    ran = []
+    module.compile(backend=lambda graph, inputs: ran.append(1) or graph.forward)
+    private_torch.forget_compiled(module)
+    module(torch.ones(1, 2))
+    assert not ran
+
+
+# -- what is around operators
+
+
+def test_precision_switches():
+    """rounds_to_tf32"""
+    assert not private_torch.rounds_to_tf32("aten.mm.default", True)
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert private_torch.rounds_to_tf32("aten.mm.default", True)
+        assert not private_torch.rounds_to_tf32("aten.add.Tensor", False)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_the_line_that_asks():
+    """source_line"""
+    assert private_torch.source_line((str(SOURCE),)).startswith(f"{__file__}:")
+    assert private_torch.source_line(("/", str(Path(sys.prefix)))) == ""
+
+
+def test_nothing_stands_above_a_kernel():
+    """nothing_above"""
+    state = torch.get_rng_state()
+    weight = torch.ones(2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), private_torch.new_fake_mode(), private_torch.nothing_above(False):
+        product = torch.mm(weight.reshape(1, 2), weight.reshape(2, 1))
+        torch.rand(3)
+    assert (product.dtype, product.requires_grad, product.item()) == (torch.float32, False, 2.0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_processor():
+    """processor_settings, processor_capability"""
+    settings = private_torch.processor_settings()
+    assert all("=" in one for one in settings)
+    assert private_torch.processor_settings() == settings
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert private_torch.processor_settings() != settings
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert private_torch.processor_capability()
+
+
+def test_events_of_the_allocator():
+    """start_allocator_events, stop_allocator_events"""
+    private_torch.start_allocator_events()
+    kept = torch.empty(1000)
+    passing = torch.empty(10, dtype=torch.float64)
+    passing_address = passing.untyped_storage().data_ptr()
+    del passing
+    events = private_torch.stop_allocator_events()
+    assert [nbytes for nbytes, _ in events] == [4000, 80, -80]
+    assert [address for _, address in events] == [kept.data_ptr(), passing_address, passing_address]
+
+
+def test_the_history_of_a_card_is_asked_for_as_torch_takes_it():
+    """start_cuda_history, cuda_history, stop_cuda_history: tests/gpu reads one; here only the arguments are held to it."""
+    import inspect
+
+    taken = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert "enabled" in taken
+    assert any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()) or {
+        "context",
+        "max_entries",
+        "device",
+        "clear_history",
+    } <= set(taken)
+    assert next(iter(inspect.signature(torch.cuda.memory._snapshot).parameters)) == "device"
