@@ -14,7 +14,7 @@ from typing import Any
 import snugfit.techniques as techniques
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems, whatever_was_meant
-from snugfit.recipe_rules import NAMES, contradictions, range_problems
+from snugfit.recipe_rules import NAMES, problems
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Recipe(
         for name, keywords in NAMES.items():
             object.__setattr__(self, name, _names(getattr(self, name), keywords))
         wrong = type_problems(self)
-        problems = [*wrong.values(), *range_problems(self), *whatever_was_meant(self, wrong, contradictions)]
-        if problems:
-            raise RecipeError(problems)
+        found = [*wrong.values(), *whatever_was_meant(self, wrong, problems)]
+        if found:
+            raise RecipeError(found)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Recipe:

@@ -1,4 +1,4 @@
-"""Rules of a recipe by itself: what is wrong with each field alone, and the pairs that no workload can make sense of.
+"""Rules of a recipe by itself: values and pairs of fields that no workload can make sense of.
 
 Each is declared by a technique; those that depend on the workload are in `fidelity.py`. Imports no torch.
 """
@@ -20,8 +20,15 @@ NAMES = {field: keywords for row in TECHNIQUES for field, keywords in row.names.
 _FREE = {row.fields[0]: row.free_word for row in TECHNIQUES if row.free_word}
 
 
-def range_problems(recipe: Recipe) -> Iterator[str]:
-    """Yields a sentence for each field out of its range; the fields are of the right types already."""
+def problems(recipe: Recipe) -> Iterator[str]:
+    """Yields a sentence for each value, and each pair of fields, that no workload can make sense of.
+
+    Args:
+        recipe: Its fields are of the right types already.
+
+    Yields:
+        What was given, what is allowed, and what to do.
+    """
     for name in NAMES:
         value = getattr(recipe, name)
         if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):
@@ -34,10 +41,4 @@ def range_problems(recipe: Recipe) -> Iterator[str]:
         if known and value not in known:
             yield f"{name} is {value!r}, which is no {what}; {suggestion(name, value, ())}"
     for row in TECHNIQUES:
-        yield from said(row.problems, recipe)
-
-
-def contradictions(recipe: Recipe) -> Iterator[str]:
-    """Yields a sentence for each pair of fields that no workload can make sense of, and what to do about it."""
-    for row in TECHNIQUES:
-        yield from said(row.contradictions, recipe)
+        yield from said(row.rules, recipe)

@@ -17,15 +17,15 @@ from snugfit.planner.search import Search
 from snugfit.planner.space import NEVER
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Changes, Planned
+from snugfit.techniques.declaration import LEVELS, Changes
 from snugfit.units import format_bytes, format_seconds
 
-_PLANNED = {row.fields[0]: row.plan for row in reversed(TECHNIQUES)}
-"""Field -> what the technique that it belongs to declares about plans."""
+_OWNERS = {field: row for row in reversed(TECHNIQUES) for field in row.fields}
+"""Field -> the technique that it belongs to."""
 _TRIALS: dict[str, list[Changes]] = {}
 """What a field that is off would be, to ask why it is off: what costs least fidelity first."""
 for _row in sorted(TECHNIQUES, key=lambda row: LEVELS.index(row.level)):
-    _TRIALS.setdefault(_row.fields[0], []).extend(_row.trials)
+    _TRIALS.setdefault(_row.fields[0], []).extend(_row.all_trials)
 
 
 def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
@@ -56,10 +56,6 @@ def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
     return found
 
 
-def _planned(name: str) -> Planned:
-    return _PLANNED.get(name, Planned())
-
-
 def _in_words(best: Probe, name: str) -> str:
     value = getattr(best.recipe, name)
     blocks = best.recorded.block_names
@@ -77,7 +73,7 @@ def _why_on(search: Search, best: Probe, name: str) -> str:
     plain = getattr(Recipe(), name)
     off = _nearest(search, best, name, lambda value: value == plain)
     if off is None:
-        return (_planned(name).because or "without it the step does not fit, or takes longer") + "."
+        return (_OWNERS[name].because or "without it the step does not fit, or takes longer") + "."
     text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
     if name == "checkpoint" and best.recipe.checkpoint not in ("all", "selective"):
         everything = _nearest(search, best, name, lambda value: value == "all")
@@ -94,8 +90,8 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
             trials = [{"microbatch_size": search.space.batch // 2}]
     else:
         trials = _TRIALS.get(name, [])
-    if _planned(name).nothing_to_switch and name not in best.recorded.switchable:
-        return _planned(name).nothing_to_switch + "."
+    if _OWNERS[name].nothing_to_switch and name not in best.recorded.switchable:
+        return _OWNERS[name].nothing_to_switch + "."
     plain = getattr(Recipe(), name)
     pair = _nearest(search, best, name, lambda value: value != plain)
     if pair is not None:
@@ -109,12 +105,12 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         refusal = _refusal(search, best, name, change)
         if refusal is not None:
             return refusal
-    return (_planned(name).because or "nothing that was simulated is better with it") + "."
+    return (_OWNERS[name].because or "nothing that was simulated is better with it") + "."
 
 
 def _instead(best: Probe, name: str) -> str:
     """What the plan does in place of a technique that is off."""
-    instead = _planned(name).instead
+    instead = _OWNERS[name].instead
     found = instead(best.recipe, _in_words(best, "checkpoint")) if instead is not None else ""
     return found and f"; {found}"
 
@@ -142,7 +138,7 @@ def _nearest(search: Search, best: Probe, name: str, wanted: Callable[[Any], boo
 
     For a field that is on, the first is the one without it.
     """
-    companions = {name, *_planned(name).goes_with}
+    companions = {name, *_OWNERS[name].goes_with}
     rows = list(search.laboratory.probes.values())
     by_rest: dict[tuple[Any, ...], list[Probe]] = {}
     for probe in rows:

@@ -25,7 +25,7 @@ ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
 MOST_LENT = 8
 """Recipes that are simulated because another one lends its fields, at most."""
-_TURNS = tuple(change for row in TECHNIQUES for change in row.turns)
+_TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
 """What can be turned up by itself; smaller microbatches come beside it."""
 
 

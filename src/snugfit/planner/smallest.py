@@ -29,11 +29,11 @@ left out."""
 
 
 def _least(start: Start) -> list[Changes]:
-    return [row.plan.least for row in TECHNIQUES if row.plan.least and start in row.plan.starts]
+    return [row.least for row in TECHNIQUES if row.least and start in row.starts]
 
 
 def _moves(level: Level) -> list[Changes]:
-    return [change for row in TECHNIQUES for one, change in row.moves if one == level]
+    return [change for row in TECHNIQUES for one, change in row.all_moves if one == level]
 
 
 class Smallest:

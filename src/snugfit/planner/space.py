@@ -20,16 +20,16 @@ from snugfit.workload import Workload
 PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
-SWITCHES: Mapping[str, Changes] = {row.name: row.plan.least for row in TECHNIQUES if row.plan.nothing_to_switch}
+SWITCHES: Mapping[str, Changes] = {row.name: row.least for row in TECHNIQUES if row.nothing_to_switch}
 """Taken for good where the simulation shows less memory and no more time."""
 POINTS: Mapping[str, Changes] = {
     PLAIN: {},
-    **{name: change for row in TECHNIQUES for name, change in row.plan.points.items()},
+    **{name: change for row in TECHNIQUES for name, change in row.points.items()},
 }
 """What can be done to all blocks alike; choices of some blocks lie between them."""
-NEVER = {field: why for row in TECHNIQUES for field, why in row.plan.never.items()}
+NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
 """Fields that are only used when they are pinned, and why."""
-_ON_HOST = tuple(field for row in TECHNIQUES if row.plan.on_host for field in row.fields)
+_ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class Space:
         try:
             made = Recipe.from_mapping(given)
             for row in TECHNIQUES:
-                if row.plan.follows is not None and self.constraints.is_free(row.name):
-                    made = made.replace(**row.plan.follows(made, self.workload))
+                if row.follows is not None and self.constraints.is_free(row.name):
+                    made = made.replace(**row.follows(made, self.workload))
         except RecipeError as error:
             return error.problems[0]
         return self.constraints.refusal(made, self.workload) or made
@@ -106,11 +106,11 @@ class Space:
 
     def updates(self) -> dict[str, Changes]:
         """Returns the ways of updating, plain first."""
-        return self._worth_trying(choice for row in TECHNIQUES for choice in row.plan.updates)
+        return self._worth_trying(choice for row in TECHNIQUES for choice in row.updates)
 
     def variants(self) -> dict[str, Changes]:
         """Returns what changes the passes themselves, plain first: number format, loss, adapters."""
-        return self._worth_trying(choice for row in TECHNIQUES for choice in row.plan.variants)
+        return self._worth_trying(choice for row in TECHNIQUES for choice in row.variants)
 
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""

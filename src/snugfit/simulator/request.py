@@ -249,9 +249,7 @@ def record_given(
     check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
     dense = without_sparse_gradients(model)
     block_names = tuple(find_blocks(model))
-    switchable = tuple(
-        row.name for row in TECHNIQUES if row.plan.nothing_to_switch and loaded(row.hooks).may_gain(model)
-    )
+    switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
         given["batch_size"] = _longest(batches)

@@ -64,6 +64,8 @@ class ModelTechnique:
 
     field: ClassVar[str]
     """The recipe field that asks for it."""
+    values: ClassVar[tuple[str, ...]] = ()
+    """Values of the field that ask for it; none: all but the default."""
     wraps: ClassVar[bool] = False
     """Whether it surrounds blocks or the model, and so is put on anew with every other recipe."""
 
@@ -73,8 +75,8 @@ class ModelTechnique:
     @classmethod
     def wanted(cls, recipe: Recipe) -> bool:
         """Returns whether a recipe asks for this technique."""
-        default = type(recipe).__dataclass_fields__[cls.field].default
-        return bool(getattr(recipe, cls.field) != default)
+        value, default = getattr(recipe, cls.field), type(recipe).__dataclass_fields__[cls.field].default
+        return value in cls.values if cls.values else bool(value != default)
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:

@@ -65,43 +65,6 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """What the planner may do with a technique, and the words of a plan about it."""
-
-    least: Changes = dataclasses.field(default_factory=dict)
-    """What it is set to where memory is all that counts."""
-    starts: tuple[Start, ...] = STARTS
-    """Searches for the least memory that begin with that."""
-    moves: tuple[tuple[Level, Changes], ...] | None = None
-    """What such a search tries next, and the level that has to be allowed; None: `least`, as exact."""
-    turns: tuple[Changes, ...] | None = None
-    """How a fallback turns it up; None: to `least`, where it may change in the middle of a run."""
-    trials: tuple[Changes, ...] | None = None
-    """What it would be if it were on, to ask why it is off; None: `least`."""
-    nothing_to_switch: str = ""
-    """Not empty: set to `least` for good where the model has something to switch and that shows less memory and no more
-    time; the text is what is said where it has nothing."""
-    points: Mapping[str, Changes] = dataclasses.field(default_factory=dict)
-    """What it can do to all blocks alike; choices of some blocks lie between these."""
-    updates: tuple[Choice, ...] = ()
-    """Ways of updating."""
-    variants: tuple[Choice, ...] = ()
-    """What changes the passes themselves: number format, loss, adapters."""
-    on_host: bool = False
-    """Whether it moves things to the host, which saves nothing where the device is the host."""
-    follows: Callable[[Recipe, Workload], Changes] | None = None
-    """What its field is where it follows from the rest of the recipe."""
-    goes_with: tuple[str, ...] = ()
-    """Fields that change together with its own."""
-    never: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Fields that are only used when they are pinned -> why."""
-    because: str = ""
-    """Why it is as it is, where no two simulated recipes show it."""
-    instead: Callable[[Recipe, str], str] | None = None
-    """What the plan does in its place, from its recipe and the plan's words for `checkpoint`."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerName:
     """An optimizer that can be asked for by name."""
 
@@ -147,10 +110,8 @@ class Technique:
     """Optimizers that it brings; their names are values of the field `optimizer`."""
 
     # Rules: a sentence -> when it is said of a recipe r (and a workload w); {recipe.field} in it stands for a value
-    problems: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
-    """What is wrong with its values alone."""
-    contradictions: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
-    """Which other fields it does not go with, whatever the workload."""
+    rules: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
+    """What is wrong with its values, and which other fields they do not go with, whatever the workload."""
     misfits: Mapping[str, OfBoth] = dataclasses.field(default_factory=dict)
     """Which workloads it cannot train."""
     lowers: Mapping[str, tuple[Level, OfBoth]] = dataclasses.field(default_factory=dict)
@@ -166,8 +127,40 @@ class Technique:
     per_parameter: bool = False
     """Whether it updates parameters one by one, each with an optimizer of its own."""
 
-    plan: Planned = Planned()
-    """What the planner makes of it."""
+    # In a plan
+    least: Changes = dataclasses.field(default_factory=dict)
+    """What it is set to where memory is all that counts."""
+    starts: tuple[Start, ...] = STARTS
+    """Searches for the least memory that begin with that."""
+    moves: tuple[tuple[Level, Changes], ...] | None = None
+    """What such a search tries next, and the level that has to be allowed; None: `least`, as exact."""
+    turns: tuple[Changes, ...] | None = None
+    """How a fallback turns it up; None: to `least`, where it may change in the middle of a run."""
+    trials: tuple[Changes, ...] | None = None
+    """What it would be if it were on, to ask why it is off; None: `least`."""
+    nothing_to_switch: str = ""
+    """Not empty: set to `least` for good where the model has something to switch and that shows less memory and no more
+    time; the text is what is said where it has nothing."""
+    points: Mapping[str, Changes] = dataclasses.field(default_factory=dict)
+    """What it can do to all blocks alike; choices of some blocks lie between these."""
+    updates: tuple[Choice, ...] = ()
+    """Ways of updating."""
+    variants: tuple[Choice, ...] = ()
+    """What changes the passes themselves: number format, loss, adapters."""
+    on_host: bool = False
+    """Whether it moves things to the host, which saves nothing where the device is the host."""
+    follows: Callable[[Recipe, Workload], Changes] | None = None
+    """What its field is where it follows from the rest of the recipe."""
+    goes_with: tuple[str, ...] = ()
+    """Fields that change together with its own."""
+    never: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Fields that are only used when they are pinned -> why."""
+    because: str = ""
+    """Why it is as it is, where no two simulated recipes show it."""
+    instead: Callable[[Recipe, str], str] | None = None
+    """What the plan does in its place, from its recipe and the plan's words for `checkpoint`."""
+
+    # On its page
     example: tuple[Changes, Changes] | None = None
     """Recipes that differ in it alone, without and with it, whose bytes and times its page shows."""
     unmeasured: str = ""
@@ -179,23 +172,23 @@ class Technique:
         return tuple(self.known_as.split())
 
     @property
-    def moves(self) -> tuple[tuple[Level, Changes], ...]:
-        """The plan's `moves`, or what stands for None."""
-        return tuple(("exact", one) for one in self._least) if self.plan.moves is None else self.plan.moves
+    def all_moves(self) -> tuple[tuple[Level, Changes], ...]:
+        """`moves`, or what stands for None."""
+        return tuple(("exact", one) for one in self._least) if self.moves is None else self.moves
 
     @property
-    def turns(self) -> tuple[Changes, ...]:
-        """The plan's `turns`, or what stands for None."""
-        return (self._least if self.may_change else ()) if self.plan.turns is None else self.plan.turns
+    def all_turns(self) -> tuple[Changes, ...]:
+        """`turns`, or what stands for None."""
+        return (self._least if self.may_change else ()) if self.turns is None else self.turns
 
     @property
-    def trials(self) -> tuple[Changes, ...]:
-        """The plan's `trials`, or what stands for None."""
-        return self._least if self.plan.trials is None else self.plan.trials
+    def all_trials(self) -> tuple[Changes, ...]:
+        """`trials`, or what stands for None."""
+        return self._least if self.trials is None else self.trials
 
     @property
     def _least(self) -> tuple[Changes, ...]:
-        return (self.plan.least,) if self.plan.least else ()
+        return (self.least,) if self.least else ()
 
 
 def loaded(place: str) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, OptimizerName, Planned, Technique
+from snugfit.techniques.declaration import Choice, OptimizerName, Technique
 from snugfit.techniques.low_bit_optimizer import LowBit
 from snugfit.techniques.muon import Muon
 from snugfit.techniques.paged_adamw import PagedAdamW
@@ -55,10 +55,8 @@ TECHNIQUE = Technique(
         ("momentum", "sgd-momentum", "nesterov"): ("sgd",),
     },
     optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
-    plan=Planned(
-        updates=(*_ways("sgd"), *_ways("adafactor")),
-        moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
-        trials=({"optimizer": "sgd"},),
-    ),
+    updates=(*_ways("sgd"), *_ways("adafactor")),
+    moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
+    trials=({"optimizer": "sgd"},),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "sgd"}),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 _TAKES = (None, "adam", "adamw", "sgd", "adafactor")
 _NOT_FUSED = "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
@@ -39,7 +39,7 @@ TECHNIQUE = Technique(
     summary="temporaries of the update; time",
     known_as="fused fused-optimizer foreach for-loop fused-adam fused-adamw",
     spellings={("single-tensor", "forloop", "loop"): ("for-loop",), ("multi-tensor", "apex"): ("foreach",)},
-    contradictions={
+    rules={
         _NOT_FUSED: lambda r: r.optimizer_impl == "fused" and r.optimizer == "adafactor",
         "optimizer_impl chooses among torch's kernels, and {recipe.optimizer} has its own. Leave it out.": lambda r: (
             r.optimizer_impl is not None and r.optimizer not in _TAKES
@@ -52,9 +52,7 @@ TECHNIQUE = Technique(
         ),
     },
     may_change="update",
-    plan=Planned(
-        moves=(("exact", {"optimizer_impl": "for-loop"}),),
-        because="torch's fused kernels are taken where there are any, which are the fastest",
-    ),
+    moves=(("exact", {"optimizer_impl": "for-loop"}),),
+    because="torch's fused kernels are taken where there are any, which are the fastest",
     example=({"microbatch_size": 4, "optimizer_impl": "foreach"}, {"microbatch_size": 4, "optimizer_impl": "fused"}),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from snugfit.techniques.declaration import Changes, Planned, Technique
+from snugfit.techniques.declaration import Changes, Technique
 from snugfit.techniques.microbatch import splits
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ TECHNIQUE = Technique(
     known_as="fp32-accumulation gradient-accumulation-dtype",
     spellings={("32", "float32", "f32", "full"): ("fp32",), ("none", "default", "same"): ("as-is",)},
     may_change="update",
-    plan=Planned(
-        follows=_follows,
-        goes_with=("microbatch_size",),
-        because="it only matters where gradients of microbatches add up in 16-bit weights",
-    ),
+    follows=_follows,
+    goes_with=("microbatch_size",),
+    because="it only matters where gradients of microbatches add up in 16-bit weights",
     example=(_CUT, {**_CUT, "accumulate_dtype": "fp32"}),
 )

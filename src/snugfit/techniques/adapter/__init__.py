@@ -35,7 +35,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Planned, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Technique
 
 _LORA = {"adapter": "lora"}
 
@@ -80,7 +80,7 @@ TECHNIQUE = Technique(
     known_as="lora qlora rslora dora qdora peft low-rank-adapters",
     names={"adapter_targets": ("all-linear",)},
     spellings={(*SWITCHED_ON, "qlora", "peft"): ("lora",), ("rs-lora",): ("rslora",), SWITCHED_OFF: ("none",)},
-    problems={
+    rules={
         "adapter_rank is {recipe.adapter_rank}; it must be at least 1.": lambda r: r.adapter_rank < 1,
         "adapter_alpha is {recipe.adapter_alpha}; it must be more than 0.": lambda r: (
             not 0 < r.adapter_alpha < float("inf")
@@ -88,8 +88,6 @@ TECHNIQUE = Technique(
         "adapter_dropout is {recipe.adapter_dropout}; it is a probability from 0 to below 1.": lambda r: (
             not 0 <= r.adapter_dropout < 1
         ),
-    },
-    contradictions={
         "{recipe.adapter_settings} without an adapter; set adapter='lora' (or rslora, dora), or leave that out.": lambda r: (
             r.adapter == "none" and bool(r.adapter_settings)
         ),
@@ -101,11 +99,9 @@ TECHNIQUE = Technique(
         ),
     },
     hooks="snugfit.techniques.adapter.apply:Adapter",
-    plan=Planned(
-        moves=(("different", {**_LORA, "offload_optimizer": False}),),
-        trials=(_LORA,),
-        variants=(Choice(_LORA, "different"),),
-        never=dict.fromkeys(_SETTINGS, "it belongs to adapter"),
-    ),
+    moves=(("different", {**_LORA, "offload_optimizer": False}),),
+    trials=(_LORA,),
+    variants=(Choice(_LORA, "different"),),
+    never=dict.fromkeys(_SETTINGS, "it belongs to adapter"),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_LORA}),
 )

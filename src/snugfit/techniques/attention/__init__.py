@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 _SDPA = {"attention": "sdpa"}
 
@@ -49,8 +49,7 @@ TECHNIQUE = Technique(
     hooks="snugfit.techniques.attention.apply:Attention",
     stage="calls",
     may_change="passes",
-    plan=Planned(
-        least=_SDPA, nothing_to_switch="the model has no attention that it can switch from holding every score"
-    ),
+    least=_SDPA,
+    nothing_to_switch="the model has no attention that it can switch from holding every score",
     example=({"attention": "eager"}, _SDPA),
 )

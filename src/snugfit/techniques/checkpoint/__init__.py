@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
 
 _ALL = {"checkpoint": "all"}
 
@@ -64,12 +64,10 @@ TECHNIQUE = Technique(
         ("sac", "selective-checkpointing", "policy"): ("selective",),
     },
     meanings={"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"},
-    problems={
+    rules={
         "checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1.": lambda r: (
             ":" in r.checkpoint and not _counts(r.checkpoint)
         ),
-    },
-    contradictions={
         "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
         "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'.": lambda r: (
             r.checkpoint == "selective" and r.offload_activations != "none"
@@ -80,14 +78,10 @@ TECHNIQUE = Technique(
     hooks="snugfit.techniques.checkpoint.apply:Checkpointing",
     stage="blocks",
     may_change="passes",
-    plan=Planned(
-        least=_ALL,
-        moves=(),
-        turns=({"checkpoint": "selective"}, _ALL),
-        points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
-        instead=lambda r, _: (
-            f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else ""
-        ),
-    ),
+    least=_ALL,
+    moves=(),
+    turns=({"checkpoint": "selective"}, _ALL),
+    points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
+    instead=lambda r, _: f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else "",
     example=({}, _ALL),
 )

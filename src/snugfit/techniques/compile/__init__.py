@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,12 @@ TECHNIQUE = Technique(
         (*SWITCHED_ON, "torch.compile", "torch-compile", "default"): ("inductor",),
         SWITCHED_OFF: ("none",),
     },
-    problems={
+    rules={
         "compile_memory_budget is {recipe.compile_memory_budget}; it is a share from 0 to 1.": lambda r: (
             r.compile_memory_budget is not None and not 0 <= r.compile_memory_budget <= 1
         ),
         "compile='torchscript' is not offered: TorchScript is deprecated in torch and saves no training memory. "
         "Use compile='inductor'.": lambda r: r.compile in ("torchscript", "jit", "ts"),
-    },
-    contradictions={
         "compile_memory_budget needs compile; set compile='inductor' or leave the budget out.": lambda r: (
             r.compile == "none" and r.compile_memory_budget is not None
         ),
@@ -66,11 +64,9 @@ TECHNIQUE = Technique(
     },
     hooks="snugfit.techniques.compile.apply:Compile",
     stage="model",
-    plan=Planned(
-        never={
-            "compile": "a compiled step is predicted as if it ran eagerly, which would be a guess; measure it, then pin it",
-            "compile_memory_budget": "it belongs to compile",
-        }
-    ),
+    never={
+        "compile": "a compiled step is predicted as if it ran eagerly, which would be a guess; measure it, then pin it",
+        "compile_memory_budget": "it belongs to compile",
+    },
     example=({}, {"compile": "aot_eager_decomp_partition"}),
 )

@@ -32,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ TECHNIQUE = Technique(
     summary="the second copy of the model while it loads",
     known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
     spellings={("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)},
-    plan=Planned(least={"init": "device"}, because="building takes no more than training, which does not depend on it"),
+    least={"init": "device"},
+    because="building takes no more than training, which does not depend on it",
     unmeasured="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 _ON = {"inplace": True}
 
@@ -41,6 +41,7 @@ TECHNIQUE = Technique(
     known_as="in-place relu-inplace",
     hooks="snugfit.techniques.inplace.apply:InPlace",
     may_change="passes",
-    plan=Planned(least=_ON, nothing_to_switch="the model has no activation module that could overwrite its input"),
+    least=_ON,
+    nothing_to_switch="the model has no activation module that could overwrite its input",
     example=({}, _ON),
 )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,15 @@ TECHNIQUE = Technique(
     level="exact",
     summary="no memory; time waiting for data",
     known_as="dataloader data-loading num-workers prefetch-factor",
-    problems={
+    rules={
         "workers is {recipe.workers}; it must be 0 (load in the training process) or more.": lambda r: r.workers < 0,
         "prefetch is {recipe.prefetch}; it must be at least 1.": lambda r: r.prefetch < 1,
     },
     may_change="loading",
-    plan=Planned(
-        never={
-            "workers": "loading of data is not simulated; pin it to what your data needs",
-            "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
-            "prefetch": "loading of data is not simulated",
-        }
-    ),
+    never={
+        "workers": "loading of data is not simulated; pin it to what your data needs",
+        "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
+        "prefetch": "loading of data is not simulated",
+    },
     unmeasured="it moves work to other processes and changes neither the step's memory nor its arithmetic",
 )

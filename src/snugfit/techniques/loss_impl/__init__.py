@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 
 _CHUNKED = {"loss_impl": "chunked"}
 
@@ -50,6 +50,7 @@ TECHNIQUE = Technique(
     hooks="snugfit.techniques.loss_impl.apply:LossImpl",
     stage="calls",  # after adapters, which may sit on the head
     may_change="passes",
-    plan=Planned(least=_CHUNKED, variants=(Choice(_CHUNKED),)),
+    least=_CHUNKED,
+    variants=(Choice(_CHUNKED),),
     example=({}, _CHUNKED),
 )

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from snugfit.techniques.declaration import Choice, OptimizerName, Planned, Technique
+from snugfit.techniques.declaration import Choice, OptimizerName, Technique
 
 LowBit = Literal["adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"]
 _NAMES: tuple[LowBit, ...] = get_args(LowBit)
@@ -62,17 +62,15 @@ TECHNIQUE = Technique(
         )
         for name in _NAMES
     ),
-    plan=Planned(
-        least=_4BIT,
-        starts=("few bits",),
-        moves=(
-            ("rounding", {**_8BIT, "offload_optimizer": False}),
-            ("rounding", {**_4BIT, "offload_optimizer": False}),
-        ),
-        trials=(_8BIT,),
-        updates=tuple(
-            Choice({"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw") for name in _NAMES
-        ),
+    least=_4BIT,
+    starts=("few bits",),
+    moves=(
+        ("rounding", {**_8BIT, "offload_optimizer": False}),
+        ("rounding", {**_4BIT, "offload_optimizer": False}),
+    ),
+    trials=(_8BIT,),
+    updates=tuple(
+        Choice({"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw") for name in _NAMES
     ),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_8BIT}),
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -54,7 +54,7 @@ TECHNIQUE = Technique(
     level="exact",
     summary="activations, in proportion to the microbatch",
     known_as="grad-accum gradient-accumulation grad-accumulation accumulation accumulate micro-batch batch-size",
-    problems={
+    rules={
         "microbatch_size is {recipe.microbatch_size}; it must be at least 1.": lambda r: (
             r.microbatch_size is not None and r.microbatch_size < 1
         ),
@@ -83,11 +83,9 @@ TECHNIQUE = Technique(
         ),
     },
     may_change="batch",
-    plan=Planned(
-        least={"microbatch_size": 1},
-        starts=("microbatches", "adapters"),
-        moves=(("different", {"microbatch_size": 1, "step_in_backward": False}),),
-        turns=(),
-    ),
+    least={"microbatch_size": 1},
+    starts=("microbatches", "adapters"),
+    moves=(("different", {"microbatch_size": 1, "step_in_backward": False}),),
+    turns=(),
     example=({}, {"microbatch_size": 4}),
 )

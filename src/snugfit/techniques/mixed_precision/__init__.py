@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 _BF16, _FP16 = {"precision": "bf16-mixed"}, {"precision": "16-mixed"}
@@ -63,13 +63,11 @@ TECHNIQUE = Technique(
     },
     hooks="snugfit.techniques.mixed_precision.apply:MixedPrecision",
     stage="numbers",
-    plan=Planned(
-        variants=(
-            Choice(_BF16, "rounding", lambda here: here.bf16),
-            Choice(_FP16, "rounding", lambda here: not here.bf16),
-        ),
-        moves=(("rounding", _BF16),),
-        trials=(_BF16, _FP16),
+    variants=(
+        Choice(_BF16, "rounding", lambda here: here.bf16),
+        Choice(_FP16, "rounding", lambda here: not here.bf16),
     ),
+    moves=(("rounding", _BF16),),
+    trials=(_BF16, _FP16),
     example=({}, _BF16),
 )

@@ -12,7 +12,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.base import ModelTechnique
 
 if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
+    pass
 
 _COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -21,11 +21,7 @@ class MixedPrecision(ModelTechnique):
     """Runs forward passes under autocast."""
 
     field = "precision"
-
-    @classmethod
-    def wanted(cls, recipe: Recipe) -> bool:
-        """Returns whether the precision is a mixed one."""
-        return recipe.precision in _COMPUTE_DTYPES
+    values = ("16-mixed", "bf16-mixed")
 
     def change(self, model: nn.Module) -> None:
         """Refuses 16-bit weights, of which there is nothing left to mix (and whose gradients no scaler takes)."""

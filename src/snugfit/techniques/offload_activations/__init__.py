@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Planned, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
 
 _ALL = {"offload_activations": "all"}
 _INPUTS = {"checkpoint": "all", "offload_activations": "checkpoints"}
@@ -41,7 +41,7 @@ TECHNIQUE = Technique(
     known_as="activation-offload activation-offloading cpu-offload offload offloading save-on-cpu",
     names={"offload_activations": ("none", "all", "checkpoints")},
     spellings={(*SWITCHED_ON, "cpu", "host"): ("all",), SWITCHED_OFF: ("none",)},
-    contradictions={
+    rules={
         "offload_activations='checkpoints' moves the inputs of checkpointed blocks, and checkpoint is "
         "{recipe.checkpoint!r}. Set checkpoint='all' (or every:N, blocks:K, names), or "
         "offload_activations='all'.": lambda r: (
@@ -51,18 +51,16 @@ TECHNIQUE = Technique(
     hooks="snugfit.techniques.offload_activations.apply:ActivationOffload",
     stage="saved tensors",  # before checkpointing, which then surrounds it: recomputed tensors never move
     may_change="passes",
-    plan=Planned(
-        least={"offload_activations": "checkpoints"},
-        moves=(
-            ("exact", _INPUTS),
-            ("exact", {"checkpoint": "all", "offload_activations": "none"}),
-            ("exact", {"checkpoint": "none", **_ALL}),
-        ),
-        turns=(_INPUTS,),
-        trials=(_ALL, _INPUTS),
-        points={"offload": _ALL, "checkpoint+offload": _INPUTS},
-        on_host=True,
-        instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
+    least={"offload_activations": "checkpoints"},
+    moves=(
+        ("exact", _INPUTS),
+        ("exact", {"checkpoint": "all", "offload_activations": "none"}),
+        ("exact", {"checkpoint": "none", **_ALL}),
     ),
+    turns=(_INPUTS,),
+    trials=(_ALL, _INPUTS),
+    points={"offload": _ALL, "checkpoint+offload": _INPUTS},
+    on_host=True,
+    instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     example=({}, _ALL),
 )

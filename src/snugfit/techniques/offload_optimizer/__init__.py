@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 
 _ON = {"offload_optimizer": True}
 _TAKES = (None, "adam", "adamw", "sgd", "adafactor")
@@ -37,7 +37,7 @@ TECHNIQUE = Technique(
     level="exact",
     summary="optimizer state, for an update on the host",
     known_as="cpu-offload offload offloading optimizer-offload optimizer-offloading zero-offload",
-    contradictions={
+    rules={
         _TOO_SMALL: lambda r: r.offload_optimizer and r.optimizer == "adafactor",
         "offload_optimizer takes adam, adamw or sgd, and optimizer is {recipe.optimizer!r}. Leave one of them out, "
         "or take paged-adamw8bit, which moves its own state.": lambda r: (
@@ -49,6 +49,8 @@ TECHNIQUE = Technique(
     },
     may_change="update",
     per_parameter=True,
-    plan=Planned(least=_ON, updates=(Choice(_ON),), on_host=True),
+    least=_ON,
+    updates=(Choice(_ON),),
+    on_host=True,
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_ON}),
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, Choice, Planned, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, Choice, Technique
 
 _QLORA = {"adapter": "lora", "quantize": "nf4"}
 
@@ -55,7 +55,7 @@ TECHNIQUE = Technique(
         ("8", "8bit", "load-in-8bit", "llm-int8", "bnb-8bit"): ("int8",),
         SWITCHED_OFF: ("none",),
     },
-    contradictions={
+    rules={
         "quantize={recipe.quantize!r} without an adapter: quantised weights cannot take small updates, so they "
         "are frozen and something beside them must be trained. Set adapter='lora', or leave quantize out.": lambda r: (
             r.quantize != "none" and r.adapter == "none"
@@ -67,13 +67,11 @@ TECHNIQUE = Technique(
     lowers={
         "the frozen weights are rounded to {recipe.quantize} first.": ("different", lambda r, _: r.quantize != "none"),
     },
-    plan=Planned(
-        least=_QLORA,
-        starts=("adapters",),
-        moves=(("different", {**_QLORA, "offload_optimizer": False}),),
-        variants=(Choice(_QLORA, "different"),),
-        goes_with=("adapter",),
-        never={"double_quantize": "it belongs to quantize"},
-    ),
+    least=_QLORA,
+    starts=("adapters",),
+    moves=(("different", {**_QLORA, "offload_optimizer": False}),),
+    variants=(Choice(_QLORA, "different"),),
+    goes_with=("adapter",),
+    never={"double_quantize": "it belongs to quantize"},
     example=({"microbatch_size": 4, "adapter": "lora"}, {"microbatch_size": 4, **_QLORA}),
 )

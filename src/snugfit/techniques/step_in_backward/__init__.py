@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 from snugfit.techniques.microbatch import splits
 
 _ON = {"step_in_backward": True}
@@ -36,7 +36,7 @@ TECHNIQUE = Technique(
     level="exact",
     summary="all gradients but one parameter's",
     known_as="fused-backward optimizer-in-backward lomo per-parameter-update",
-    contradictions={
+    rules={
         "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
         "there. Use bf16-mixed, or leave step_in_backward out.": lambda r: (
             r.step_in_backward and r.precision == "16-mixed"
@@ -55,15 +55,13 @@ TECHNIQUE = Technique(
     },
     may_change="update",
     per_parameter=True,
-    plan=Planned(
-        least=_ON,
-        starts=("in backward", "few bits"),
-        moves=(
-            ("exact", {"microbatch_size": 1, "step_in_backward": False}),
-            ("exact", {"microbatch_size": None, **_ON}),
-            ("exact", _ON),
-        ),
-        updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
+    least=_ON,
+    starts=("in backward", "few bits"),
+    moves=(
+        ("exact", {"microbatch_size": 1, "step_in_backward": False}),
+        ("exact", {"microbatch_size": None, **_ON}),
+        ("exact", _ON),
     ),
+    updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
     example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Planned, Technique
+from snugfit.techniques.declaration import Technique
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ TECHNIQUE = Technique(
     level="rounding",
     summary="no memory; updates too small for bf16",
     known_as="bf16-stochastic-rounding",
-    contradictions={
+    rules={
         "stochastic_rounding needs precision='bf16-true'; precision is {recipe.precision!r}.": lambda r: (
             r.stochastic_rounding and r.precision != "bf16-true"
         ),
@@ -45,6 +45,7 @@ TECHNIQUE = Technique(
         "updates are rounded up or down at random.": ("rounding", lambda r, _: r.stochastic_rounding),
     },
     per_parameter=True,
-    plan=Planned(goes_with=("precision",), because="it only matters for weights that are held in bf16"),
+    goes_with=("precision",),
+    because="it only matters for weights that are held in bf16",
     example=({"precision": "bf16-true"}, {"precision": "bf16-true", "stochastic_rounding": True}),
 )

@@ -9,7 +9,7 @@ Source: torch notes, "TensorFloat-32 (TF32) on Ampere (and later) devices".
 
 from __future__ import annotations
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 
 _TF32 = {"precision": "tf32"}
 
@@ -24,6 +24,7 @@ TECHNIQUE = Technique(
     meanings={"tf32": "matmuls of fp32 round to 10 bits on CUDA"},
     hooks="snugfit.techniques.tf32.apply:TF32",
     stage="numbers",
-    plan=Planned(variants=(Choice(_TF32, "rounding", lambda here: here.bf16 and not here.on_cpu),), trials=(_TF32,)),
+    variants=(Choice(_TF32, "rounding", lambda here: here.bf16 and not here.on_cpu),),
+    trials=(_TF32,),
     unmeasured="it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
 )

@@ -14,18 +14,14 @@ from snugfit.errors import SnugfitWarning
 from snugfit.techniques.base import ModelTechnique
 
 if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
+    pass
 
 
 class TF32(ModelTechnique):
     """Allows TF32 inside a step and restores the caller's setting after it."""
 
     field = "precision"
-
-    @classmethod
-    def wanted(cls, recipe: Recipe) -> bool:
-        """Returns whether the precision is tf32."""
-        return recipe.precision == "tf32"
+    values = ("tf32",)
 
     def change(self, model: nn.Module) -> None:
         """Warns where the setting has no effect."""

@@ -16,7 +16,7 @@ Source: Lightning Fabric's true-half precision; Kalamkar et al., A Study of BFLO
 
 from __future__ import annotations
 
-from snugfit.techniques.declaration import Choice, Planned, Technique
+from snugfit.techniques.declaration import Choice, Technique
 
 _ROUNDED = {"precision": "bf16-true", "stochastic_rounding": True}
 """Plain rounding loses small updates of 16-bit weights, so a plan never holds them without."""
@@ -38,12 +38,10 @@ TECHNIQUE = Technique(
     },
     hooks="snugfit.techniques.true_precision.apply:TruePrecision",
     stage="numbers",
-    plan=Planned(
-        least=_ROUNDED,
-        starts=("few bits", "adapters"),
-        moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
-        trials=(),
-        variants=(Choice(_ROUNDED, "rounding", lambda here: here.bf16),),
-    ),
+    least=_ROUNDED,
+    starts=("few bits", "adapters"),
+    moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
+    trials=(),
+    variants=(Choice(_ROUNDED, "rounding", lambda here: here.bf16),),
     example=({}, {"precision": "bf16-true"}),
 )

@@ -13,7 +13,7 @@ from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.microbatch.apply import map_tensors
 
 if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
+    pass
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
@@ -22,11 +22,7 @@ class TruePrecision(ModelTechnique):
     """Casts each batch as it comes; `prepare` casts the model on its way to the device (`init.settle`)."""
 
     field = "precision"
-
-    @classmethod
-    def wanted(cls, recipe: Recipe) -> bool:
-        """Returns whether weights are held in 16 bits."""
-        return recipe.true_precision is not None
+    values = ("16-true", "bf16-true")
 
     @property
     def dtype(self) -> torch.dtype:
