@@ -95,7 +95,8 @@ def cost_of(
     if convolution:
         flops = convolution_flops(convolution)
     else:
-        flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
+        counted = _with_all_heads(args) if "_scaled_dot_product" in name else args
+        flops = int(formula(*counted, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
     return Cost(
         flops=flops,
         read_bytes=sum(map(tensor_bytes, inputs)),
@@ -106,6 +107,18 @@ def cost_of(
         convolution=convolution,
         again_bytes=_again_bytes(name, args, inputs),
     )
+
+
+def _with_all_heads(args: Sequence[Any]) -> list[Any]:
+    """Arguments of attention as torch's formulas take them: shapes, with a head of keys and values for each of queries.
+
+    The formulas of torch 2.11 refuse fewer (grouped queries); later ones count them like this.
+    """
+    heads = max((arg.shape[1] for arg in args if isinstance(arg, torch.Tensor) and arg.dim() == 4), default=1)
+    return [
+        torch.Size((arg.shape[0], heads, *arg.shape[2:])) if isinstance(arg, torch.Tensor) and arg.dim() == 4 else arg
+        for arg in args
+    ]
 
 
 @functools.cache
