@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import described
 from benchmarks.results_file import RESULTS
 from snugfit.cli.techniques import essay
 from snugfit.fields import field_infos
@@ -19,7 +20,6 @@ from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Technique
 from snugfit.units import format_bytes
-from snugfit.workload import Workload
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "techniques"
@@ -51,8 +51,7 @@ def measured(technique: Technique, results: dict[str, Any]) -> str:
 
 
 def page(technique: Technique, results: dict[str, Any]) -> str:
-    infos = field_infos(Recipe) | field_infos(Workload)
-    fields = "\n".join(f"- `{name}`: {field_infos(Recipe).get(name, infos[name]).doc}" for name in technique.fields)
+    fields = "\n".join(f"- `{name}`: {described(field_infos(Recipe)[name])}" for name in technique.fields)
     rows = ", ".join(map(str, technique.rows))
     return (
         f"# {technique.name}\n\n{essay(technique)}\n\n## Recipe\n\n{fields}\n\nFidelity: {technique.level}. "

@@ -133,7 +133,7 @@ class Technique:
     starts: tuple[Start, ...] = STARTS
     """Searches for the least memory that begin with that."""
     moves: tuple[tuple[Level, Changes], ...] | None = None
-    """What such a search tries next, and the level that has to be allowed; None: `least`, as exact."""
+    """What such a search tries next, and the level that has to be allowed; None: `least`, at its own level."""
     turns: tuple[Changes, ...] | None = None
     """How a fallback turns it up; None: to `least`, where it may change in the middle of a run."""
     trials: tuple[Changes, ...] | None = None
@@ -174,7 +174,7 @@ class Technique:
     @property
     def all_moves(self) -> tuple[tuple[Level, Changes], ...]:
         """`moves`, or what stands for None."""
-        return tuple(("exact", one) for one in self._least) if self.moves is None else self.moves
+        return tuple((self.level, one) for one in self._least) if self.moves is None else self.moves
 
     @property
     def all_turns(self) -> tuple[Changes, ...]:
