@@ -391,7 +391,7 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
     workload = Workload.from_mapping({**settings, "optimizer": algorithm})
     own = own_optimizer(name)
     if own is not None:
-        own.load(name)
+        own.load()
         recipe = Recipe(optimizer=storage)  # type: ignore[arg-type]
 
         def make(parameters: Any) -> Any:

@@ -259,7 +259,7 @@ def _training_job(
     load_libraries(recipe)
     own = own_optimizer(recipe.optimizer)
     if own is not None:
-        own.load(str(recipe.optimizer))  # outside of the recording: it makes tables of real values
+        own.load()  # outside of the recording: it makes tables of real values
     model = _built(model)
     evaluation = None
     if evaluate and arguments.get("evaluate", True):

@@ -15,6 +15,7 @@ from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.declaration import loaded
 
 Groups = list[dict[str, Any]]
+Settings = dict[str, Any]
 Parting = tuple[set[nn.Parameter], dict[str, Any], dict[str, Any]]
 """Some parameters, what their groups are marked with, and what all other groups are marked with."""
 
@@ -29,34 +30,28 @@ class OwnOptimizer:
     cls: ClassVar[type[Optimizer] | None] = None
     """Where it is an algorithm of its own, the class."""
 
-    @classmethod
-    def load(cls, name: str) -> None:
-        """Imports its library and makes its tables of values, outside of any simulation.
+    def __init__(self, name: str) -> None:
+        """Takes its name in a recipe."""
+        self.name = name
 
-        Args:
-            name: Its name in a recipe.
+    def load(self) -> None:
+        """Imports its library and makes its tables of values, outside of any simulation.
 
         Raises:
             InputError: The library is not installed.
         """
 
-    @classmethod
-    def announce(cls, name: str, device: torch.device) -> None:
+    def announce(self, device: torch.device) -> None:
         """Says which library it runs on, and what a device cannot do; once a run."""
 
-    @classmethod
-    def parted(cls, model: nn.Module) -> Parting | None:
+    def parted(self, model: nn.Module) -> Parting | None:
         """Returns which parameters it treats apart; None: none."""
         return None
 
-    @classmethod
-    def make(
-        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
-    ) -> Optimizer:
+    def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
         """Builds the optimizer.
 
         Args:
-            name: Its name in a recipe.
             groups: Parameter groups, marked as `parted` says.
             device: Where the update runs.
             settings: lr, weight_decay and betas, where they are not its own.
@@ -68,10 +63,10 @@ class OwnOptimizer:
         raise NotImplementedError
 
 
-def own_optimizer(name: str | None) -> type[OwnOptimizer] | None:
+def own_optimizer(name: str | None) -> OwnOptimizer | None:
     """Returns how an optimizer is built; None where torch.optim has it, or the name is none of ours."""
     named = OPTIMIZER_NAMES.get(name or "")
-    return loaded(named.built_by) if named is not None and named.built_by else None
+    return loaded(named.built_by)(named.name) if named is not None and named.built_by else None
 
 
 def library_module(optimizer: str, library: str, module: str) -> Any:

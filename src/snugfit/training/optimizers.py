@@ -145,7 +145,7 @@ def make_optimizer(
     given = {setting: value for setting, value in given.items() if value is not None}
     own = own_optimizer(name)
     if own is not None:
-        return own.make(name, groups, device, given, _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups))
+        return own.make(groups, device, given, _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups))
     kernels = {} if sparse else _kernels(recipe.optimizer_impl, row, device, groups)
     return row.cls(groups, **given, **kernels)  # type: ignore[arg-type]
 

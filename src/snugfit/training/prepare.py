@@ -359,7 +359,7 @@ def _update(
         return WholeUpdate(given.optimizer, gradients, health, scaler)
     own = own_optimizer(recipe.optimizer)
     if own is not None:
-        own.announce(str(recipe.optimizer), setup.device)
+        own.announce(setup.device)
     base = parameter_groups(named.values(), workload) if given is None else given.groups(recipe)
     groups = optimizer_groups(model, base, recipe, workload)
     if given is not None:

@@ -82,7 +82,7 @@ def test_sentences_name_values_that_there_are(row):
 def test_code_is_found_where_it_says(row):
     for one in row.optimizers:
         own = own_optimizer(one.name)
-        assert (own is None) == (not one.built_by) and (own is None or issubclass(own, OwnOptimizer))
+        assert (own is None) == (not one.built_by) and (own is None or isinstance(own, OwnOptimizer))
         assert not one.holds or OPTIMIZER_NAMES[one.holds].holds == ""
     if row.hooks:
         [hooks] = [one for one in model_techniques() if one.__module__.startswith(f"snugfit.techniques.{row.name}.")]

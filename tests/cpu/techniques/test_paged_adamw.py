@@ -91,7 +91,7 @@ def test_it_is_the_update_of_bitsandbytes():
     from bitsandbytes.optim import AdamW32bit
 
     ours, theirs = [[nn.Parameter(torch.ones(64, 80)), nn.Parameter(torch.ones(7))] for _ in range(2)]
-    mine = own_optimizer(PAGED).make(PAGED, [{"params": ours}], CPU, {"lr": 0.1, "weight_decay": 0.2}, {})
+    mine = own_optimizer(PAGED).make([{"params": ours}], CPU, {"lr": 0.1, "weight_decay": 0.2}, {})
     reference = AdamW32bit(theirs, lr=0.1, weight_decay=0.2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):

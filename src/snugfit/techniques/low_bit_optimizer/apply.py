@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Parting, library_module
+from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Parting, Settings, library_module
 from snugfit.techniques.paged_state import announce_pages
 from snugfit.techniques.parameter_roles import embedding_weights
 
@@ -39,30 +39,24 @@ def _module_of(name: str) -> Any:
 class LowBitAdamW(OwnOptimizer):
     """How AdamW with low-bit state is built."""
 
-    @classmethod
-    def load(cls, name: str) -> None:
+    def load(self) -> None:
         """Imports the library and makes its tables of values."""
-        _module_of(name).lookup_tables()
+        _module_of(self.name).lookup_tables()
 
-    @classmethod
-    def announce(cls, name: str, device: torch.device) -> None:
+    def announce(self, device: torch.device) -> None:
         """Says which library holds the state, and that nothing is paged on cpu."""
-        if name == PAGED:
-            announce_pages(name, device, runs_as="adamw8bit")
+        if self.name == PAGED:
+            announce_pages(self.name, device, runs_as="adamw8bit")
         else:
-            logger.info("optimizer %s runs on %s: %s.", name, *LIBRARIES[name])
+            logger.info("optimizer %s runs on %s: %s.", self.name, *LIBRARIES[self.name])
 
-    @classmethod
-    def parted(cls, model: nn.Module) -> Parting:
+    def parted(self, model: nn.Module) -> Parting:
         """Returns the embeddings, whose state stays in full precision."""
         return embedding_weights(model), {FULL_PRECISION: True}, {FULL_PRECISION: False}
 
-    @classmethod
-    def make(
-        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
-    ) -> Optimizer:
+    def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
         """Builds it; the kernels are the library's."""
-        return low_bit_optimizer(name, groups, device, **settings)
+        return low_bit_optimizer(self.name, groups, device, **settings)
 
 
 def low_bit_optimizer(name: str, groups: Groups, device: torch.device, **settings: Any) -> Optimizer:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting
+from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting, Settings
 from snugfit.techniques.parameter_roles import embedding_weights, head_weights
 
 ALGORITHM = "algorithm"
@@ -113,14 +113,10 @@ class MuonOptimizer(OwnOptimizer):
 
     cls = MuonWithAdamW
 
-    @classmethod
-    def parted(cls, model: nn.Module) -> Parting:
+    def parted(self, model: nn.Module) -> Parting:
         """Returns its matrices."""
         return muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
 
-    @classmethod
-    def make(
-        cls, name: str, groups: Groups, device: torch.device, settings: dict[str, Any], kernels: dict[str, bool]
-    ) -> Optimizer:
+    def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
         """Builds it; AdamW's part takes the kernels."""
         return MuonWithAdamW(groups, **settings, kernels=kernels)
