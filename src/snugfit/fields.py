@@ -89,6 +89,9 @@ def _allowed(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
     return choices, tuple(dict.fromkeys(kinds)), types.NoneType in parts
 
 
+_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "a list"}
+
+
 def value_problem(info: FieldInfo, value: Any) -> str | None:
     """Returns what is wrong with the type or the word given for a field, or None.
 
@@ -109,9 +112,9 @@ def value_problem(info: FieldInfo, value: Any) -> str | None:
         return None
     if info.choices and isinstance(value, bool | int | float):  # YAML reads 16 and true as no words
         return f"{info.name} is {value!r}, which is unknown; {suggestion(info.name, value, info.choices)}"
-    allowed = " or ".join(kind.__name__ for kind in info.kinds)
+    allowed = " or ".join(_IN_WORDS.get(kind, kind.__name__) for kind in info.kinds)
     hint = " " + suggestion(info.name, value, ()).capitalize() if meant(info.name, value, ()) else ""
-    return f"{info.name} is {value!r} ({type(value).__name__}); it takes {allowed}.{hint}"
+    return f"{info.name} is {value!r}; it takes {allowed}.{hint}"
 
 
 def type_problems(settings: Any) -> dict[str, str]:

@@ -83,22 +83,9 @@ class Recipe(
             InputError: The file is missing, unreadable or no mapping.
             RecipeError: Listing every mistake in its fields.
         """
-        import yaml
+        from snugfit.yaml_files import read_yaml
 
-        try:
-            given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(
-                f"recipe file {str(path)!r} cannot be read: {error.strerror}. Give an existing file."
-            ) from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"recipe file {str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
-        if given is None:
-            given = {}
-        if not isinstance(given, dict):
-            raise InputError(
-                f"recipe file {str(path)!r} must hold `field: value` lines, for example `checkpoint: all`."
-            )
+        given = read_yaml(path, "recipe file", example="checkpoint: all")
         fields = {str(name).replace("-", "_"): value for name, value in given.items()}
         return from_mapping(cls, {**fields, **changes}, subject=f"recipe {str(path)!r}")
 

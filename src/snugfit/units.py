@@ -16,6 +16,8 @@ _FACTORS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 2**40,
 }  # fmt: skip
+_MOST = 2**63
+"""More bytes than anything counts."""
 _TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -41,10 +43,10 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
                 f"{what} {text!r} is not understood. Give a number with a unit: B, KB, MB, GB, TB (powers of 1000) "
                 "or KiB, MiB, GiB, TiB (powers of 1024), for example 8GiB."
             )
-        number = float(match[1])
-        if number == float("inf"):
+        number = float(match[1]) * _FACTORS[match[2].upper()]
+        if number >= _MOST:
             raise InputError(f"{what} {text!r} is more than any memory. Give a smaller number.")
-        size = int(number * _FACTORS[match[2].upper()])
+        size = int(number)
     if size <= 0:
         raise InputError(f"{what} {text!r} must be more than 0 bytes.")
     return size

@@ -174,7 +174,9 @@ def _range_problems(workload: Workload) -> Iterator[str]:
     for name in ("lr", "weight_decay", "momentum", "warmup_steps", "seed"):
         value = getattr(workload, name)
         if value is not None and not 0 <= value < float("inf"):
-            yield f"{name} is {value}; it must be a number of at least 0."
+            yield f"{name} is {value}; it must be a finite number of at least 0."
+    if workload.seed >= 2**64:
+        yield f"seed is {workload.seed}; torch takes seeds below 2**64."
     if workload.clip_norm is not None and not 0 < workload.clip_norm < float("inf"):
         yield f"clip_norm is {workload.clip_norm}; it must be more than 0."
     if workload.betas is not None and (

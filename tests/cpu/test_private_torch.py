@@ -172,6 +172,19 @@ def test_forgotten_conversions_let_tensors_be_swapped():
     assert other.shape == (2,)
 
 
+def test_a_view_by_the_meta_kernel_is_that_of_the_fake_mode():
+    """viewed; view by view in fake_device/test_dispatch_plan.py"""
+    mode, factory = fake_pair()
+    tensor = factory.empty((4, 6), (6, 1), torch.float32, torch.device("cpu"))
+    short = private_torch.viewed(factory, torch.ops.aten.select.int, (tensor, 1, 2), {})
+    with mode:
+        expected = tensor.select(1, 2)
+    assert (short.shape, short.stride(), short.storage_offset()) == (expected.shape, expected.stride(), 2)
+    assert type(short) is private_torch.FakeTensor
+    assert short.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    assert private_torch.viewed(factory, torch.ops.aten.mul.Tensor, (tensor, tensor), {}) is None
+
+
 def test_fake_factory():
     """FakeFactory"""
     mode, factory = fake_pair()

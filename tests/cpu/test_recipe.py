@@ -86,7 +86,7 @@ def test_five_mistakes_come_at_once():
         "did you mean 'precision'",
         "precision is 'bf16', which is unknown",
         "microbatch_size is 0",
-        "it takes int",
+        "it takes a whole number",
         "every:N",
     ):
         assert part in problems

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest
@@ -77,32 +77,64 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         InputError: For anything that cannot be read.
     """
     available = dict(_available())
-    parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.", allow_abbrev=False)
+    parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in available:
-        raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, available)}")
+        raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, available)} See `snugfit --help`.")
+    options = _options_of(parser)
     for name, purpose in available.items():
         command = commands.add_parser(
             name,
             help=purpose,
             description=purpose[0].upper() + purpose[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         if name == chosen:
-            module = importlib.import_module(f"{__name__}.{name}")
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-            options = [option for action in command._actions for option in action.option_strings]
-    args, unknown = parser.parse_known_args(_with_negative_values(argv))
+            command.set_defaults(run=_add_arguments(command, name))
+            options = _options_of(command)
+    see = "see `snugfit --help`." if chosen is None else f"see `snugfit {chosen} --help`."
+    wrong = [word.partition("=")[0] for word in argv] if chosen is None else []
+    if wrong := [word for word in wrong if word.strip("-") and word not in options]:
+        raise InputError(_unknown_option(wrong[0], None, options, available) + see)
+    try:
+        args, unknown = parser.parse_known_args(_with_negative_values(argv))
+    except argparse.ArgumentError as error:
+        what = f"{error.argument_name}: " if error.argument_name else ""
+        raise InputError(f"{what}{error.message.rstrip('.')}; {see}") from error
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
-            raise InputError(f"unknown option {word!r}; {nearest(word, options)}see `snugfit {chosen} --help`.")
-        raise InputError(f"unexpected argument {word!r}; see `snugfit {chosen} --help`.")
+            raise InputError(_unknown_option(word, chosen, options, available) + see)
+        raise InputError(f"unexpected argument {word!r}; {see}")
     return args
+
+
+def _add_arguments(parser: argparse.ArgumentParser, command: str) -> Any:
+    """Adds the arguments of a command, and returns what runs it."""
+    module = importlib.import_module(f"{__name__}.{command}")
+    module.add_arguments(parser)
+    return module.run
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def _unknown_option(word: str, chosen: str | None, options: Sequence[str], available: Iterable[str]) -> str:
+    """Says of an option that a command does not take where it belongs, or what may have been meant; `; ` at the end."""
+    if chosen is not None and word in options:
+        return f"option {word!r} stands before the command; put it behind `snugfit {chosen}`; "
+    takers = []
+    for name in available:
+        other = _Parser()
+        _add_arguments(other, name)
+        takers += [f"`snugfit {name}`"] if word in _options_of(other) else []
+    if takers and chosen is None:
+        return f"option {word!r} needs a command before it; "
+    hint = f"{' and '.join(takers)} {'take' if takers[1:] else 'takes'} it; " if takers else nearest(word, options)
+    return f"unknown option {word!r}; {hint}"
 
 
 def _with_negative_values(argv: Sequence[str]) -> list[str]:
@@ -126,7 +158,10 @@ def _available() -> Iterator[tuple[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing its own kind of message."""
+    """Raises instead of printing its own kind of message, and guesses no options from their beginnings."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see `{self.prog} --help`.")

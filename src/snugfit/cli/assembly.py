@@ -157,10 +157,16 @@ def _check_shapes(data: Splits, request: Request) -> None:
     """Sends one image through the model, without memory where that works; there must be a score for each label."""
     import torch
 
+    from snugfit.workloads.model_files import describe
     from snugfit.workloads.models import build_model, parse_model_args
     from snugfit.workloads.tasks import classification_logits
 
-    images = data.train[0][0].unsqueeze(0)
+    try:
+        images = data.train[0][0].unsqueeze(0)
+    except RuntimeError as error:  # no memory for one image
+        raise InputError(
+            f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
+        ) from error
 
     def scores(model: torch.nn.Module) -> int:
         place = next((weight.device for weight in model.parameters()), images.device)
@@ -169,7 +175,7 @@ def _check_shapes(data: Splits, request: Request) -> None:
 
     try:
         found = scores(_skeleton(request, data.num_classes))
-    except Exception:
+    except (Exception, SystemExit):
         # Some operators do not run without memory; what is really wrong, if anything, a real model says.
         model_args = parse_model_args(request.model_args)
         model = build_model(request.model, model_args=model_args, num_classes=data.num_classes, task=request.task)
@@ -177,10 +183,10 @@ def _check_shapes(data: Splits, request: Request) -> None:
             found = scores(model)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"model {request.model!r} cannot take an image of {data.name}, shape {list(images.shape[1:])}: "
-                f"{' '.join(str(error).split())}. Give --image-size, --model-arg, or a model for such images."
+                f"{describe(error, None)}. Give --image-size, --model-arg, or a model for such images."
             ) from error
     if found < data.num_classes:
         raise InputError(

@@ -205,9 +205,10 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
             fidelity=Fidelity(**stored["fidelity"]),
             traits=dict(stored.get("traits", {})),  # plans of an earlier version have none
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"plan.json of the run was altered and cannot be read ({error}); remove it to go on."
+            f"plan.json of the run was altered, or written by another version of snugfit ({type(error).__name__}: {error}). "
+            "Remove it, and the run goes on without a plan."
         ) from error
 
 

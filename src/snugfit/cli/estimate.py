@@ -44,12 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help=options.TASKS_HELP,
     )
-    add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--frames", metavar="N", type=int, help="frames of a clip, for models of video. Default: the model's own.")
+    add("--image-size", metavar="N", type=output.whole_number, help="side of the images. Default: the model's own.")
+    add(
+        "--frames",
+        metavar="N",
+        type=output.whole_number,
+        help="frames of a clip, for models of video. Default: the model's own.",
+    )
     add(
         "--seq-len",
         metavar="N",
-        type=int,
+        type=output.whole_number,
         help="tokens of a sequence. Default: 512, or fewer where the model takes fewer.",
     )
     add(
@@ -57,8 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all.",
     )
-    add("--timeline", metavar="FILE", type=Path, help="also draw memory over the run: FILE.html or FILE.png")
-    add("--snapshot", metavar="FILE", type=Path, help="also write a memory snapshot for PyTorch's viewer")
+    add(
+        "--timeline", metavar="FILE", type=output.some_path, help="also draw memory over the run: FILE.html or FILE.png"
+    )
+    add("--snapshot", metavar="FILE", type=output.some_path, help="also write a memory snapshot for PyTorch's viewer")
     options.add_assume_option(parser)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
@@ -109,17 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("image_size", "seq_len", "frames"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     if args.timeline is not None and args.timeline.suffix.lower() not in _ENDINGS:
         raise InputError(
             f"--timeline {str(args.timeline)!r}: the file's ending says the format: {' or '.join(_ENDINGS)}."
         )
-    for path in (args.timeline, args.snapshot):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{str(path)!r} cannot be written: its folder does not exist.")
+    output.check_writable(timeline=args.timeline, snapshot=args.snapshot)
 
 
 def _draw(path: Path, estimate: Estimate) -> None:

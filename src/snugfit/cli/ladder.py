@@ -84,7 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", metavar="N", help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.")
     add("--lr", metavar="X", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
     add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
-    add("--out", metavar="DIR", type=Path, help="where results go. Default: runs/ladder-MODEL-DATA, numbered.")
+    add(
+        "--out",
+        metavar="DIR",
+        type=output.some_path,
+        help="where results go. Default: runs/ladder-MODEL-DATA, numbered.",
+    )
     add("--overwrite", action="store_true", help="replace the ladder in --out")
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
@@ -127,7 +132,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     _check(args, preset)
     device = probe_device(args.device)
     ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
-    out = _output_directory(args, preset)
+    out, made = _output_directory(args, preset)
     if preset is not None:
         args.model = write_config(preset, out)
     progress = _Progress(len(ladder.rungs))
@@ -135,9 +140,6 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     place = f"predicted for {args.card or 'cpu'}" if args.estimate else f"on {args.data}, {device.name}"
     title = f"{args.model if preset is None else preset.name} {place}"
     table = _table(ladder, predicted=args.estimate) if not args.json else None
-    if table is not None:
-        print(title)
-        table.print_header()
     rungs: list[dict[str, Any]] = []
     document = {
         "model": args.model,
@@ -149,8 +151,22 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     }
     for rung in ladder.rungs:
         progress.begin(rung)
-        rungs.append(_climb(rung, args, out, ladder, train))
-        progress.end()
+        try:
+            rungs.append(_climb(rung, args, out, ladder, train))
+        except SnugfitError as error:
+            if rungs or error.exit_code != InputError.exit_code:
+                rungs.append({**_entry(rung, out, ladder), "error": str(error)})
+            else:  # model, data or settings are wrong: no rung can be climbed, so nothing is left behind or replaced
+                if made is not None:
+                    shutil.rmtree(made, ignore_errors=True)
+                raise InputError(f"{error}\nThat was the first rung, {rung.name}; nothing was written.") from error
+        finally:
+            progress.end()
+        if len(rungs) == 1:
+            _remove_earlier(out, keep=rung.name)
+            if table is not None:
+                print(title)
+                table.print_header()
         _write_document(out, document)
         if table is not None:
             table.print_row(_cells(rungs[-1], rungs[0]))
@@ -217,8 +233,8 @@ def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, 
     return ladder.choose(name.strip() for name in args.rungs.split(",") if name.strip())
 
 
-def _output_directory(args: argparse.Namespace, preset: Preset | None) -> Path:
-    """Returns the directory of this ladder, made and free of an earlier one."""
+def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[Path, Path | None]:
+    """Returns the directory of this ladder, and the topmost one that was made for it; an earlier ladder is still in it."""
     if args.out is not None:
         out: Path = args.out
         if (out / "ladder.json").exists() and not args.overwrite:
@@ -232,21 +248,31 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> Path:
         while out.exists():
             number += 1
             out = base.with_name(f"{base.name}-{number}")
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        for name in ("ladder.json", "ladder.png", "ladder.svg"):
-            (out / name).unlink(missing_ok=True)
-        shutil.rmtree(out / "rungs", ignore_errors=True)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror}. Give another --out.") from error
-    return out
+    return out, missing[-1] if missing else None
 
 
-def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, train: TrainCommand) -> dict[str, Any]:
-    """Trains one rung and returns its entry."""
-    entry: dict[str, Any] = {
+def _remove_earlier(out: Path, *, keep: str) -> None:
+    """Removes what another ladder left; the first rung of this one is there already."""
+    try:
+        for name in ("ladder.json", "ladder.png", "ladder.svg"):
+            (out / name).unlink(missing_ok=True)
+        for rung in (out / "rungs").glob("*"):
+            if rung.name != keep:
+                shutil.rmtree(rung, ignore_errors=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}. Give another --out.") from error
+
+
+def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
+    """The entry of a rung that was not climbed."""
+    return {
         "name": rung.name,
         "change": rung.change,
         "note": rung.note,
@@ -261,12 +287,14 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
         "run_dir": str(out / "rungs" / rung.name),
         "error": None,
     }
-    try:
-        if args.estimate:
-            return {**entry, "run_dir": None, **predicted_entry(train(estimate_arguments(rung, args)))}
-        document = train(train_arguments(rung, args, out / "rungs" / rung.name))
-    except SnugfitError as error:
-        return {**entry, "error": str(error)}
+
+
+def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, train: TrainCommand) -> dict[str, Any]:
+    """Trains one rung and returns its entry."""
+    entry = _entry(rung, out, ladder)
+    if args.estimate:
+        return {**entry, "run_dir": None, **predicted_entry(train(estimate_arguments(rung, args)))}
+    document = train(train_arguments(rung, args, out / "rungs" / rung.name))
     for name in ("predicted", "measured", "seconds", "samples_per_second", "metrics"):
         entry[name] = document[name]
     settings = document["workload"]["settings"]

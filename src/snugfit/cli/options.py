@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import RecipeError
+from snugfit.cli import output
+from snugfit.errors import InputError, RecipeError
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fidelity import contradictions
 from snugfit.fields import FieldInfo, field_infos, from_text
@@ -45,7 +46,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         metavar="FILE",
         dest="recipe_file",
-        type=Path,
+        type=output.some_path,
         help="YAML file of `field: value` lines; the options below go before it.",
     )
     for info in recipe_fields():
@@ -152,8 +153,14 @@ def workload_from(args: argparse.Namespace) -> Workload:
 
     Raises:
         RecipeError: Listing every mistake.
+        InputError: The file of weights does not exist.
     """
-    return Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    weights = workload.weights
+    # Also where no weight is read: an estimate of a training that could not begin is of no use.
+    if weights is not None and weights.endswith(".safetensors") and not Path(weights).expanduser().is_file():
+        raise InputError(f"weights file {weights!r} does not exist. Give an existing .safetensors file.")
+    return workload
 
 
 def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import InputError
@@ -39,12 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help=options.TASKS_HELP,
     )
-    add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--frames", metavar="N", type=int, help="frames of a clip, for models of video. Default: the model's own.")
+    add("--image-size", metavar="N", type=output.whole_number, help="side of the images. Default: the model's own.")
+    add(
+        "--frames",
+        metavar="N",
+        type=output.whole_number,
+        help="frames of a clip, for models of video. Default: the model's own.",
+    )
     add(
         "--seq-len",
         metavar="N",
-        type=int,
+        type=output.whole_number,
         help="tokens of a sequence. Default: 512, or fewer where the model takes fewer.",
     )
     add(
@@ -57,8 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="batch-size or seq-len: plan for the largest that fits (the batch in one piece)",
     )
-    add("-o", "--output", metavar="FILE", type=Path, help="also write the recipe, as YAML")
-    add("--figure", metavar="FILE", type=Path, help="also draw the frontier of memory and time: FILE.png or FILE.svg")
+    add("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
+    add(
+        "--figure",
+        metavar="FILE",
+        type=output.some_path,
+        help="also draw the frontier of memory and time: FILE.png or FILE.svg",
+    )
     options.add_assume_option(parser)
     output.add_json_option(parser)
     plan_options.add_budget_options(parser)
@@ -125,14 +134,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     from snugfit.planner.maximize import MAXIMIZED
 
-    for name in ("image_size", "seq_len", "frames"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     if args.maximize is not None and args.maximize not in MAXIMIZED:
         raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
     if args.figure is not None and args.figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure {str(args.figure)!r}: the file's ending says the format: .png or .svg.")
-    for path in (args.output, args.figure):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{str(path)!r} cannot be written: its folder does not exist.")
+    output.check_writable(output=args.output, figure=args.figure)

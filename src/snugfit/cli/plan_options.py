@@ -61,5 +61,7 @@ def constraints_of(args: argparse.Namespace) -> Constraints:
         pins[name] = value
     if problems:
         raise RecipeError(problems, subject="pins and bans of the plan")
-    forbidden = [name for text in args.forbidden or () for name in text.split(",") if name.strip()]
+    forbidden = [
+        name for text in args.forbidden or () for name in text.split(",") if name.strip() or not text.strip(" ,")
+    ]
     return constraints_from(allow=args.allow, pin=pins, forbid=forbidden, host_budget=args.host_budget)

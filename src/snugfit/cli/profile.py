@@ -8,10 +8,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from snugfit.cli.output import add_json_option, print_json
+from snugfit.cli.output import add_json_option, check_writable, print_json, some_path, whole_number
 from snugfit.errors import InputError
+
+if TYPE_CHECKING:
+    from snugfit.profiler.profile import Profile
 
 EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
 
@@ -30,12 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something")
-    parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps to watch (default: 3)")
+    rest = parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    rest.required = False
+    parser.add_argument(
+        "--steps", type=whole_number, default=3, metavar="N", help="optimizer steps to watch (default: 3)"
+    )
     parser.add_argument("--stop", action="store_true", help="end the script after them; otherwise it goes on unwatched")
     parser.add_argument("--no-advice", action="store_true", help="do not simulate the model for advice")
-    parser.add_argument("--timeline", metavar="FILE", help="draw live memory over the steps (.html or .png)")
-    parser.add_argument("--snapshot", metavar="FILE", help="write what was seen as a PyTorch memory snapshot (pickle)")
+    parser.add_argument(
+        "--timeline", metavar="FILE", type=some_path, help="draw live memory over the steps (.html or .png)"
+    )
+    parser.add_argument(
+        "--snapshot", metavar="FILE", type=some_path, help="write what was seen as a PyTorch memory snapshot (pickle)"
+    )
     add_json_option(parser)
 
 
@@ -63,34 +73,40 @@ def run(args: argparse.Namespace) -> int:
             args.script, args.arguments, steps=args.steps, stop=args.stop, with_advice=not args.no_advice
         )
         sys.stdout.flush()
-        if args.snapshot:
-            from snugfit.recording.snapshot import write_snapshot
-
-            write_snapshot(args.snapshot, profile.trace, profile.config)
-        if args.timeline:
-            from snugfit.report.profile_timeline import profile_drawing
-            from snugfit.report.timeline_figure import write_timeline
-
-            write_timeline(profile_drawing(profile), Path(args.timeline))
+        # Printed before files are written: a disk that is full by now must not take the result of a long run with it.
         with contextlib.redirect_stdout(stream):
             if args.json:
                 print_json(profile_to_plain(profile))
             else:
                 print_profile(profile, stream)
         stream.flush()
+        for path, write in ((args.snapshot, _write_snapshot), (args.timeline, _write_timeline)):
+            if path is not None:
+                try:
+                    write(path, profile)
+                except OSError as error:
+                    raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from error
     return profile.exit_code
+
+
+def _write_snapshot(path: Path, profile: Profile) -> None:
+    from snugfit.recording.snapshot import write_snapshot
+
+    write_snapshot(path, profile.trace, profile.config)
+
+
+def _write_timeline(path: Path, profile: Profile) -> None:
+    from snugfit.report.profile_timeline import profile_drawing
+    from snugfit.report.timeline_figure import write_timeline
+
+    write_timeline(profile_drawing(profile), path)
 
 
 def _check_files(args: argparse.Namespace) -> None:
     """Refuses files that could not be written, before the script takes its time."""
-    if args.timeline and Path(args.timeline).suffix not in _TIMELINES:
-        raise InputError(f"--timeline is {args.timeline!r}; give a file that ends in {' or '.join(_TIMELINES)}.")
-    for option, file in (("--timeline", args.timeline), ("--snapshot", args.snapshot)):
-        folder = Path(file).resolve().parent if file else None
-        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise InputError(
-                f"{option} is {file!r}, but {str(folder)!r} is no folder that can be written to. Make it first."
-            )
+    if args.timeline is not None and args.timeline.suffix.lower() not in _TIMELINES:
+        raise InputError(f"--timeline is {str(args.timeline)!r}; give a file that ends in {' or '.join(_TIMELINES)}.")
+    check_writable(timeline=args.timeline, snapshot=args.snapshot)
 
 
 @contextlib.contextmanager

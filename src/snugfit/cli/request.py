@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import re
 import shlex
+import typing
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,11 +77,24 @@ class Request:
         Raises:
             InputError: The file was altered and does not say it all.
         """
-        needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
-        if not needed <= set(given) <= set(_NAMES) or not isinstance(given["settings"], dict):
-            raise InputError(f"workload.yaml of a run must have exactly these fields: {', '.join(_NAMES)}.")
+        needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        problems = [f"{name} is missing." for name in needed if name not in given]
+        hints = typing.get_type_hints(cls)
+        for name, value in given.items():
+            kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+            if name not in _NAMES:
+                problems.append(f"{name!r} is no field; allowed: {', '.join(_NAMES)}.")
+            elif name == "model_args":
+                problems += [] if isinstance(value, list) else [f"{name} is {value!r}; it takes a list."]
+            elif not isinstance(value, dict if name == "settings" else kinds):
+                problems.append(f"{name} is {value!r}, which it cannot be.")
+        if problems:
+            problems.append(
+                "It was altered, or written by another version of snugfit: put it right, or start another run."
+            )
+            raise RecipeError(problems, subject="workload.yaml of the run")
         settings = Workload.from_mapping(given["settings"])
-        return cls(**{**given, "model_args": tuple(given["model_args"]), "settings": settings})
+        return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Request))
@@ -158,8 +172,8 @@ def resumed_request(args: argparse.Namespace, recipe: Recipe, stored: Request) -
         if name not in free and getattr(settings, name) != getattr(stored.settings, name):
             problems.append(f"{name} is {getattr(settings, name)!r}; the run has {getattr(stored.settings, name)!r}.")
     if problems:
-        problems.append(
-            "Leave these options out, or start another run. What may change here: "
+        problems[-1] += (
+            " Leave that out, or start another run. What may change here: "
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
         raise RecipeError(problems, subject="--resume goes on with the run as it was started")

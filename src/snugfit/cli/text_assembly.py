@@ -162,7 +162,7 @@ def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) 
                 outputs = classification_logits(output).shape[1]
         except SnugfitError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"model {request.model!r} cannot take a batch of {data.name} ({', '.join(batch)}): "
                 f"{' '.join(str(error).split()).rstrip('.')}. It is called as model(**batch) and must return "

@@ -73,8 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="image-classification, text-classification or causal-lm. Default: what data and model are for.",
     )
-    add("--image-size", metavar="N", type=int, help="side of the images. Default: the model's own.")
-    add("--samples", metavar="N", type=int, help="training samples at most; of random data, how many there are")
+    add("--image-size", metavar="N", type=output.whole_number, help="side of the images. Default: the model's own.")
+    add(
+        "--samples",
+        metavar="N",
+        type=output.whole_number,
+        help="training samples at most; of random data, how many there are",
+    )
     add(
         "--strict",
         action="store_true",
@@ -88,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seq-len",
         metavar="N",
-        type=int,
+        type=output.whole_number,
         help="most tokens of a text. Default: 512, or fewer where the model takes fewer.",
     )
     add(
@@ -106,10 +111,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("run directory")
     add = group.add_argument
-    add("--run-dir", metavar="DIR", type=Path, help="where results go. Default: runs/MODEL-DATA, numbered.")
+    add("--run-dir", metavar="DIR", type=output.some_path, help="where results go. Default: runs/MODEL-DATA, numbered.")
     add("--resume", action="store_true", help="go on with the run in --run-dir, exactly where it stopped")
     add("--overwrite", action="store_true", help="replace the run in --run-dir")
-    add("--keep-checkpoints", metavar="N", type=int, default=2, help="newest checkpoints that stay. Default: 2.")
+    add(
+        "--keep-checkpoints",
+        metavar="N",
+        type=output.whole_number,
+        default=2,
+        help="newest checkpoints that stay. Default: 2.",
+    )
     add("--tensorboard", action="store_true", help="also write event files for TensorBoard")
     output.add_json_option(parser)
     plan_options.add_budget_options(parser)
@@ -192,10 +203,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise InputError(
             f"--keep-checkpoints is {args.keep_checkpoints}; give at least 2, so that a damaged one has a predecessor."
         )
-    for name in ("image_size", "seq_len", "samples"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
 
 
 def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
@@ -203,7 +210,7 @@ def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
     settings = request.settings
     if settings.max_steps is not None:
         return settings.max_steps
-    steps: int = settings.epochs * summary["steps_per_epoch"]
+    steps: int = settings.epochs * summary.get("steps_per_epoch", 1)
     return steps
 
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from snugfit.recording.generations import GENERATIONS, Capability
+
 DEVICE_TYPE = "sim"
 Kind = Literal["cuda", "cpu"]
 
@@ -28,7 +30,7 @@ class Personality:
     kind: Kind = "cuda"
     """cuda, or cpu for a run on the host."""
 
-    capability: tuple[int, int] = (8, 0)
+    capability: Capability = GENERATIONS[0]
     """Compute capability of the card: decides attention kernels and the cuBLAS workspace. Ignored on cpu."""
 
     threads: int | None = None
@@ -144,7 +146,8 @@ class Backend:
         self.observer: Callable[[str, int, Any], Any] = _nothing
         self.memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns bytes allocated now and at most; set by the recorder."""
-        self.capability = (8, 0)
+        self.of_card: Callable[[Callable[[Capability], Any]], Any] = lambda question: question(GENERATIONS[0])
+        """Answers a question about the card's compute capability; set by the recorder, which notes who would differ."""
         self._random_state = torch.zeros(16, dtype=torch.uint8)
 
     def is_initialized(self) -> bool:
@@ -162,7 +165,7 @@ class Backend:
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         """Returns whether the card computes in bfloat16 (or emulates it)."""
-        return including_emulation or self.capability >= (8, 0)
+        return bool(self.of_card(lambda capability: including_emulation or capability >= (8, 0)))
 
     def device_count(self) -> int:
         """Returns 1."""
@@ -181,9 +184,10 @@ class Backend:
 
         return contextlib.nullcontext()
 
-    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+    def get_device_capability(self, device: Any = None) -> Capability:
         """Returns the card's compute capability."""
-        return self.capability
+        own: Capability = self.of_card(lambda capability: capability)
+        return own
 
     def get_device_name(self, device: Any = None) -> str:
         """Returns the name of the fake card."""

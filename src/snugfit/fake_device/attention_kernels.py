@@ -96,7 +96,7 @@ def attention(
         Shape (batch, heads, queries, head size of values).
     """
     aten = torch.ops.aten
-    kernel = choose(query, key, value, attn_mask, enable_gqa, backend.capability)
+    kernel = backend.of_card(lambda capability: choose(query, key, value, attn_mask, enable_gqa, capability))
     if kernel == "flash":
         size = query.shape[-1]
         extra = -size % _FLASH_HEAD_ALIGNMENT

@@ -10,21 +10,27 @@ in a way that makes the origin of a view ambiguous.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.fake_device.operator_call import ALIGNMENT
 from snugfit.fake_device.operator_costs import Cost
 from snugfit.private_torch import FakeFactory, FakeTensor
+from snugfit.recording.generations import Capability
 from snugfit.recording.inner_bytes import InnerBytes
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})
 BY_GRADIENT = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 """Operators that do other things where gradients are recorded."""
+_BY_OFFSET = frozenset({"as_strided", "as_strided_", "_reinterpret_tensor"})
+_OTHER_DTYPE = (torch.ops.aten.view.dtype,)
+"""Views whose offset is not their argument's and something more: it is given, or counts other elements."""
+_UNREAD = {torch.ops.aten.select_backward.default: 3, torch.ops.aten.slice_backward.default: 3}
+"""Operators -> how many arguments decide on layouts: where in the result the gradient is put does not."""
 _BY_VALUE = ("upsample", "arange", "linspace", "logspace", "range", "interpolate")
 
 
@@ -38,6 +44,7 @@ class Output(NamedTuple):
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     offset: int = 0
+    """Of a view: from the argument's own offset on."""
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     value: Any = None
@@ -62,42 +69,59 @@ class Plan(NamedTuple):
     """`device`, `host` (the CPU computes) or `link` (a copy between the two)."""
     blocking: bool
     """Whether the host waits for it."""
+    differs: tuple[Capability, ...] = ()
+    """Generations of cards on which it takes something else inside itself."""
 
 
-def key_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
-    """Returns the key of a plan and the tensors among the arguments.
+class OperatorPlans:
+    """The plans of one operator, by the layouts of its arguments."""
 
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+    __slots__ = ("_by_gradient", "_by_offset", "_by_value", "_unread", "knows", "plans")
 
-    Returns:
-        A hashable key and the tensors in order; None where no plan can be made.
-    """
-    parts: list[Any] = [operator]
-    tensors: list[torch.Tensor] = []
-    if not _add(parts, tensors, args):
-        return None
-    if kwargs:
-        for name, value in kwargs.items():
-            parts.append(name)
-            if not _add(parts, tensors, (value,)):
-                return None
-    if tensors and all(type(tensor) is not FakeTensor for tensor in tensors):
-        return None
-    if not tensors or _is_by_value(operator):
-        parts.append(
-            repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)])
-        )
-    if operator in BY_GRADIENT:
-        parts.append(torch.is_grad_enabled())
-    return tuple(parts), tensors
+    def __init__(self, operator: Any, *, knows: bool = False) -> None:
+        """Looks at what a plan depends on besides layouts.
 
+        Args:
+            operator: The overload.
+            knows: Whether its results may carry on what is known of its arguments' values.
+        """
+        self.plans: dict[Any, Plan] = {}
+        self.knows = knows
+        self._by_gradient = operator in BY_GRADIENT
+        self._by_value = any(part in operator._opname for part in _BY_VALUE)
+        self._by_offset = operator.namespace != "aten" or operator._opname in _BY_OFFSET or operator in _OTHER_DTYPE
+        self._unread = _UNREAD.get(operator, 1 << 30)
 
-@functools.cache
-def _is_by_value(operator: Any) -> bool:
-    return any(part in operator._opname for part in _BY_VALUE)
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
+        """Returns the key of a plan and the tensors among the arguments.
+
+        Args:
+            args: Positional arguments of the operator.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            A hashable key and the tensors in order; None where no plan can be made.
+        """
+        parts: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        if not _add(parts, tensors, args if len(args) <= self._unread else args[: self._unread]):
+            return None
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                if not _add(parts, tensors, (value,)):
+                    return None
+        if tensors and FakeTensor not in map(type, tensors):
+            return None
+        if not tensors or self._by_value:
+            parts.append(
+                repr([a for a in (*args, *kwargs.values()) if type(a) in (float, list, tuple) and not _has_tensor(a)])
+            )
+        if self._by_offset:
+            parts.extend([tensor.storage_offset() for tensor in tensors])
+        if self._by_gradient:
+            parts.append(torch.is_grad_enabled())
+        return tuple(parts), tensors
 
 
 def _has_tensor(value: Any) -> bool:
@@ -112,10 +136,9 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
             if value.constant is not None or dtype.is_complex:
                 return False
             tensors.append(value)
-            parts.append((value.shape, value.stride(), value.storage_offset(), dtype, value.fake_device))
+            parts += (value.shape, value.stride(), value.storage_offset() % ALIGNMENT, dtype, value.fake_device)
         elif kind in _PLAIN:
-            parts.append(kind)
-            parts.append(value)
+            parts += (kind, value)
         elif kind is float:
             parts.append(value if value.is_integer() or not math.isfinite(value) else float)  # 2-norm or maximum
         elif kind is list or kind is tuple:
@@ -159,7 +182,9 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
             elif key in storages:
                 if storages[key] < 0:
                     return None
-                outputs.append(Output(_VIEW, storages[key], *layout))
+                index = storages[key]
+                beyond = value.storage_offset() - tensors[index].storage_offset()
+                outputs.append(Output(_VIEW, index, *layout)._replace(offset=int(beyond)))
             else:
                 if key in new or value.untyped_storage().nbytes() != _extent_bytes(value):
                     return None
@@ -200,7 +225,8 @@ def follow(plan: Plan, tensors: Sequence[torch.Tensor], factory: FakeFactory) ->
             fresh.append(made)
             results.append(made)
         elif kind == _VIEW:
-            results.append(factory.view(tensors[argument], shape, stride, offset, dtype))  # type: ignore[arg-type]
+            base = tensors[argument]
+            results.append(factory.view(base, shape, stride, int(base.storage_offset()) + offset, dtype))  # type: ignore[arg-type]
         elif kind == _ARGUMENT:
             results.append(tensors[argument])
         elif kind == _NOTHING:

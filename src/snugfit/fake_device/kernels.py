@@ -28,20 +28,6 @@ UNKNOWN = {
 """CUDA operators that take workspace of a size that no source gives -> what is done about it."""
 
 
-def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """Returns the workspace that cuBLAS keeps for each thread and stream, from its first product on.
-
-    Args:
-        capability: Compute capability of the card.
-
-    Returns:
-        Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
-
-    Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
-    """
-    return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
-
-
 def workspaces(
     operator: str, args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]
 ) -> tuple[InnerBytes, ...]:

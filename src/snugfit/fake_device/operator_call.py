@@ -16,7 +16,7 @@ import torch
 _LIST, _TUPLE = "list", "tuple"
 _AS_THEY_ARE = (int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _ANY_NUMBER = 0.5
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """Elements: where a view begins inside its storage matters to kernels only as far as its alignment goes."""
 _BY_VALUE = ("upsample", "interpolate", "arange", "linspace", "logspace", "range", "grid")
 
@@ -164,7 +164,7 @@ def _described(value: Any, storages: dict[tuple[int, int], int], by_value: bool)
         # Two views that begin at different places never count as one storage: here they could overlap.
         place = (value.untyped_storage()._cdata, int(value.storage_offset()))
         storage = storages.setdefault(place, len(storages))
-        offset = int(value.storage_offset()) % _ALIGNMENT
+        offset = int(value.storage_offset()) % ALIGNMENT
         return Layout(tuple(value.shape), value.stride(), offset, value.dtype, storage)
     if isinstance(value, float):
         plain = by_value or value.is_integer() or not math.isfinite(value)

@@ -9,6 +9,7 @@ else is fake and has no values.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from snugfit.fake_device import (
 from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
-from snugfit.fake_device.dispatch_plan import Plan
+from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
@@ -38,6 +39,7 @@ from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor
+from snugfit.recording.generations import CUBLAS, Capability, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
 
 REAL_ELEMENTS = 1024
@@ -77,7 +79,7 @@ _NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.
 """Operators that make zero of what is nowhere true."""
 _is_all_true = _aten._is_all_true.default
 _KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _is_all_true})
-_plans: dict[Any, dict[Any, Plan]] = {}
+_plans: dict[Any, dict[Any, OperatorPlans]] = {}
 _holds_more: dict[Any, bool] = {}
 _bodies: dict[Any, Callable[..., Any] | None] = {}
 
@@ -98,8 +100,10 @@ class Recorder(DirectMode):
         """Number of the training step, for the marks of phases."""
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
+        self.card = CardQuestions(personality.capability)
+        """Answers about the card; knows on which generations the recording is the same."""
         self.modules = ModulePath()
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, OperatorPlans] = {}
         self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
@@ -124,10 +128,9 @@ class Recorder(DirectMode):
     def __enter__(self) -> Recorder:
         """Starts to record."""
         backend = accelerator.backend
-        self._before = (backend.observer, backend.memory, backend.capability, backend.current)
+        self._before = (backend.observer, backend.memory, backend.of_card, backend.current)
         backend.observer = self._on_backend
-        backend.memory = lambda: (self._ledger.allocated_bytes, self._ledger.peak_bytes)
-        backend.capability = self.personality.capability
+        backend.memory, backend.of_card = self._memory, self.card.ask
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:
             self._plans = _plans.setdefault(self.personality, {})
@@ -146,7 +149,7 @@ class Recorder(DirectMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._entered.close()
         backend = accelerator.backend
-        backend.observer, backend.memory, backend.capability, backend.current = self._before
+        backend.observer, backend.memory, backend.of_card, backend.current = self._before
 
     @contextmanager
     def _also_inside(self) -> Iterator[None]:
@@ -246,7 +249,7 @@ class Recorder(DirectMode):
     ) -> Any:
         """Runs one operator on fake tensors and records it."""
         if func is _device:
-            return args[0].device
+            return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
         if func is _add and private_torch.summed_in_place(args):
@@ -255,14 +258,17 @@ class Recorder(DirectMode):
         module = self._where()
         if self._captured.unused:
             self._take_captured(args, kwargs, module)
-        found = dispatch_plan.key_of(func, args, kwargs)
+        known = self._plans.get(func)
+        if known is None:
+            known = self._plans[func] = OperatorPlans(func, knows=func in _KNOWING)
+        found = known.key(args, kwargs)
         if found is not None:
-            plan = self._plans.get(found[0])
+            plan = known.plans.get(found[0])
             if plan is not None:
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
                     self._note(plan, fresh, module)
-                    if func in _KNOWING:
+                    if known.knows:
                         self._know(func, args, found[1], fresh)
                 follow(func, args, kwargs, found[1], result)
                 return result
@@ -299,7 +305,7 @@ class Recorder(DirectMode):
             return False
         if found is None:
             return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
-        key = (self.personality.kind, found[0])
+        key = (self.personality.kind, func, found[0])
         known = _holds_more.get(key)
         if known is None:
             known = _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
@@ -338,8 +344,10 @@ class Recorder(DirectMode):
             if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
                 args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
             try:
-                with self._mode:
-                    result = func(*args, **kwargs)
+                result = private_torch.viewed(self._factory, func, args, kwargs)
+                if result is None:
+                    with self._mode:
+                        result = func(*args, **kwargs)
             except Exception as error:
                 problem = fake_failure.explain(error, str(func), module)
                 if problem is not None:
@@ -371,7 +379,7 @@ class Recorder(DirectMode):
         if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
-                self._plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+                self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
         if func in _KNOWING:
             self._know(func, args, tensors, fresh)
@@ -426,12 +434,15 @@ class Recorder(DirectMode):
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
         cost = cost_of(func, args, kwargs, result, written)
-        inner = cpu_operators.NOTHING
+        inner, differs = cpu_operators.NOTHING, tuple[Capability, ...]()
         if self._operators is not None and cost.kernels and ask:  # the machine's own values would give another size
             inner = self._operators.ask(func, args, kwargs, fresh, cost)
         elif self._cuda and not on_host:
-            spaces = kernels.workspaces(str(func), args, kwargs, self.personality.capability)
-            inner = inner._replace(spaces=spaces)
+
+            def spaces(capability: Capability) -> Any:
+                return kernels.workspaces(str(func), args, kwargs, capability)
+
+            inner, differs = inner._replace(spaces=spaces(self.card.own)), self.card.differing(spaces)
         plan = Plan(
             name=str(func),
             outputs=(),
@@ -441,6 +452,7 @@ class Recorder(DirectMode):
             order=inner.order,
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
+            differs=differs,
         )
         return plan, inner.corrected
 
@@ -502,6 +514,8 @@ class Recorder(DirectMode):
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
+        if plan.differs:
+            self.card.leave_out(plan.differs)
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
         seen = 0
@@ -516,9 +530,9 @@ class Recorder(DirectMode):
         if not cost.kernels:
             return
         dtype = cost.dtype
-        if self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
+        if cost.flops and self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
             dtype = "tf32"
-        after = tuple(self._waits.pop(stream, ()))
+        after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         self._last_run[stream] = self._builder.run(
             OperatorRun(
                 name,
@@ -534,8 +548,9 @@ class Recorder(DirectMode):
                 cost.product,
                 after,
                 plan.blocking,
-                convolution=cost.convolution,
-                again_bytes=cost.again_bytes,
+                len(self._builder),
+                cost.convolution,
+                cost.again_bytes,
             )
         )
 
@@ -567,11 +582,14 @@ class Recorder(DirectMode):
         key = (private_torch.current_node() is not None, self._stream)
         if key not in self._library_workspaces:
             self._library_workspaces.add(key)
-            size = kernels.cublas_workspace_bytes(self.personality.capability)
-            self._builder.alloc(
-                size, category="temporaries", operator="cublas workspace", phase=phase, stream=self._stream
-            )
+            size = cublas_workspace_bytes(self.card.own)
+            self._builder.alloc(size, category="temporaries", operator=CUBLAS, phase=phase, stream=self._stream)
             self._ledger.grow(size)
+
+    def _memory(self) -> tuple[int, int]:
+        """What a script is told of allocated memory, in which the workspace of cuBLAS has its size on this card."""
+        self.card.leave_out()
+        return self._ledger.allocated_bytes, self._ledger.peak_bytes
 
     # -- gradients, optimizers, streams
 
@@ -639,11 +657,15 @@ def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the arguments that an operator writes to."""
-    found: list[Any] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
-    return tensors_in(found)
+    places = _places_written(func)
+    return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
+
+
+@functools.cache
+def _places_written(func: Any) -> list[tuple[int, str]]:
+    """Positions and names of the arguments that an operator writes to."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:

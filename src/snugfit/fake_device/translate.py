@@ -80,11 +80,14 @@ class _CudaMeansSim(TorchFunctionMode):
             return args[0].device.type == DEVICE_TYPE
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
-        if any(isinstance(a, str | torch.device) for a in args):
-            args = tuple(device_of(a) for a in args)
+        for argument in args:
+            if isinstance(argument, _DEVICE_LIKE):
+                args = tuple(map(device_of, args))
+                break
         return func(*args, **kwargs)
 
 
+_DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 

@@ -242,7 +242,7 @@ class Laboratory:
         """
         if recipe not in self.probes:
             assert self._pool is not None
-            found = self._pool.call(probe, self.subject, recipe, self.place)
+            found = self._pool.call(probe, self.subject, recipe, self.place, doing=self._doing(recipe))
             self.probes[recipe] = found
             self.operators += found.operators
         return self.probes[recipe]
@@ -257,9 +257,13 @@ class Laboratory:
         assert self._pool is not None
         return self._pool.call(function, *arguments)
 
+    def _doing(self, recipe: Recipe) -> str:
+        changed = ", ".join(f"{name}={value}" for name, value in recipe.to_mapping(defaults=False).items())
+        return f"a training step of {self.subject.title} by the recipe {changed or 'plain'}"
+
     def _try(self, recipe: Recipe) -> Probe | Refusal:
         assert self._pool is not None
         try:
-            return self._pool.call(probe, self.subject, recipe, self.place)
+            return self._pool.call(probe, self.subject, recipe, self.place, doing=self._doing(recipe))
         except (InputError, CannotSimulateError) as error:
             return Refusal(reason=" ".join(str(error).split()), fields=getattr(error, "fields", ()))

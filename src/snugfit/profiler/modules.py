@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.measure.module_path import ModulePath
+from snugfit.techniques.blocks import find_blocks
 
 
 class SeenModules(ModulePath):
@@ -18,6 +19,8 @@ class SeenModules(ModulePath):
         super().__init__()
         self.roots: list[weakref.ref[torch.nn.Module]] = []
         """Modules with parameters that were called from outside of all modules, in order of their first call."""
+        self.block_names: list[str] = []
+        """Repeated blocks of those models."""
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -30,6 +33,7 @@ class SeenModules(ModulePath):
             return
         prefix = type(model).__name__ if any(ref() is not None for ref in self.roots) else ""
         self.roots.append(weakref.ref(model))
+        self.block_names += [".".join(filter(None, (prefix, name))) for name in find_blocks(model)]
         for name, module in model.named_modules():
             path = ".".join(filter(None, (prefix, name)))
             key = id(module)

@@ -111,7 +111,7 @@ def profile_script(
     on_cuda = recorder.device_index is not None
     config = AllocatorConfig() if on_cuda else TensorBytes()
     played = replay(trace, config)
-    found = anatomy(trace, config, played=played)
+    found = anatomy(trace, config, played=played, blocks=recorder.block_names)
     event = played.peak_event
     inside = trace.workspaces[trace.subjects[event]].nbytes if event >= 0 and trace.kinds[event] == WORKSPACE else 0
     truth = peaks["allocated"] or recorder.true_peak_bytes

@@ -122,6 +122,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether watching ended at the limit of events."""
         self._steps, self._on_model, self._on_enough = steps, on_model, on_enough
         self._modules = SeenModules()
+        self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
         self._ledger = ProfileLedger(self._builder)
         self._truth: CpuTruth | CudaTruth = CpuTruth()

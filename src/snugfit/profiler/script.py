@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class EnoughSeen(BaseException):
 
 
 def check_script(script: str) -> Path:
-    """Returns a script's path.
+    """Returns a script's path; what Python cannot read as a program is refused before anything runs.
 
     Args:
         script: As typed.
@@ -25,13 +26,23 @@ def check_script(script: str) -> Path:
         The path.
 
     Raises:
-        InputError: There is no such file.
+        InputError: There is no such file, or it is no Python.
     """
-    path = Path(script)
-    if path.is_file():
-        return path
-    what = "is a folder" if path.is_dir() else "does not exist"
-    raise InputError(f"script {script!r} {what}. Give the path of a Python file, then its own arguments.")
+    path, todo = Path(script), "Give the path of a Python file, then its own arguments."
+    if not script.strip() or not path.is_file():
+        what = "names no file" if not script.strip() else "is a folder" if path.is_dir() else "does not exist"
+        raise InputError(f"script {script!r} {what}. {todo}")
+    try:
+        if path.suffix != ".pyc" and not zipfile.is_zipfile(path):  # which Python runs as well
+            compile(path.read_bytes(), script, "exec", dont_inherit=True)
+    except OSError as error:
+        raise InputError(f"script {script!r} cannot be read: {error.strerror or error}. {todo}") from error
+    except (SyntaxError, ValueError) as error:  # a ValueError for null bytes, until Python 3.12
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InputError(
+            f"script {script!r}{line} is no Python: {getattr(error, 'msg', None) or error}. Mend it; nothing was run."
+        ) from error
+    return path
 
 
 def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[], None]) -> int:

@@ -61,7 +61,7 @@ class Anatomy:
     largest: tuple[LiveTensor, ...]
     """The largest tensors, largest first."""
     blocks: tuple[BlockShare, ...]
-    """The blocks of the model by name, numbers counted as numbers, what is outside of the model first."""
+    """The repeated blocks of the model, and its parts beside them, by name; what is outside of the model first."""
     rounding_bytes: int
     """How much of the peak is rounding up."""
     experts_bytes: dict[str, int]
@@ -87,24 +87,23 @@ class Timeline:
         return tuple(map(sum, zip(*self.bytes_by_category.values(), strict=True)))
 
 
-def block_of(module: str) -> str:
-    """Returns the block of the model that a module belongs to.
-
-    Models repeat numbered blocks (`encoder.layers.3`, `layer1`, `h.11`), so a path is cut after its first part that
-    ends in a digit; a path without one is cut after its first part.
+def block_of(module: str, blocks: Collection[str]) -> str:
+    """Returns the block of the model that a module lies in, or the part of the model beside them.
 
     Args:
         module: Dotted path of a module.
+        blocks: Paths of the repeated blocks, those that checkpointing counts.
 
     Returns:
-        A prefix of the path, or `OUTSIDE` for an empty one.
+        The block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
     """
     if not module:
         return OUTSIDE
     parts = module.split(".")
-    for i, part in enumerate(parts):
-        if part[-1:].isdigit():
-            return ".".join(parts[: i + 1])
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if name in blocks:
+            return name
     return parts[0]
 
 
@@ -121,6 +120,7 @@ def anatomy(
     largest: int = 10,
     played: Replay | None = None,
     experts: Collection[str] = (),
+    blocks: Collection[str] = (),
 ) -> Anatomy:
     """Returns what lives at the allocated peak of an unlimited replay.
 
@@ -130,6 +130,7 @@ def anatomy(
         largest: How many of the largest tensors to name.
         played: An unlimited replay of the same trace and options, where there is one already.
         experts: Dotted paths of the modules that hold experts.
+        blocks: Dotted paths of the repeated blocks.
 
     Returns:
         The anatomy; all zero for a trace without allocations.
@@ -155,13 +156,14 @@ def anatomy(
             )
         )  # fmt: skip
     by_category = dict.fromkeys(CATEGORIES, 0)
+    names = frozenset(blocks)
     by_block: dict[str, dict[str, int]] = {}
     of_experts: dict[str, int] = {}
     for tensor in tensors:
         by_category[tensor.category] += tensor.size_bytes
         if inside(tensor.module, experts):
             of_experts[tensor.category] = of_experts.get(tensor.category, 0) + tensor.size_bytes
-        share = by_block.setdefault(block_of(tensor.module), {})
+        share = by_block.setdefault(block_of(tensor.module, names), {})
         share[tensor.category] = share.get(tensor.category, 0) + tensor.size_bytes
     assert sum(by_category.values()) == played.peak_allocated_bytes
     return Anatomy(

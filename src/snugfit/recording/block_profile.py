@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from snugfit.devices import Device
 from snugfit.recording.anatomy import OUTSIDE, Anatomy, block_of
@@ -29,7 +29,7 @@ class BlockProfile:
 
 
 def block_profiles(
-    trace: Trace, anatomy: Anatomy, weight_bytes: Mapping[str, int], device: Device | None
+    trace: Trace, anatomy: Anatomy, weight_bytes: Mapping[str, int], device: Device | None, blocks: Collection[str]
 ) -> tuple[BlockProfile, ...]:
     """Returns the profile of every block, in the order of the model.
 
@@ -38,20 +38,23 @@ def block_profiles(
         anatomy: What lives at its peak.
         weight_bytes: Module that owns parameters -> their bytes.
         device: The card, or None.
+        blocks: Paths of the repeated blocks.
 
     Returns:
         One profile for each block, what is outside of the model first.
     """
     held = {share.name: share.bytes_by_category for share in anatomy.blocks}
+    repeated = frozenset(blocks)
     weights: dict[str, int] = {}
     for module, size in weight_bytes.items():
-        weights[block_of(module)] = weights.get(block_of(module), 0) + size
+        name = block_of(module, repeated)
+        weights[name] = weights.get(name, 0) + size
     flops: dict[str, int] = {}
     seconds: dict[str, float | None] = {}
     timed = device is not None and not device.bytes_only
     for index in runs_of_step(trace):
         run = trace.runs[index]
-        name = block_of(run.module)
+        name = block_of(run.module, repeated)
         flops[name] = flops.get(name, 0) + run.flops
         if timed and device is not None and run.device == "device":
             one, sum_so_far = run_seconds(run, device), seconds.get(name, 0.0)

@@ -13,7 +13,9 @@ loading is not seen. It is meant to order recipes and to tell host-bound from ca
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import operator
 from collections.abc import Iterator
 
 from snugfit.devices import Device
@@ -127,14 +129,16 @@ def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
     """
     first, last = _step_events(trace, step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}
-    for index, run in enumerate(trace.runs):
-        if not first <= run.at <= last:
-            continue
+    begin = bisect.bisect_left(trace.runs, first, key=_at)
+    for index in range(begin, bisect.bisect_right(trace.runs, last, lo=begin, key=_at)):
         yield index
         repeat = repeats.get(index + 1)
         if repeat is not None:
             for _ in range(repeat.times):
                 yield from range(repeat.first_run, repeat.last_run)
+
+
+_at = operator.attrgetter("at")
 
 
 def _step_events(trace: Trace, step: int | None) -> tuple[int, int]:

@@ -18,6 +18,8 @@ that save operations (Winograd, FFT).
 
 from __future__ import annotations
 
+import functools
+
 from snugfit.devices import Device
 from snugfit.recording.trace import Convolution, OperatorRun
 
@@ -47,6 +49,7 @@ HOST_MEMORY_BANDWIDTH = 51.2e9
 _HALVES = ("float16", "bfloat16")
 
 
+@functools.lru_cache(maxsize=2**14)
 def product_share(product: tuple[int, int, int, int], sm_count: int) -> float:
     """Returns the share of what large products reach that a matrix product reaches, given whole tiles and whole waves.
 

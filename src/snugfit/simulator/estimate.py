@@ -17,6 +17,7 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fidelity import contradictions
 from snugfit.recipe import Recipe
+from snugfit.recording.generations import GENERATIONS, generation_of
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 DeviceArgument = str | Device | None
 MOST_STEPS = 1000
 """Calls of a hand-written step that are recorded at most; each takes as long as the first."""
-_REFERENCE = (8, 0)
-"""Compute capability that stands for a card where none is named."""
 
 
 def estimate(
@@ -112,15 +111,25 @@ def estimate(
         if step is not None:
             on_host = lives_on_host(batch)
             return workers.call(
-                request.record_step, step, model, optimizer, shapes, kind, settings, on_host=on_host, steps=steps
+                request.record_step,
+                step,
+                model,
+                optimizer,
+                shapes,
+                kind,
+                settings,
+                on_host=on_host,
+                steps=steps,
+                doing=doing,
             )
         arguments = {
             **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
             "loss_weight": loss_weight,
         }  # fmt: skip
-        return workers.call(request.record_given, model, shapes, simulated, kind, arguments)
+        return workers.call(request.record_given, model, shapes, simulated, kind, arguments, doing=doing)
 
     title = getattr(model, "__name__", None) or type(model).__name__
+    doing = _doing(title)
     return _estimated(record, cards, None if step is not None else recipe or Recipe(), title)
 
 
@@ -159,10 +168,12 @@ def estimate_named(
 
     def record(kind: Kind) -> Recorded:
         if pool is None and "torch" not in sys.modules:
-            return _without_torch(request.record_named, *arguments, kind, settings)
+            return _without_torch(doing, request.record_named, *arguments, kind, settings)
         from snugfit.workers.pool import shared_pool
 
-        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings)
+        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings, doing=doing)
+
+    doing = _doing(named.spec)
 
     try:
         return _estimated(record, cards, recipe, named.spec)
@@ -248,7 +259,10 @@ def _estimated(
     record: Callable[[Kind], Recorded], cards: tuple[Device, ...], recipe: Recipe | None, title: str
 ) -> Estimate:
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
-    recorded = {kind: record(kind) for kind in dict.fromkeys(sorted(kinds, key=lambda kind: kind[1] != _REFERENCE))}
+    recorded: dict[Kind, Recorded] = {}
+    for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[1] != GENERATIONS[0]):
+        like = next((one for one in recorded.values() if kind[1] in one.same_on), None)
+        recorded[kind] = record(kind) if like is None else like.on(kind[1])
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warnings.warn(message, SnugfitWarning, stacklevel=3)
     return assemble(
@@ -262,17 +276,22 @@ def _estimated(
 def _kind(card: Device, *, alone: bool) -> Kind:
     """The kind of device that a card's run is recorded on; a table of cards is recorded once a generation."""
     if card.name == "cpu":
-        return "cpu", _REFERENCE
-    capability = card.compute_capability or _REFERENCE
+        return "cpu", GENERATIONS[0]
+    capability = card.compute_capability or GENERATIONS[0]
     if alone:
         return "cuda", capability
-    return "cuda", (7, 5) if capability < (8, 0) else _REFERENCE if capability < (9, 0) else (9, 0)
+    return "cuda", generation_of(capability)
 
 
 _plain_worker: list[Any] = []
 
 
-def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Recorded:
+def _doing(title: str) -> str:
+    """What a recording is for, in the message of a worker that dies."""
+    return f"a training step of {title}"
+
+
+def _without_torch(doing: str, function: Callable[..., Recorded], *arguments: Any) -> Recorded:
     """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
     import pickle
 
@@ -280,7 +299,7 @@ def _without_torch(function: Callable[..., Recorded], *arguments: Any) -> Record
 
     if not _plain_worker:
         _plain_worker.append(Worker())
-    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0)
+    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0, doing)
     return answer
 
 

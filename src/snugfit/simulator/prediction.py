@@ -198,7 +198,9 @@ def assemble(
     config = TensorBytes() if on_cpu else None
     trace = headline.trace
     played = replays.replay(trace, config)
-    inside = anatomy(trace, config, largest=LARGEST, played=played, experts=headline.expert_modules)
+    inside = anatomy(
+        trace, config, largest=LARGEST, played=played, experts=headline.expert_modules, blocks=headline.block_names
+    )
     context = only.context_bytes if only is not None and not on_cpu else None
     reserved = None if on_cpu else played.peak_reserved_bytes
     timings = {id(card): _timings(recorded, card) for card, recorded in rows}
@@ -230,7 +232,7 @@ def assemble(
         processor=headline.processor,
         devices=_fits(rows, timings, config, {id(headline): played}),
         largest=inside.largest,
-        blocks=block_profiles(trace, inside, headline.weight_bytes, only),
+        blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
         steps=headline.steps,
         trace=trace,

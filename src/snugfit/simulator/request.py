@@ -19,6 +19,7 @@ from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
+from snugfit.recording.generations import Capability, on_generation
 from snugfit.recording.trace import Trace
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import loaded
@@ -74,6 +75,8 @@ class Recorded:
     """The torch whose operators were recorded."""
     processor: str | None
     """The processor on which a CPU run was asked what operators take; None for a card."""
+    same_on: tuple[Capability, ...]
+    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
     workload: Workload | None
     """What is learned, with the traits of the model; None for a hand-written step."""
     batch_shape: str
@@ -87,12 +90,21 @@ class Recorded:
     expert_modules: tuple[str, ...] = ()
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
-    """Repeated blocks of the model, in its order; none for a hand-written step."""
+    """Repeated blocks of the model, in its order."""
     steps: int | None = None
     """Calls of a hand-written step that were recorded; None for training by a recipe."""
 
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
+
+    def on(self, capability: Capability) -> Recorded:
+        """Returns the recording on another generation of cards, one of `same_on`.
+
+        Args:
+            capability: The generation.
+        """
+        trace = on_generation(self.trace, capability)
+        return self if trace is self.trace else dataclasses.replace(self, trace=trace)
 
     @property
     def steady_steps(self) -> range:
@@ -308,6 +320,7 @@ def record_step(
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_step
+    from snugfit.techniques.blocks import find_blocks
     from snugfit.training.phases import phase
     from snugfit.workers import skeleton
 
@@ -332,6 +345,7 @@ def record_step(
             turn += 1
         step(model, optimizer, given)
 
+    block_names = tuple(find_blocks(model))
     weights, parameters = _weights(model)
     calls = steps or max(STEPS, len(batches) + 1)
 
@@ -349,7 +363,7 @@ def record_step(
         )
 
     recorded = _recorded(run, model, None, batches, weights, parameters, kind)
-    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls)
+    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls, block_names=block_names)
 
 
 def _module(model: Any) -> torch.nn.Module:
@@ -451,6 +465,7 @@ def _recorded(
         warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         torch_version=str(recording.torch_version),  # torch has a class of its own for it
         processor=recording.processor,
+        same_on=recording.same_on,
         workload=workload,
         batch_shape=_shape(batches),
         batches=len(batches),

@@ -17,6 +17,7 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
+from snugfit.recording.generations import Capability
 from snugfit.recording.trace import Trace
 from snugfit.workers.pool import Pool, shared_pool
 
@@ -41,6 +42,9 @@ class Recording:
 
     processor: str | None = None
     """The processor on which a CPU run was asked what operators take; None for a card."""
+
+    same_on: tuple[Capability, ...] = ()
+    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
 
 
 def record(
@@ -108,6 +112,7 @@ def record(
         answered=tuple(sorted(recorder.answered)),
         torch_version=torch.__version__,
         processor=recorder.processor,
+        same_on=recorder.card.same,
     )
 
 

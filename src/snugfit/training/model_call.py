@@ -55,9 +55,9 @@ def _called(model: nn.Module, args: Any, keywords: Mapping[str, Any]) -> Any:
         problem = _not_bound(model.forward, args, keywords)
         if problem is None:
             raise
-        given = f"items {', '.join(map(str, keywords))} of the dict batch" if keywords or not args else "the batch"
+        given = f"the items {', '.join(map(str, keywords))} of the dict batch" if keywords or not args else "the batch"
         raise InputError(
-            f"the model gets the {given}, but its forward does not take them ({problem}). Say how a batch reaches the "
+            f"the model gets {given}, but its forward does not take them ({problem}). Say how a batch reaches the "
             "model: forward=lambda model, batch: model(batch['x']), for example."
         ) from error
 

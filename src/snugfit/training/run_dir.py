@@ -35,6 +35,7 @@ from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
 from snugfit.training.run_results import CHECKPOINTS, remove_results, taken_in
+from snugfit.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from snugfit.training.checkpoint import CheckpointStore
@@ -249,7 +250,12 @@ class RunDirectory:
     def read_plan(self) -> str | None:
         """Returns the text of `plan.json`, None where the run was not planned."""
         path = self.path / PLAN
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        try:
+            return path.read_text(encoding="utf-8") if path.exists() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"{path} cannot be read ({error}). Remove it, and the run goes on without a plan."
+            ) from error
 
     def read_workload(self) -> dict[str, Any]:
         """Returns the plain data that `create` was given.
@@ -257,16 +263,7 @@ class RunDirectory:
         Raises:
             InputError: The file was altered and is no longer YAML.
         """
-        path = self.path / WORKLOAD
-        try:
-            given = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(given, dict):
-            raise InputError(f"{path} must hold `field: value` lines.")
-        return given
+        return read_yaml(self.path / WORKLOAD, "run file", example="data: digits")
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends one row to the metrics.
@@ -341,8 +338,12 @@ class RunDirectory:
             return None
         try:
             summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}). Remove it, and the run ends anew.") from error
+            if not isinstance(summary["steps"], int) or not isinstance(summary.get("steps_per_epoch", 1), int):
+                raise TypeError("steps is no whole number")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{path} cannot be read, as it was altered ({type(error).__name__}: {error}). Remove it; the run ends anew."
+            ) from error
         return summary
 
     def close(self) -> None:

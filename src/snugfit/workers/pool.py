@@ -16,9 +16,12 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.workers import wire
+from snugfit.workers.worker_end import LastWords
 
 T = TypeVar("T")
 START_TIMEOUT_SECONDS = 120.0
+DOING = "a simulation"
+"""What a request is for, where nobody says."""
 
 
 def _folder() -> str | None:
@@ -45,25 +48,33 @@ class Worker:
 
     def __init__(self) -> None:
         """Starts the process; it loads torch while the caller goes on."""
+        self._last_words = LastWords()
+        report = self._last_words.report_file
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "snugfit.workers.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "snugfit.workers.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if report is None else (report,),
         )
         self._stdin = cast(BinaryIO, self._process.stdin)
         self._stdout = cast(BinaryIO, self._process.stdout)
+        self._last_words.read(cast(BinaryIO, self._process.stderr))
         self._ready = False
-        wire.send(self._stdin, pickle.dumps({"path": list(sys.path)}))
+        wire.send(self._stdin, pickle.dumps({"path": list(sys.path), "report": report}))
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def call(self, request: bytes, timeout_seconds: float) -> Any:
+    def call(self, request: bytes, timeout_seconds: float, doing: str = DOING) -> Any:
         """Sends a request and waits for its answer.
 
         Args:
             request: A function and its arguments, from `skeleton.dumps`.
             timeout_seconds: How long it may take.
+            doing: What it is for, for the message of a worker that dies.
 
         Returns:
             What the function returned.
@@ -83,13 +94,22 @@ class Worker:
         timer.start()
         try:
             if not self._ready:
-                self._receive(timed_out, timeout_seconds)
+                self._receive()
                 self._ready = True
-            try:
-                wire.send(self._stdin, pickle.dumps((list(sys.path), _folder(), request)))
-            except OSError:
-                self._died(timed_out, timeout_seconds)
-            kind, value = self._receive(timed_out, timeout_seconds)
+            self._last_words.forget()
+            wire.send(self._stdin, pickle.dumps((list(sys.path), _folder(), request)))
+            kind, value = self._receive()
+        except OSError:
+            code = self._process.wait()
+            if timed_out.is_set():
+                raise CannotSimulateError(
+                    f"{doing} took longer than {timeout_seconds:g} s in the simulation and was stopped. "
+                    "Allow more time, or simulate a smaller model or fewer microbatches."
+                ) from None
+            raise CannotSimulateError(self._last_words.of(code, doing)) from None
+        except KeyboardInterrupt:
+            self.close()  # it would go on, and its answer would be taken for that of the next request
+            raise
         finally:
             timer.cancel()
         if kind == "error":
@@ -98,24 +118,11 @@ class Worker:
             raise _UnknownModuleError(*value)
         return value
 
-    def _receive(self, timed_out: threading.Event, timeout_seconds: float) -> Any:
+    def _receive(self) -> Any:
         answer = wire.receive(self._stdout)
         if answer is None:
-            self._died(timed_out, timeout_seconds)
-        assert answer is not None
+            raise BrokenPipeError
         return pickle.loads(answer)
-
-    def _died(self, timed_out: threading.Event, timeout_seconds: float) -> None:
-        code = self._process.wait()
-        if timed_out.is_set():
-            raise CannotSimulateError(
-                f"the simulation took longer than {timeout_seconds:g} s and was stopped. "
-                "Allow more time, or simulate a smaller model or fewer microbatches."
-            )
-        raise CannotSimulateError(
-            f"the simulation's process ended with status {code}; what it printed last says why "
-            "(out of host memory, or a crash in an extension)."
-        )
 
     def close(self) -> None:
         """Ends the process."""
@@ -124,6 +131,7 @@ class Worker:
         for stream in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
                 stream.close()
+        self._last_words.close()
 
 
 class Pool:
@@ -156,13 +164,21 @@ class Pool:
         for worker in free:
             self._idle.put(worker if worker is not None and worker.alive else self._new())
 
-    def call(self, function: Callable[..., T], *args: Any, timeout_seconds: float = 600.0, **kwargs: Any) -> T:
+    def call(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        timeout_seconds: float = 600.0,
+        doing: str = DOING,
+        **kwargs: Any,
+    ) -> T:
         """Runs a function in a worker; tensors in its arguments travel without values.
 
         Args:
             function: What to run; anything that can be pickled, lambdas and closures included.
             *args: Its arguments.
             timeout_seconds: How long it may take.
+            doing: What it is for ("a training step of vit_l_16"), for the message of a worker that dies.
             **kwargs: Its keyword arguments.
 
         Returns:
@@ -176,7 +192,7 @@ class Pool:
         by_value: list[Any] = []
         while True:
             try:
-                result: T = self._call(_request((function, args, kwargs), by_value), timeout_seconds)
+                result: T = self._call(_request((function, args, kwargs), by_value), timeout_seconds, doing)
                 return result
             except _UnknownModuleError as error:
                 # A module that was loaded from a file by hand, say: its code travels with the request instead.
@@ -185,12 +201,12 @@ class Pool:
                     raise
                 by_value.append(module)
 
-    def _call(self, request: bytes, timeout_seconds: float) -> Any:
+    def _call(self, request: bytes, timeout_seconds: float, doing: str) -> Any:
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive:
                 worker = self._new()
-            return worker.call(request, timeout_seconds)
+            return worker.call(request, timeout_seconds, doing)
         finally:
             self._idle.put(worker)
 

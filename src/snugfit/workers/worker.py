@@ -8,10 +8,12 @@ standard error.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
 import pickle
+import signal
 import sys
 import traceback
 from typing import Any
@@ -37,7 +39,11 @@ def _serve() -> None:
     hello = wire.receive(requests)
     if hello is None:
         return
-    sys.path[:] = pickle.loads(hello)["path"]
+    begin = pickle.loads(hello)
+    sys.path[:] = begin["path"]
+    if begin["report"] is not None:  # where a crash says which line was running
+        faulthandler.enable(begin["report"], all_threads=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asking process's, which ends this one
 
     gc.disable()  # imports make many objects and drop none; looking through them again and again takes a second
     import torch
@@ -78,7 +84,7 @@ def _answer(message: bytes, loads: Any) -> bytes:
         return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
     except SnugfitError as error:
         return pickle.dumps(("error", wire.error_to_plain(error)))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return pickle.dumps(("error", wire.error_to_plain(_in_words(error))))
 
 
@@ -87,7 +93,7 @@ def _called(request: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _in_words(error: Exception) -> InputError:
+def _in_words(error: BaseException) -> InputError:
     """An error of the user's code, or of torch about it, outside of a step: what it said, and where."""
     from pathlib import Path
 

@@ -164,7 +164,12 @@ def _task_and_config(
             f"model argument {unknown[0]!r} is no field of the config of hf:{name}; {did_you_mean(unknown[0], known)}"
         )
     for key, value in wanted.items():
-        setattr(config, key, value)
+        try:
+            setattr(config, key, value)
+        except Exception as error:  # configs judge their fields
+            raise InputError(
+                f"model argument {key}={value!r} is not taken by the config of hf:{name}: {describe(error, None)}."
+            ) from error
     config.use_cache = False
     if HUB_TASKS[task].labels == "class":
         config.problem_type = "single_label_classification"  # as the task has it, whatever the labels look like
@@ -202,6 +207,10 @@ def load_config(name: str) -> Any:
     Raises:
         InputError: There is none, or it is not understood.
     """
+    if not name:
+        raise InputError(
+            "model 'hf:' names nothing. Write hf:DIRECTORY, hf:path/config.json or a kind such as hf:llama."
+        )
     path = Path(name).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
@@ -215,7 +224,7 @@ def load_config(name: str) -> Any:
         raise InputError(
             f"model 'hf:{name}' is neither a directory with a config.json, nor such a file, nor in the local cache, nor a "
             f"kind of model; {nearest(name, list(_kinds()))}"
-            "Nothing is downloaded unless asked for: add --download to `snugfit train`, or give the path of its config.json."
+            "nothing is downloaded unless asked for: add --download to `snugfit train`, or give the path of its config.json."
         )
     return _read_config(directory / "config.json")
 
@@ -233,10 +242,16 @@ def _config_of_kind(kind: str) -> Any:
 def _read_config(file: Path) -> Any:
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"config {str(file)!r} cannot be read as JSON: {' '.join(str(error).split())}.") from error
-    if not isinstance(given, dict) or "model_type" not in given:
-        raise InputError(f"config {str(file)!r} has no model_type, so it is no config of transformers.")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"config {str(file)!r} cannot be read as JSON: {' '.join(str(error).split())}. Give the config.json that "
+            "belongs to the model."
+        ) from error
+    if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+        raise InputError(
+            f"config {str(file)!r} says no model_type, so it is no config of transformers. Give one that says it, such as "
+            '"model_type": "llama".'
+        )
     transformers = _transformers()
     kind = given.pop("model_type")
     try:
@@ -248,7 +263,7 @@ def _read_config(file: Path) -> Any:
             "a newer transformers may."
         ) from error
     except Exception as error:
-        raise InputError(f"config {str(file)!r} is not understood: {describe(error, None)}.") from error
+        raise InputError(f"config {str(file)!r} is not understood: {describe(error, None).rstrip('.')}.") from error
 
 
 def _transformers() -> ModuleType:

@@ -100,7 +100,9 @@ class HubBatch:
         for option, needs in given.items():
             used = needs in batch and (option != "frames" or batch[needs].dim() == 5)
             if getattr(self, option) is not None and not used:
-                raise InputError(f"--{option.replace('_', '-')} has no meaning for {self.task.name} of this model.")
+                raise InputError(
+                    f"--{option.replace('_', '-')} has no meaning for {self.task.name} of this model. Leave it out."
+                )
         if self.seq_len is not None and not any(name in batch for name in ("input_ids", "inputs", "labels")):
             raise InputError(f"--seq-len has no meaning for {self.task.name} of this model; give --image-size.")
         if self.seq_len is not None and self.task.labels in ("class", "pixels", "boxes") and "pixel_values" in batch:

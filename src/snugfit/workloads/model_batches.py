@@ -20,6 +20,9 @@ TEXT_TASKS = (CAUSAL_LM, TEXT_CLASSIFICATION)
 READ = (IMAGE_CLASSIFICATION, *TEXT_TASKS)
 """Tasks whose data `snugfit train` reads."""
 
+MOST_NUMBERS = 2**48
+"""Pixels or tokens of a batch; with channels and bytes, more would not fit the integers that count them."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
@@ -113,6 +116,10 @@ def batch_for(
         InputError: The shape is missing, or does not fit the task.
     """
     chosen = task_named(task)
+    given = {"--batch-size": batch_size, "--image-size": image_size, "--seq-len": seq_len, "--frames": frames}
+    if batch_size * (image_size or 1) ** 2 * (seq_len or 1) * (frames or 1) > MOST_NUMBERS:
+        sizes = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        raise InputError(f"{sizes}: such a batch has more numbers than any machine holds. Give smaller ones.")
     if spec.startswith("hf:"):
         made = HubBatch(
             model, task, batch_size=batch_size, image_size=image_size, seq_len=seq_len, frames=frames, form=form,
@@ -134,7 +141,7 @@ def batch_for(
             raise InputError(f"--seq-len has no meaning for {task}; give --image-size.")
         return _torchvision(model, spec, task, batch_size, image_size, frames, device)
     if frames is not None:
-        raise InputError(f"--frames has no meaning for {task} of {spec!r}.")
+        raise InputError(f"--frames has no meaning for {task} of {spec!r}. Leave it out.")
     if task in TEXT_TASKS:
         if image_size is not None:
             raise InputError(f"--image-size has no meaning for {task}; give --seq-len.")
@@ -164,7 +171,7 @@ def _torchvision(
         clips, assumed = torchvision_tasks.video_batch(spec, batch_size, image_size, frames, device)
         return TrainingBatch(batch=clips, loss=cross_entropy, loss_weight="samples", assumed=assumed)
     if frames is not None:
-        raise InputError(f"--frames has no meaning for {task} of {spec!r}.")
+        raise InputError(f"--frames has no meaning for {task} of {spec!r}. Leave it out.")
     if task == torchvision_tasks.DETECTION:
         found, assumed = torchvision_tasks.detection_batch(model, batch_size, image_size, device)
         return TrainingBatch(

@@ -7,6 +7,7 @@ wrong in it is reported with the line of that file.
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -38,12 +39,18 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise InputError(f"model {spec!r} names no function. Write path/file.py:function.")
     path = Path(path_text).expanduser()
     if not path.is_file():
-        raise InputError(f"model file {path_text!r} does not exist. Write path/file.py:function with an existing file.")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InputError(f"model file {path_text!r} {what}. Write path/file.py:function with an existing file.")
     module = _load(path)
     function: Callable[..., Any] | None = getattr(module, name, None)
+    if isinstance(function, torch.nn.Module):
+        raise InputError(
+            f"model {spec!r} is a {type(function).__name__} that is built already; give a function that builds it, so that "
+            f"it can be built more than once: `def build(): return {name}` with the lines that make it inside."
+        )
     if not callable(function):
         own = [key for key, value in vars(module).items() if callable(value) and _is_own(value, module, key)]
-        hint = did_you_mean(name, own) or "It defines none."
+        hint = did_you_mean(name, own) or "it defines none. Write path/file.py:function."
         raise InputError(f"model file {path_text!r} has no function {name!r}; {hint}")
     return function
 
@@ -56,16 +63,17 @@ def _load(path: Path) -> ModuleType:
     resolved = path.resolve()
     # Named by its path, so that two files of one name do not replace each other; kept in sys.modules for pickling.
     name = f"{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
-    module_spec = importlib.util.spec_from_file_location(name, resolved)
-    if module_spec is None or module_spec.loader is None:
-        raise InputError(f"model file {str(path)!r} is no Python file. Write path/file.py:function.")
+    # With a loader, because a link may lead to a file whose name says nothing.
+    loader = importlib.machinery.SourceFileLoader(name, str(resolved))
+    module_spec = importlib.util.spec_from_file_location(name, resolved, loader=loader)
+    assert module_spec is not None
     module = importlib.util.module_from_spec(module_spec)
     folder = str(resolved.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"model file {str(path)!r} does not load: {describe(error, resolved)}") from error
@@ -112,10 +120,8 @@ def call(
         where = Path(code.co_filename) if code is not None else None
         raise InputError(f"model {spec!r} failed: {describe(error, where)}") from error
     if not isinstance(model, torch.nn.Module):
-        raise InputError(
-            f"model {spec!r} returned {type(model).__name__}, not a torch.nn.Module. Return the model from the "
-            "function."
-        )
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"model {spec!r} returned {what}, not a torch.nn.Module. Return the model from the function.")
     return model
 
 

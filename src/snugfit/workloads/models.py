@@ -11,6 +11,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -159,7 +160,10 @@ def _maker(
         return partial(model_files.call, spec, model_files.load_function(spec), arguments, num_classes)
     near = difflib.get_close_matches(prefix, ("torchvision", "timm", "hf"), n=1) if colon else []
     hint = f"did you mean {near[0] + ':' + name!r}? " if near else ""
-    raise InputError(f"model {spec!r} is not understood; {hint}Write {FORMS}.")
+    if not colon and Path(spec).exists():
+        what = "a folder: with a config.json of transformers it is" if Path(spec).is_dir() else "a file, and no model"
+        hint = f"it is {what} 'hf:{spec}'. " if Path(spec).is_dir() else f"it is {what}. "
+    raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")
 
 
 def _torchvision_maker(
@@ -244,7 +248,7 @@ def _call_builder(
             ) from error
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
         raise InputError(
-            f"model {spec} could not be built with {given}: {reason}. Check the model arguments."
+            f"model {spec} could not be built with {given}: {reason.rstrip('.')}. Check the model arguments."
         ) from error
     assert isinstance(model, torch.nn.Module)
     return model

@@ -42,13 +42,13 @@ def task_of_builder(name: str) -> str:
     """Returns what a model is for, by the module of torchvision that it stands in.
 
     Args:
-        name: Name of the model; an unknown one is left to whoever builds it.
+        name: Name of the model; an unknown one, and a library that is missing, is left to whoever builds it.
     """
-    from torchvision import models
-
     try:
+        from torchvision import models
+
         module = models.get_model_builder(name).__module__
-    except ValueError:
+    except (ImportError, ValueError):
         return CLASSIFICATION
     parts = module.removeprefix("torchvision.models.").split(".")
     return _TASK_OF_MODULE.get(parts[0], CLASSIFICATION)

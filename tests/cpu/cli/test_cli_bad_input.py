@@ -44,7 +44,7 @@ BAD = {
     "resume of nothing": ({"--resume": "", "--run-dir": "absent"}, ["holds no run"]),
     "resume and overwrite": ({"--resume": "", "--overwrite": "", "--run-dir": "absent"}, ["give one of them"]),
     "one checkpoint kept": ({"--keep-checkpoints": "1"}, ["at least 2"]),
-    "negative samples": ({"--samples": "-1"}, ["--samples is -1"]),
+    "negative samples": ({"--samples": "-1"}, ["--samples: -1 is out of range"]),
 }
 
 FIVE_MISTAKES = "precision: fp23\nmicrobatch_size: -2\ncheckpoint: every:0\nworkers: -1\nno_such_field: 1\n"

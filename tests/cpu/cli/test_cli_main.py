@@ -68,8 +68,8 @@ def test_absent_subcommand_is_not_listed_and_breaks_nothing(monkeypatch, capsys)
         (["train", "m", "--batch-siz=3"], "unknown option '--batch-siz'; did you mean '--batch-size'?"),
         (["train", "m", "--zzzzzz"], "unknown option '--zzzzzz'; see `snugfit train --help`."),
         (["train", "m", "extra"], "unexpected argument 'extra'; see `snugfit train --help`."),
-        (["train", "m", "--image-size", "big"], "argument --image-size: invalid int value: 'big'"),
-        (["train", "m", "--data"], "argument --data: expected one argument"),
+        (["train", "m", "--image-size", "big"], "--image-size: 'big' is no whole number; give one"),
+        (["train", "m", "--data"], "--data: expected one argument"),
     ],
 )
 def test_what_cannot_be_read_is_exit_2_with_one_line(words, message, capsys):

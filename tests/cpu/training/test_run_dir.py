@@ -1,7 +1,6 @@
 """The run directory: one run, one process, nothing half-written, rows never doubled."""
 
 import errno
-import io
 import json
 import os
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from read_only import refuse_writing
 
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
@@ -190,27 +190,6 @@ def test_run_directory_is_looked_at_without_torch(tmp_path):
 
 
 # -- places that cannot be written: one message, before anything is trained
-
-
-def refuse_writing(monkeypatch, folder, number=errno.EROFS, first=0):
-    """Lets nothing be opened for writing under a folder, as a file system that is read-only (or full) does."""
-    real, calls = os.open, [0]
-
-    def opened(path, flags, *args, **settings):
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and Path(os.fsdecode(path)).is_relative_to(folder):
-            calls[0] += 1
-            if calls[0] > first:
-                raise OSError(number, os.strerror(number), str(path))
-        return real(path, flags, *args, **settings)
-
-    def open_file(path, mode="r", *args, **settings):
-        if set(mode) & set("wax+") and not isinstance(path, int) and Path(path).is_relative_to(folder):
-            raise OSError(number, os.strerror(number), str(path))
-        return real_open(path, mode, *args, **settings)
-
-    real_open = io.open
-    monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(io, "open", open_file)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])

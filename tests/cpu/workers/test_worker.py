@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations
 
-from snugfit.errors import CannotSimulateError, RecipeError
+import snugfit
+from snugfit.errors import CannotSimulateError, InputError, RecipeError
 from snugfit.workers import skeleton
 from snugfit.workers.pool import Pool
 
@@ -25,6 +27,10 @@ def pool():
     made = Pool()
     yield made
     made.close()
+
+
+def mean(output, batch):
+    return output.mean()
 
 
 def test_lambdas_and_closures_run_in_a_warm_process(pool):
@@ -75,6 +81,79 @@ def test_a_dead_worker_is_replaced(pool):
     with pytest.raises(CannotSimulateError, match="status 7"):
         pool.call(lambda: os._exit(7))
     assert pool.call(os.getpid) != before
+
+
+class EndsItself(torch.nn.Module):
+    """A model whose forward takes the whole process with it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.how = how
+
+    def forward(self, batch):
+        if self.how == "abort":
+            os.write(2, b"terminate called after throwing an instance of std::bad_alloc\n")
+            os.abort()
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "exit":
+            os._exit(9)
+        if self.how == "sys.exit":
+            sys.exit("please log in first")
+        return self.layer(batch)
+
+
+ENDS = {
+    "abort": ("ended by signal SIGABRT at ", "test_worker.py", " in forward", "std::bad_alloc", "without snugfit"),
+    "kill": ("ended by signal SIGKILL", "host memory", "fewer microbatches"),
+    "exit": ("ended with status 9", "os._exit"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_model_that_ends_the_process_is_told_with_what_was_done(pool, how):
+    with pytest.raises(CannotSimulateError) as caught:
+        snugfit.estimate(EndsItself(how), torch.zeros(2, 4), loss=mean, device="cpu", pool=pool)
+    message = str(caught.value)
+    for part in ("a training step of EndsItself", "the simulation's own process", *ENDS[how]):
+        assert part in message, message
+    assert snugfit.estimate(EndsItself("not"), torch.zeros(2, 4), loss=mean, device="cpu", pool=pool).total_bytes > 0
+
+
+def test_a_model_that_calls_sys_exit_does_not_end_the_worker(pool):
+    before = pool.call(os.getpid)
+    with pytest.raises(InputError, match="please log in first"):
+        snugfit.estimate(EndsItself("sys.exit"), torch.zeros(2, 4), loss=mean, device="cpu", pool=pool)
+    assert pool.call(os.getpid) == before
+
+
+def test_what_was_written_for_an_earlier_request_is_not_told(pool):
+    pool.call(lambda: os.write(2, b"an old warning\n"))
+    while not pool._started[-1]._last_words._lines:  # read by a thread of its own
+        time.sleep(0.01)
+    with pytest.raises(CannotSimulateError) as caught:
+        pool.call(lambda: (os.write(2, b"the new one\n"), os._exit(3)))
+    assert "the new one" in str(caught.value) and "an old warning" not in str(caught.value)
+
+
+def test_what_a_worker_writes_still_reaches_the_person(pool, capfd):
+    pool.call(lambda: os.write(2, b"from the worker\n"))
+    pool.close()
+    assert "from the worker" in capfd.readouterr().err
+
+
+def test_an_interrupted_request_does_not_answer_the_next(pool):
+    pool.call(lambda: None)
+    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.call(lambda: time.sleep(5) or "late")
+    assert pool.call(lambda: "next") == "next"
+
+
+def test_ctrl_c_is_left_to_the_process_that_asks(pool):
+    assert pool.call(lambda: os.kill(os.getpid(), signal.SIGINT) or "alive") == "alive"
 
 
 def test_a_stuck_worker_is_stopped(pool):

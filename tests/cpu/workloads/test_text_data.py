@@ -1,7 +1,10 @@
 """Text as token ids: embedded data, labels, parts, prompts, padding, limits."""
 
+import codecs
 import csv
+import gc
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,9 +13,10 @@ import torch
 pytest.importorskip("transformers")
 
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.workloads.text import TextOptions, open_text
+from snugfit.workloads.text import TextOptions, documents, open_text
+from snugfit.workloads.text.causal import encode_documents
 from snugfit.workloads.text.classification import label_order
-from snugfit.workloads.text.documents import cut_documents
+from snugfit.workloads.text.documents import cut_documents, read_documents
 from snugfit.workloads.text.embedded import FAMILIES, passages, prose
 from snugfit.workloads.text.tokenizer import byte_tokenizer
 
@@ -228,3 +232,57 @@ def test_fewer_samples_are_a_share_of_every_part():
     assert len(data.train) == pytest.approx(100, abs=3) and len(data.test) == pytest.approx(12, abs=4)
     data = opened("prose", "causal-lm", samples=50)
     assert len(data.train) == pytest.approx(50, abs=1) and 1 <= len(data.test) < 20
+
+
+def test_a_text_that_stays_in_its_file_is_the_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "_PART", 7)  # so that parts end inside of characters and line ends
+    text = "één\r\nzwei, drei … vier\r\rfünf\n" * 5
+    (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + text.encode("utf-8"))
+    expected = text.replace("\r\n", "\n").replace("\r", "\n")
+    (stored,) = read_documents(f"text:{tmp_path / 'a.txt'}")
+    assert len(stored) == len(expected) and "".join(stored) == expected
+    for start, stop in ((0, 5), (3, 4), (10, 200), (4, 4), (len(expected) - 3, len(expected))):
+        assert "".join(stored[start:stop]) == expected[start:stop]
+        assert "".join(stored[2:][start:stop]) == expected[2:][start:stop]
+
+
+@pytest.mark.parametrize(("content", "place"), [(b"ab\xe9cd" * 9, 2), (codecs.BOM_UTF8 + b"a" * 20 + b"\xff", 23)])
+def test_what_is_no_utf8_is_told_with_its_place(tmp_path, monkeypatch, content, place):
+    monkeypatch.setattr(documents, "_PART", 7)
+    (tmp_path / "a.txt").write_bytes(content)
+    assert f"at byte {place}. Convert it" in refused(f"text:{tmp_path / 'a.txt'}", "causal-lm")
+
+
+@pytest.mark.parametrize(
+    "text", ["plain words, " * 50, "words </s> and a mark " * 20, "ends in half a mark </", "</s>"]
+)
+def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(documents, "_PART", 5)
+    (tmp_path / "a.txt").write_text(text)
+    tokenizer = byte_tokenizer()
+    (stored,) = read_documents(f"text:{tmp_path / 'a.txt'}")
+    (parts,) = encode_documents(tokenizer, [stored])
+    assert np.concatenate(list(parts)).tolist() == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["text", "csv", "jsonl"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_reading_takes_little_more_memory_than_the_tokens(tmp_path, kind, packing):
+    lines = [f"the quick brown fox number {n} jumps over the lazy dog {'again ' * 70}" for n in range(8000)]
+    file = tmp_path / f"a.{'txt' if kind == 'text' else kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    else:
+        file.write_text(("" if kind == "text" else "text\n") + "\n".join(lines))
+    opened(f"{kind}:{file}", "causal-lm", seq_len=512, packing=packing)  # what is imported and cached on the way
+    gc.collect()
+    tracemalloc.start()
+    try:
+        data = opened(f"{kind}:{file}", "causal-lm", seq_len=512, packing=packing)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(data.train) > 0
+    assert kept > 3 * file.stat().st_size, "an id has four bytes"
+    # Packing copies the ids into rows; reading and encoding go by parts of some MiB.
+    assert peak < kept + (0.5 * kept if packing else 0) + 12 * 2**20

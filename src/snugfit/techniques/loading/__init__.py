@@ -24,6 +24,9 @@ import dataclasses
 
 from snugfit.techniques.declaration import Technique
 
+MOST_WORKERS = 256
+"""Each is a copy of the training process; more would end the machine before they end the waiting."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fields:
@@ -47,7 +50,9 @@ TECHNIQUE = Technique(
     summary="no memory; time waiting for data",
     known_as="dataloader data-loading num-workers prefetch-factor",
     rules={
-        "workers is {recipe.workers}; it must be 0 (load in the training process) or more.": lambda r: r.workers < 0,
+        f"workers is {{recipe.workers}}; it must be 0 (load in the training process) to {MOST_WORKERS} processes.": (
+            lambda r: not 0 <= r.workers <= MOST_WORKERS
+        ),
         "prefetch is {recipe.prefetch}; it must be at least 1.": lambda r: r.prefetch < 1,
     },
     may_change="loading",

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from snugfit.errors import InputError
 from snugfit.workloads.data.splits import BatchedImages, Indices, Splits
 
 TRAIN_IMAGES = 1024
 """Training images where no number is given; validation and test have a quarter each."""
+
+MOST_IMAGES = 10**8
 
 IMAGE_SIZE = 32
 """Height and width where the model does not say them."""
@@ -72,8 +75,15 @@ def open_random(
 
     Returns:
         The three parts.
+
+    Raises:
+        InputError: More samples than there is room for.
     """
     count, classes = samples or TRAIN_IMAGES, num_classes or NUM_CLASSES
+    if count > MOST_IMAGES:
+        raise InputError(
+            f"samples is {count}; random data has at most {MOST_IMAGES} images, whose labels are in memory."
+        )
     side = image_size or IMAGE_SIZE
     train, validation, test = (
         RandomImages(size, shape=(channels, side, side), num_classes=classes, seed=seed, part=part)

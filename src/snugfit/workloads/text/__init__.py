@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,14 +72,28 @@ def _check(spec: str, options: TextOptions) -> None:
     kind, colon, _ = spec.partition(":")
     known = {form.partition(":")[0]: form for form in FORMS}
     if kind not in known or (colon and ":" not in known[kind]):
-        raise InputError(f"data {spec!r} is unknown for {options.task}; {did_you_mean(kind, FORMS)}")
+        form = {
+            ".csv": "csv",
+            ".tsv": "csv",
+            ".jsonl": "jsonl",
+            ".json": "jsonl",
+            ".parquet": "parquet",
+            ".txt": "text",
+        }
+        path = Path(spec)
+        hint = f"it is a file: write {form[path.suffix]}:{spec}. " if path.suffix in form and path.exists() else ""
+        raise InputError(f"data {spec!r} is unknown for {options.task}; {hint or did_you_mean(kind, FORMS)}".rstrip())
     if not colon and ":" in known[kind]:
         raise InputError(f"data {spec!r} names nothing. Write {known[kind]}.")
     made_for = TASK_OF_DATA.get(kind, options.task)
     if made_for != options.task:
         raise InputError(
             f"data {spec!r} is for {made_for}, and the task is {options.task}. "
-            + ("Labelled texts come as csv:FILE, jsonl:FILE or parquet:FILE." if made_for == CAUSAL_LM else "")
+            + (
+                "Labelled texts come as csv:FILE, jsonl:FILE or parquet:FILE."
+                if made_for == CAUSAL_LM
+                else "Leave --task out."
+            )
         )
     given = {
         f"--{name.replace('_', '-')}": getattr(options, name)
@@ -155,10 +170,11 @@ def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | N
     cut = Cut(options.seq_len)
     marks: dict[str, causal.Marks | None] = dict.fromkeys(PARTS)
     if spec == "prose" or spec.startswith("text:"):
-        texts = documents.cut_documents(embedded.prose() if spec == "prose" else documents.read_documents(spec))
-        made_of = {part: causal.encode_texts(tokenizer, texts[part]) for part in PARTS}
+        whole: Sequence[documents.Text] = embedded.prose() if spec == "prose" else documents.read_documents(spec)
+        texts = documents.cut_documents(whole)
+        made_of = {part: causal.encode_documents(tokenizer, texts[part]) for part in PARTS}
         if options.packing:
-            encoded = {part: Ragged.of(ids) for part, ids in made_of.items()}
+            encoded = {part: Ragged.joined(ids) for part, ids in made_of.items()}
         else:
             encoded = {part: causal.blocks(ids, options.seq_len) for part, ids in made_of.items()}
         fronts = {part: np.zeros(len(encoded[part]), dtype=np.int64) for part in PARTS}
@@ -174,12 +190,14 @@ def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | N
             encoded[part], fronts[part], marks[part] = _gathered(rows, None if options.packing else cut)
     made: dict[str, TextData] = {}
     for part in PARTS:
-        check_ids(spec, encoded[part], vocabulary)
+        ids = encoded.pop(part)  # packing copies it, and does so part by part
+        check_ids(spec, ids, vocabulary)
         made[part] = (
-            _packed(encoded[part], fronts[part], options, part, tokenizer, marks[part])
+            _packed(ids, fronts[part], options, part, tokenizer, marks[part])
             if options.packing
-            else cut.learned(encoded[part], fronts[part], pad_id(tokenizer), marks[part])
+            else cut.learned(ids, fronts[part], pad_id(tokenizer), marks[part])
         )
+        del ids
         if not len(made[part]):
             room = fronts[part].any() or marks[part] is not None
             raise InputError(

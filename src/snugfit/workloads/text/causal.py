@@ -14,8 +14,10 @@ import numpy.typing as npt
 import torch
 
 from snugfit.techniques.microbatch.apply import IGNORED_LABEL
+from snugfit.workloads.text.documents import Text, text_parts
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged, pad, pad_mask, padded_length
-from snugfit.workloads.text.tokenizer import encode, end_id
+from snugfit.workloads.text.stored import shown
+from snugfit.workloads.text.tokenizer import encode, encode_bytes, end_id, reads_bytes_of
 
 Marks = npt.NDArray[np.bool_]
 """Whether each token of sequences end to end is learned."""
@@ -129,22 +131,46 @@ def _without_end(ids: Ids, end: int | None) -> Ids:
     return ids[:-1] if len(ids) and ids[-1] == end else ids
 
 
-def blocks(ids: Iterable[Ids], length: int) -> Ragged:
+def encode_documents(tokenizer: Any, documents: Sequence[Text]) -> Iterator[Iterator[Ids]]:
+    """Yields documents as token ids, each in parts, with the tokenizer's end behind it.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        documents: The texts.
+
+    Yields:
+        The parts of each; one that reads bytes never sees more of a document, others see it whole.
+    """
+    for text in shown(documents, f"turning {len(documents)} texts into tokens", len(documents)):
+        if reads_bytes_of(tokenizer, text_parts(text)):
+            yield encode_bytes(tokenizer, text_parts(text))
+        else:
+            whole = encode(tokenizer, ["".join(text_parts(text))], show=False)
+            yield (_ended(ids, tokenizer) for ids in whole)
+
+
+def blocks(documents: Iterable[Iterable[Ids]], length: int) -> Ragged:
     """Cuts long sequences into pieces; a piece of one token, which has nothing to predict it, is left out.
 
     Args:
-        ids: Token ids of documents.
+        documents: Token ids of documents, each in parts.
         length: Tokens of a piece, at most.
 
     Returns:
         The pieces, in their order.
     """
-    return Ragged.of(
-        piece
-        for document in ids
-        for start in range(0, len(document), length)
-        if len(piece := document[start : start + length]) > 1
-    )
+
+    def pieces() -> Iterator[Ids]:
+        for parts in documents:
+            rest = np.zeros(0, dtype=np.int32)
+            for part in parts:
+                rest = np.concatenate([rest, part])
+                whole = len(rest) // length * length
+                yield from rest[:whole].reshape(-1, length)
+                rest = rest[whole:]
+            yield rest
+
+    return Ragged.of(piece for piece in pieces() if len(piece) > 1)
 
 
 def counted(ids: Ragged, prompts: Indices, marks: Marks | None = None) -> Indices:

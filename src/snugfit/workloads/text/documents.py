@@ -1,8 +1,14 @@
-"""Running text: `text:FILE_OR_DIR`. A file is one document; documents are cut into sequences, so nothing is lost."""
+"""Running text: `text:FILE_OR_DIR`. A file is one document; documents are cut into sequences, so nothing is lost.
+
+A document stays in its file and is read in parts whenever it is walked through: token ids are what is kept of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+import dataclasses
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +23,75 @@ _FEW = 10
 """Fewer documents than this are each cut into the three parts."""
 
 
-def read_documents(spec: str) -> list[str]:
-    """Reads text files.
+_PART = 2**20
+"""Bytes that are read at a time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredText:
+    """Characters `start` to `stop` of a UTF-8 file; line ends count as one."""
+
+    file: Path
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, place: slice) -> StoredText:
+        start, stop, _ = place.indices(len(self))
+        return StoredText(self.file, self.start + start, self.start + max(start, stop))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the text in parts."""
+        at = 0
+        for part in _parts_of(self.file):
+            if at >= self.stop:
+                return
+            kept = part[max(self.start - at, 0) : self.stop - at]
+            if kept:
+                yield kept
+            at += len(part)
+
+
+Text = str | StoredText
+
+
+def text_parts(text: Text) -> Iterator[str]:
+    """Returns a text in parts that together are all of it.
+
+    Args:
+        text: A text, or where one is.
+    """
+    return iter((text,) if isinstance(text, str) else text)
+
+
+def _parts_of(file: Path) -> Iterator[str]:
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    done = 0
+    with file.open("rb") as stream:
+        while True:
+            data = stream.read(_PART)
+            done += len(data)
+            try:
+                yield decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                place = done - len(error.object) + error.start
+                raise InputError(
+                    f"data file {str(file)!r} is not UTF-8 text: {error.reason} at byte {place}. Convert it."
+                ) from error
+            if not data:
+                return
+
+
+def read_documents(spec: str) -> list[StoredText]:
+    """Looks through text files once, for their lengths and mistakes.
 
     Args:
         spec: `text:` with a file, or a folder whose `.txt` and `.md` files are read, subfolders included.
 
     Returns:
-        The text of each file, in the order of their names.
+        The text of each file, in the order of their names; it stays there.
 
     Raises:
         InputError: There is none, or one is empty or no UTF-8.
@@ -44,21 +111,24 @@ def read_documents(spec: str) -> list[str]:
     return [_read(file) for file in files]
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> StoredText:
+    length, has_words = 0, False
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"data file {str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}. Convert it."
-        ) from error
+        for part in _parts_of(file):
+            length += len(part)
+            has_words = has_words or bool(part.strip())
     except OSError as error:
-        raise InputError(f"data file {str(file)!r} cannot be read: {error.strerror}.") from error
-    if not text.strip():
+        raise InputError(f"data file {str(file)!r} cannot be read: {error.strerror}. Give another file.") from error
+    if not has_words:
         raise InputError(f"data file {str(file)!r} is empty. Remove it, or put text into it.")
-    return text
+    return StoredText(file, 0, length)
 
 
-def cut_documents(documents: Sequence[str]) -> dict[str, list[str]]:
+def _has_words(text: Text) -> bool:
+    return any(part.strip() for part in text_parts(text))
+
+
+def cut_documents(documents: Sequence[Text]) -> dict[str, list[Text]]:
     """Cuts running text into training, validation and test, about 80 / 10 / 10 by characters.
 
     Whole documents are held out where there are at least ten; of fewer, each gives its last fifth. The cut is the same
@@ -71,12 +141,12 @@ def cut_documents(documents: Sequence[str]) -> dict[str, list[str]]:
         Part -> its documents.
     """
     if len(documents) < _FEW:
-        parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+        parts: dict[str, list[Text]] = {"train": [], "validation": [], "test": []}
         for document in documents:
             first, second = (round(len(document) * share) for share in (1 - 2 * HELD_OUT, 1 - HELD_OUT))
             pieces = document[:first], document[first:second], document[second:]
             for part, piece in zip(parts.values(), pieces, strict=True):
-                part += [piece] if piece.strip() else []
+                part += [piece] if _has_words(piece) else []
         return parts
     wanted = HELD_OUT * sum(map(len, documents))
     order = np.random.Generator(np.random.PCG64(SPLIT_SEED)).permutation(len(documents))

@@ -21,6 +21,8 @@ from snugfit.techniques.microbatch.apply import IGNORED_LABEL
 from snugfit.workloads.text.causal import Marks
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 
+_TOKENS_AT_ONCE = 2**18
+
 
 class PackedSequences:
     """Rows of one length."""
@@ -71,25 +73,34 @@ def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int, marks: Mark
     """
     total = len(ids.values)
     rows = -(-total // length)
-    flat = np.full(rows * length, pad_id, dtype=np.int32)
-    flat[:total] = ids.values
-    place = np.arange(rows * length, dtype=np.int64)
     starts = np.concatenate([ids.offsets[:-1], [total]])  # what fills up the last row is a sample of its own
-    sample = np.searchsorted(starts, place, side="right") - 1
-    position = place - starts[sample]
     fronts = np.concatenate([np.maximum(prompts, 1), [rows * length]])
-    labelled = position >= fronts[sample]
-    if marks is not None:
-        labelled[:total] &= marks
-    # A sample that goes on in another row starts again there, and its first token there has nothing to predict it.
-    row_start = place // length * length
-    position = np.minimum(position, place - row_start)
-    labelled &= position > 0
-    shape = (rows, length)
-    kept = labelled.reshape(shape).any(axis=1)
-    return PackedSequences(
-        flat.reshape(shape)[kept], position.astype(np.int32).reshape(shape)[kept], labelled.reshape(shape)[kept]
-    )
+    packed = np.empty((rows, length), dtype=np.int32)
+    positions = np.empty((rows, length), dtype=np.int32)
+    learned = np.empty((rows, length), dtype=bool)
+    count = 0
+    at_once = max(_TOKENS_AT_ONCE // length, 1)
+    for first in range(0, rows, at_once):  # places are counted in 64 bits: some rows at a time, not all
+        place = np.arange(first * length, min(first + at_once, rows) * length, dtype=np.int64)
+        sample = np.searchsorted(starts, place, side="right") - 1
+        position = place - starts[sample]
+        labelled = position >= fronts[sample]
+        if marks is not None:
+            there = marks[place[0] : place[-1] + 1]
+            labelled[: len(there)] &= there
+        # A sample that goes on in another row starts again there, and its first token there has nothing to predict it.
+        position = np.minimum(position, place % length)
+        labelled &= position > 0
+        kept = labelled.reshape(-1, length).any(axis=1)
+        here = np.full(len(place), pad_id, dtype=np.int32)
+        values = ids.values[place[0] : place[-1] + 1]
+        here[: len(values)] = values
+        into = slice(count, count + int(kept.sum()))
+        packed[into] = here.reshape(-1, length)[kept]
+        positions[into] = position.reshape(-1, length)[kept]
+        learned[into] = labelled.reshape(-1, length)[kept]
+        count = into.stop
+    return PackedSequences(packed[:count], positions[:count], learned[:count])
 
 
 @torch.no_grad()

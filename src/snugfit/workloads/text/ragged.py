@@ -38,9 +38,22 @@ class Ragged:
         Returns:
             The sequences, copied.
         """
+        return cls.joined((sequence,) for sequence in sequences)
+
+    @classmethod
+    def joined(cls, sequences: Iterable[Iterable[Sequence[int] | Ids]]) -> Ragged:
+        """Puts sequences end to end that come in parts.
+
+        Args:
+            sequences: The parts of each.
+
+        Returns:
+            The sequences, copied.
+        """
         values, offsets = array("i"), array("q", [0])
         for sequence in sequences:  # one array that grows: the sequences may be made as they are asked for
-            values.frombytes(np.ascontiguousarray(sequence, dtype=np.int32).tobytes())
+            for part in sequence:
+                values.frombytes(np.ascontiguousarray(part, dtype=np.int32).tobytes())
             offsets.append(len(values))
         return cls(np.frombuffer(values, dtype=np.int32), np.frombuffer(offsets, dtype=np.int64))
 

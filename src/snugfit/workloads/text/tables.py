@@ -207,7 +207,7 @@ def _read_jsonl(path: Path) -> Table:
 def _json_object(path: Path, number: int, text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"data file {str(path)!r}, line {number} is no JSON: {error}. Each line must be one object, such as "
             '{"text": "...", "label": "..."}.'

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ FILES = (
 """Files of which a directory with a tokenizer has at least one (transformers' own names)."""
 
 _CHUNK = 1000
+_CHUNK_CHARACTERS = 2**20
 _UNUSED = 1024
 """Rows of a vocabulary that may be spare without a word; larger ones are often rounded up."""
 
@@ -117,10 +118,9 @@ def encode(
         Ids of each text.
     """
     source = iter(shown(texts, f"turning {len(texts)} texts into tokens", len(texts)) if show else texts)
-    marks = _special_texts(tokenizer) if type(tokenizer).__name__ == "ByT5Tokenizer" else None
     settings = {"add_special_tokens": special, "return_attention_mask": False, "verbose": False}
-    while chunk := list(islice(source, _CHUNK)):
-        by_bytes = marks is not None and not any(mark in text for text in chunk for mark in marks)
+    while chunk := list(_chunk_of(source)):
+        by_bytes = all(reads_bytes_of(tokenizer, (text,)) for text in chunk)
         if by_bytes:
             encoded: Sequence[Sequence[int] | Ids] = [_byte_ids(tokenizer, text, special) for text in chunk]
         else:
@@ -136,8 +136,49 @@ def encode(
                 yield tokenizer(text, truncation=True, max_length=limit, **settings)["input_ids"]
 
 
-def _special_texts(tokenizer: Any) -> tuple[str, ...]:
-    return tuple(map(str, tokenizer.get_added_vocab()))
+def _chunk_of(source: Iterator[str]) -> Iterator[str]:
+    """The next texts that are encoded together: what a tokenizer makes of a text takes many times its bytes."""
+    room = _CHUNK_CHARACTERS
+    for text in islice(source, _CHUNK):
+        yield text
+        room -= len(text)
+        if room <= 0:
+            return
+
+
+def reads_bytes_of(tokenizer: Any, parts: Iterable[str]) -> bool:
+    """Returns whether a tokenizer takes a text for its bytes alone: ours of bytes, and none of its special tokens in it.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        parts: The text, in parts.
+    """
+    if type(tokenizer).__name__ != "ByT5Tokenizer":
+        return False
+    marks = tuple(map(str, tokenizer.get_added_vocab()))
+    longest = max(map(len, marks), default=0)
+    border = ""
+    for part in parts:
+        seen = border + part  # a mark may lie across two parts
+        if any(mark in seen for mark in marks):
+            return False
+        border = seen[len(seen) - longest :] if len(seen) > longest else seen
+    return True
+
+
+def encode_bytes(tokenizer: Any, parts: Iterable[str]) -> Iterator[Ids]:
+    """Yields the token ids of a text that a tokenizer takes for its bytes, with the end behind them.
+
+    Args:
+        tokenizer: The tokenizer of bytes.
+        parts: The text, in parts.
+
+    Yields:
+        Ids of each part.
+    """
+    for part in parts:
+        yield _byte_ids(tokenizer, part, special=False)
+    yield np.array([tokenizer.eos_token_id], dtype=np.int32)
 
 
 def _byte_ids(tokenizer: Any, text: str, special: bool) -> Ids:

@@ -1,0 +1,107 @@
+"""Which generations of cards one recording stands for.
+
+A card's compute capability decides little: the attention kernel, what that kernel takes inside itself, what a script asks
+for by name, and the workspace of cuBLAS. So a recording on one generation is mostly that on the others as well. Every
+question about the capability is put here, and answered for all generations; those that would have been told something
+else are left out of what the recording stands for. The workspace of cuBLAS decides nothing, so its size is put in later.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from snugfit.recording.trace import Trace
+
+Capability = tuple[int, int]
+T = TypeVar("T")
+
+GENERATIONS: tuple[Capability, ...] = ((8, 0), (7, 5), (9, 0))
+"""Compute capabilities that stand for their generation; the first for a card where none is named."""
+CUBLAS = "cublas workspace"
+"""What made the storage of cuBLAS's workspace."""
+_MIB = 2**20
+
+
+def generation_of(capability: Capability) -> Capability:
+    """Returns the capability that stands for a card's generation.
+
+    Args:
+        capability: That of the card.
+    """
+    return (7, 5) if capability < (8, 0) else (8, 0) if capability < (9, 0) else (9, 0)
+
+
+def cublas_workspace_bytes(capability: Capability) -> int:
+    """Returns the workspace that cuBLAS keeps for each thread and stream, from its first product on.
+
+    Args:
+        capability: Compute capability of the card.
+
+    Returns:
+        Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
+
+    Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
+    """
+    return 32 * _MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+class CardQuestions:
+    """Answers a recording's questions about the card, and knows on which generations it would have been the same."""
+
+    def __init__(self, own: Capability) -> None:
+        """Begins with all generations.
+
+        Args:
+            own: Compute capability of the card that is recorded.
+        """
+        self.own = own
+        self._same = set(GENERATIONS)
+
+    def ask(self, question: Callable[[Capability], T]) -> T:
+        """Returns an answer, and leaves out the generations that would get another.
+
+        Args:
+            question: A function of the compute capability.
+        """
+        self.leave_out(self.differing(question))
+        return question(self.own)
+
+    def differing(self, question: Callable[[Capability], object]) -> tuple[Capability, ...]:
+        """Returns the generations that would get another answer.
+
+        Args:
+            question: A function of the compute capability.
+        """
+        answer = question(self.own)
+        return tuple(other for other in GENERATIONS if question(other) != answer)
+
+    def leave_out(self, generations: Iterable[Capability] = GENERATIONS) -> None:
+        """Says that the recording is another one on some generations.
+
+        Args:
+            generations: Which.
+        """
+        self._same.difference_update(generations)
+
+    @property
+    def same(self) -> tuple[Capability, ...]:
+        """The generations on which the recording is the same, but for the workspace of cuBLAS."""
+        return tuple(generation for generation in GENERATIONS if generation in self._same)
+
+
+def on_generation(trace: Trace, capability: Capability) -> Trace:
+    """Returns a recording as another generation on which it is the same would have made it.
+
+    Args:
+        trace: The recording.
+        capability: The generation.
+    """
+    size = cublas_workspace_bytes(capability)
+    if all(row.nbytes == size for row in trace.storages if row.operator == CUBLAS):
+        return trace
+    storages = tuple(row._replace(nbytes=size) if row.operator == CUBLAS else row for row in trace.storages)
+    return dataclasses.replace(trace, storages=storages)

@@ -1,0 +1,57 @@
+"""`snugfit`, `snugfit devices` and `snugfit techniques` typed wrong."""
+
+import pytest
+from wrong_lines import check, wrong
+
+LINES = [
+    wrong("trian", "unknown command 'trian'", "See `snugfit --help`"),
+    wrong("--", "the following arguments are required", "see `snugfit --help`"),
+    wrong("--verison", "unknown option '--verison'", "did you mean '--version'"),
+    wrong("-x", "unknown option '-x'", "see `snugfit --help`"),
+    wrong("''", "unknown command ''", "See `snugfit --help`"),
+    wrong("train:", "unknown command 'train:'", "See `snugfit --help`"),
+    wrong("Estimate", "unknown command 'Estimate'", "See `snugfit --help`"),
+    wrong("help", "unknown command 'help'", "See `snugfit --help`"),
+    wrong("--json", "option '--json' needs a command before it", "see `snugfit --help`"),
+    wrong("devices extra", "unexpected argument 'extra'", "see `snugfit devices --help`"),
+    wrong("devices --json extra", "unexpected argument 'extra'", "see `snugfit devices --help`"),
+    wrong("devices --jsn", "unknown option '--jsn'", "did you mean '--json'"),
+    wrong("devices --json=yes", "ignored explicit argument 'yes'", "see `snugfit devices --help`"),
+    wrong("devices rtx-4090", "unexpected argument 'rtx-4090'", "see `snugfit devices --help`"),
+    wrong("devices -j", "unknown option '-j'", "see `snugfit devices --help`"),
+    wrong("techniques lorra", "technique 'lorra' is unknown", "did you mean 'lora'"),
+    wrong("techniques lora qlora", "unexpected argument 'qlora'", "see `snugfit techniques --help`"),
+    wrong("techniques ''", "technique '' is unknown", "allowed: mixed_precision, true_precision, tf32, microbatch,"),
+    wrong(
+        "techniques 'gradient chekpointing'",
+        "technique 'gradient chekpointing' is unknown",
+        "did you mean 'gradient-checkpointing'",
+    ),
+    wrong(
+        "techniques --json nonesuch",
+        "technique 'nonesuch' is unknown",
+        "allowed: mixed_precision, true_precision, tf32, microbatch,",
+    ),
+    wrong("techniques zero3", "technique 'zero3' is unknown", "did you mean 'zero-3'"),
+    wrong(
+        "techniques flash-attention-3", "technique 'flash-attention-3' is unknown", "did you mean 'flash-attention-2'"
+    ),
+    wrong(
+        "techniques ../recipe",
+        "technique '../recipe' is unknown",
+        "allowed: mixed_precision, true_precision, tf32, microbatch,",
+    ),
+    wrong("techniques __init__", "technique '__init__' is unknown", "did you mean 'init'"),
+    wrong("techniques --name lora", "unknown option '--name'", "see `snugfit techniques --help`"),
+    wrong("techniques --all", "unknown option '--all'", "see `snugfit techniques --help`"),
+    wrong("techniques 1", "technique '1' is unknown", "allowed: mixed_precision, true_precision, tf32, microbatch,"),
+    wrong(
+        "techniques café", "technique 'café' is unknown", "allowed: mixed_precision, true_precision, tf32, microbatch,"
+    ),
+    wrong("techniques fsdp", "technique 'fsdp'", "The nearest that is here: `snugfit techniques"),
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.words)
+def test_a_wrong_line_is_told_what_was_given_and_what_to_do(broken_folder, capsys, line):
+    check(line, broken_folder, capsys)

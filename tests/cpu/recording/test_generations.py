@@ -1,0 +1,110 @@
+"""One recording for several generations of cards: only where recording each of them gives the same."""
+
+import pytest
+import torch
+
+from snugfit.recipe import Recipe
+from snugfit.recording.generations import (
+    CUBLAS,
+    GENERATIONS,
+    CardQuestions,
+    cublas_workspace_bytes,
+    generation_of,
+    on_generation,
+)
+from snugfit.simulator.request import record_given
+from snugfit.workers.pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool():
+    workers = Pool()
+    yield workers
+    workers.close()
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, size=64):
+        super().__init__()
+        self.into, self.out, self.size = torch.nn.Linear(2 * size, 6 * size), torch.nn.Linear(2 * size, 4), size
+
+    def forward(self, tokens):
+        parts = self.into(tokens).unflatten(-1, (3, 2, self.size)).permute(2, 0, 3, 1, 4)
+        found = torch.nn.functional.scaled_dot_product_attention(*parts)
+        return self.out(found.transpose(1, 2).flatten(2)).mean(1)
+
+
+class Asks(torch.nn.Module):
+    def __init__(self, question):
+        super().__init__()
+        self.inner, self.question = torch.nn.Linear(8, 4), question
+
+    def forward(self, x):
+        return self.inner(x).relu() if self.question() else self.inner(x)
+
+
+def convolution():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.LazyLinear(4)
+    )
+
+
+def loss(output, batch):
+    return torch.nn.functional.cross_entropy(output.float(), batch[1])
+
+
+TOKENS, IMAGES, ROWS = (2, 16, 128), (2, 3, 8, 8), (2, 8)
+CASES = {
+    "convolutions": (convolution, IMAGES, {}, GENERATIONS),
+    "attention": (Attention, TOKENS, {}, GENERATIONS),
+    "attention, 16 bits": (Attention, TOKENS, {"precision": "bf16-true"}, ((8, 0), (9, 0))),
+    "attention, wide heads": (lambda: Attention(96), (2, 16, 192), {}, ((8, 0), (9, 0))),
+    "asks for the capability": (lambda: Asks(lambda: torch.cuda.get_device_capability() >= (9, 0)), ROWS, {}, ((8, 0),)),
+    "asks for bf16": (lambda: Asks(lambda: torch.cuda.is_bf16_supported(False)), ROWS, {}, ((8, 0), (9, 0))),
+    "asks for memory": (lambda: Asks(lambda: torch.cuda.memory_allocated() > 2**24), ROWS, {}, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recording_stands_for_the_generations_that_record_the_same(pool, name):
+    build, shape, fields, same = CASES[name]
+    batch = (torch.empty(shape, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
+    recorded = {
+        generation: pool.call(record_given, build, batch, Recipe(**fields), ("cuda", generation), {"loss": loss})
+        for generation in GENERATIONS
+    }
+    reference = recorded[8, 0]
+    assert reference.same_on == same
+    for generation in same:
+        assert reference.on(generation) == recorded[generation]
+    for generation in set(GENERATIONS) - set(same) - {(8, 0)}:
+        if not name.startswith("asks"):  # these ask whether they could differ; some then do not
+            assert on_generation(reference.trace, generation) != recorded[generation].trace
+
+
+def test_workspace_of_cublas_has_the_size_of_the_generation(pool):
+    batch = (torch.empty(ROWS, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
+    arguments = (lambda: torch.nn.Linear(8, 4), batch, Recipe(), ("cuda", (8, 0)), {"loss": loss})
+    recorded = pool.call(record_given, *arguments)
+    for generation in GENERATIONS:
+        sizes = {row.nbytes for row in recorded.on(generation).trace.storages if row.operator == CUBLAS}
+        assert sizes == {cublas_workspace_bytes(generation)}
+    assert recorded.on((7, 5)) is recorded
+
+
+def test_questions_leave_out_who_would_be_told_something_else():
+    card = CardQuestions((8, 6))
+    assert card.ask(lambda capability: capability >= (8, 0)) is True
+    assert card.same == ((8, 0), (9, 0))
+    assert card.differing(lambda capability: capability[0]) == ((7, 5), (9, 0))
+    assert card.same == ((8, 0), (9, 0))  # only looked
+    card.leave_out()
+    assert card.same == ()
+
+
+@pytest.mark.parametrize(
+    ("capability", "generation"),
+    [((5, 2), (7, 5)), ((7, 5), (7, 5)), ((8, 0), (8, 0)), ((8, 9), (8, 0)), ((9, 0), (9, 0)), ((12, 0), (9, 0))],
+)
+def test_every_card_belongs_to_a_generation(capability, generation):
+    assert generation_of(capability) == generation
