@@ -8,6 +8,7 @@ and only the worker process calls it: from then on torch takes our Python backen
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -262,6 +263,35 @@ def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
     key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
     python = operator.py_kernels.get(key)
     return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
+
+
+def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator's kernel for cpu without the dispatcher, so that a mode sees the operators inside it.
+
+    Args:
+        operator: The overload; `has_kernel(operator.name(), "CPU")`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    return operator._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Makes the state of an optimizer's first step, where its class has torch's method for it.
+
+    Args:
+        optimizer: Any optimizer; parameters without a gradient are left out.
+
+    Returns:
+        Whether it has.
+    """
+    make = getattr(optimizer, "_init_group", None)
+    if make is None:
+        return False
+    lists = len(inspect.signature(make).parameters) - 1  # of what the step goes through, in parallel
+    for group in optimizer.param_groups:
+        make(group, *([] for _ in range(lists)))
+    return True
 
 
 def claim_kernel(name: str, kernel: Callable[..., Any]) -> None:

@@ -285,6 +285,43 @@ def test_explicit_bodies():
     assert torch.equal(private_torch.run_explicit_body(operator, (value,), {}), torch.ones(3))
 
 
+def test_kernels_without_the_dispatcher():
+    """run_on_cpu"""
+    seen = []
+
+    class Watch(private_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    library = torch.library.Library("snugfit_private_torch_test", "DEF")
+    library.define("double_(Tensor(a!) x) -> ()")
+    library.impl("double_", lambda x: x.copy_(x * 2) and None, "CPU")
+    operator, value = torch.ops.snugfit_private_torch_test.double_.default, torch.ones(1)
+    assert private_torch.has_kernel(operator.name(), "CPU")
+    with Watch():
+        private_torch.run_on_cpu(operator, (value,), {})
+    assert value.item() == 2 and torch.ops.aten.mul.Tensor in seen and operator not in seen
+
+
+@pytest.mark.parametrize(
+    "kind", ["Adam", "AdamW", "SGD", "Adafactor", "Muon", "RMSprop", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
+)  # fmt: skip
+def test_state_of_a_first_step(kind):
+    """make_state"""
+    weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
+    weights[0].grad = torch.ones_like(weights[0])
+    optimizer = getattr(torch.optim, kind)(weights)
+    assert private_torch.make_state(optimizer)
+    state = dict(optimizer.state.get(weights[0], {}))
+    assert kind == "SGD" or any(isinstance(value, torch.Tensor) and value.dim() for value in state.values())
+    assert not optimizer.state.get(weights[1]) and torch.equal(weights[0], torch.ones(2, 3))
+    optimizer.step()
+    assert all(optimizer.state[weights[0]][name] is value for name, value in state.items() if value is not None
+               and isinstance(value, torch.Tensor))  # fmt: skip
+    assert not private_torch.make_state(torch.optim.LBFGS(weights))
+
+
 def test_bodies_in_python():
     """python_body"""
     assert private_torch.python_body(torch.ops.aten.mm.default) is None

@@ -9,7 +9,7 @@ The optimizers themselves are the real ones; only what they call at the end is r
   all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
 - torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
   that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
-  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `_COMPILED_BYTES`; code for CUDA may
+  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `FORMATS`; code for CUDA may
   keep others, so the prediction says that it is an approximation.
 """
 
@@ -30,8 +30,6 @@ from snugfit.fake_device.replaced import Change, replaced
 
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
-_COMPILED_BYTES = {"adamw4bit": 26, "adamwfp8": 2, "full precision": 0}
-"""What a compiled update keeps for each value of a slice, in bytes, beside the scales of its blocks."""
 _library: list[torch.library.Library] = []
 
 
@@ -101,8 +99,9 @@ def _update_in_one_kernel(
     *settings: Any,
 ) -> None:
     _, scale, table = first
-    kind = "full precision" if scale is None else "adamwfp8" if table is None else "adamw4bit"
-    kept = torch.empty(weight.numel() * _COMPILED_BYTES[kind], dtype=torch.uint8, device=weight.device)
+    packing = sys.modules[_TORCHAO].FORMATS["adamwfp8" if table is None else "adamw4bit"]
+    kept_bytes = 0 if scale is None else weight.numel() * packing.kept_bytes
+    kept = torch.empty(kept_bytes, dtype=torch.uint8, device=weight.device)
     _operator()(weight, gradient, [part for part in (*first[:2], *second[:2]) if part is not None])
     del kept
 

@@ -259,7 +259,7 @@ def _training_job(
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
-    from snugfit.training.recovery import elements
+    from snugfit.training.fallbacks import elements
 
     load_libraries(recipe)
     own = own_optimizer(recipe.optimizer)

@@ -36,6 +36,14 @@ class PagedState:
     is_paged: bool
     initialized: bool
     state: dict[nn.Parameter, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+    def _init_group(self, group: dict[str, Any]) -> None:
+        """Makes the state of a first step; the library would make it between the updates of two parameters."""
+        number = next(at for at, one in enumerate(self.param_groups) if one is group)
+        for position, weight in enumerate(group["params"]):
+            if weight.grad is not None and not self.state[weight]:
+                self.init_state(group, weight, number, position)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as plain tensors, without the marks of paged memory."""

@@ -1,7 +1,8 @@
-"""The update of one parameter by an optimizer of its own: what step in backward, host state and stochastic rounding share.
+"""How parameters are updated: all by one optimizer, or each by an optimizer of its own.
 
-An ordinary `torch.optim` optimizer is built for each parameter, so that it can step alone; together they have the state
-of one ordinary optimizer over all of them.
+The ordinary way is one `torch.optim` optimizer over everything. What step in backward, host state and stochastic rounding
+share is an ordinary optimizer for each parameter, so that it can step alone; together they have the state of one ordinary
+optimizer over all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from snugfit.private_torch import make_state
+
 OptimizerFor = Callable[[nn.Parameter], Optimizer]
+Settings = dict[str, Any]
 
 
 def masks(optimizer: Optimizer) -> bool:
@@ -53,8 +57,71 @@ def host_decides(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "host_decides", False))
 
 
-class ParameterUpdate:
+class JointUpdate:
+    """All parameters, by one optimizer."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Takes over an optimizer.
+
+        Args:
+            optimizer: Its groups are read at each step, since their owner may change them.
+        """
+        self.optimizer = optimizer
+
+    @property
+    def masked(self) -> bool:
+        """Whether a flag on the device can keep a step from being taken."""
+        return masks(self.optimizer)
+
+    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
+        """Returns each parameter group with the parameters that it updates."""
+        return [(group["params"], group) for group in self.optimizer.param_groups]
+
+    def held(self) -> list[Tensor]:
+        """Returns the tensors that a step changes, as far as they are there."""
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        return weights + [one for state in self.optimizer.state.values() for one in _tensors(state).values()]
+
+    def step(self, bad: Tensor | None) -> None:
+        """Updates every parameter from its `grad`.
+
+        Args:
+            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        """
+        if bad is None:
+            self.optimizer.step()
+        elif masks(self.optimizer):
+            masked_step(self.optimizer, bad)
+        elif not bool(bad):
+            self.optimizer.step()
+
+    def make_state(self) -> None:
+        """Makes the state of a first step before anything is changed, where the class has torch's method for it."""
+        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        if any(weight.grad is not None and weight not in self.optimizer.state for weight in weights):
+            for part in getattr(self.optimizer, "parts", (self.optimizer,)):  # Muon has AdamW beside it
+                make_state(part)
+
+    def at_once(self, bad: Tensor | None) -> bool:
+        """Returns whether a step makes all it needs before it changes anything: one call of a fused kernel does.
+
+        Args:
+            bad: As for `step`.
+        """
+        groups = self.optimizer.param_groups
+        return len(groups) == 1 and bool(groups[0].get("fused")) and (bad is None or masks(self.optimizer))
+
+    def send(self) -> None:
+        """Finishes what comes after a step and may be tried again: nothing, the weights are where they belong."""
+
+    def used(self) -> None:
+        """Frees the gradients of a step that was taken: all of them are, when it ends."""
+
+
+class ParameterUpdate(JointUpdate):
     """One parameter and its optimizer, on the device."""
+
+    masked = True
 
     def __init__(self, weight: nn.Parameter, make: OptimizerFor, owned: nn.Parameter | None = None) -> None:
         """Builds the optimizer.
@@ -66,13 +133,17 @@ class ParameterUpdate:
         """
         self.weight = weight
         self._owned = weight if owned is None else owned
-        self.optimizer = make(self._owned)
+        super().__init__(make(self._owned))
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self) -> Settings:
         """The optimizer's only parameter group."""
-        group: dict[str, Any] = self.optimizer.param_groups[0]
+        group: Settings = self.optimizer.param_groups[0]
         return group
+
+    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
+        """Returns the parameter group with the parameter."""
+        return [([self.weight], self.group)]
 
     def step(self, bad: Tensor | None) -> None:
         """Updates the parameter from its `grad`.
@@ -80,14 +151,10 @@ class ParameterUpdate:
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
-        if bad is None:
-            self.optimizer.step()
-        elif masks(self.optimizer):
-            masked_step(self.optimizer, bad)
-        elif not host_decides(self.optimizer):
+        if bad is None or masks(self.optimizer) or host_decides(self.optimizer):
+            super().step(bad)
+        else:
             self._step_or_restore(bad)
-        elif not bool(bad.bool()):
-            self.optimizer.step()
 
     def _step_or_restore(self, bad: Tensor) -> None:
         """For kernels without a mask: keeps this one parameter's old values until the flag has chosen between them."""
@@ -99,9 +166,11 @@ class ParameterUpdate:
                 value.copy_(torch.where(bad.to(value.device).bool(), old, value))
 
     def _tensors(self) -> dict[str, Tensor]:
-        state = self.optimizer.state.get(self._owned, {})
-        tensors = {f"state.{name}": value for name, value in state.items() if isinstance(value, Tensor)}
-        return {"weight": self._owned.detach(), **tensors}
+        return {"": self._owned.detach(), **_tensors(self.optimizer.state.get(self._owned, {}))}
+
+    def used(self) -> None:
+        """Frees the gradient."""
+        self.weight.grad = None
 
     def state(self) -> dict[str, Any]:
         """Returns the state of this parameter, as in the `state` of an optimizer's state_dict."""
@@ -116,3 +185,7 @@ class ParameterUpdate:
         plain = self.optimizer.state_dict()
         plain["state"] = {0: state} if state else {}
         self.optimizer.load_state_dict(plain)
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}

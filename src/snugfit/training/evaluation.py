@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training import random_state
+from snugfit.training.fallbacks import samples_of
 from snugfit.training.phases import phase
-from snugfit.training.recovery import samples_of
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer

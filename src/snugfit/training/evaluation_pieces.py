@@ -10,9 +10,9 @@ import torch
 
 from snugfit.errors import OutOfMemoryError, SnugfitWarning
 from snugfit.techniques.microbatch.apply import LossWeight, Split, loss_weights
+from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import joined
-from snugfit.training.out_of_memory import free_memory, is_out_of_memory, let_go
-from snugfit.training.recovery import samples_of
+from snugfit.training.out_of_memory import free_memory, tried
 
 
 class EvaluationPieces:
@@ -41,15 +41,9 @@ class EvaluationPieces:
         """
         samples = samples_of(batch)
         while True:
-            try:
-                if self._size is None or samples is None or samples <= self._size:
-                    return evaluated(batch)
-                pieces = list(self._split(batch, self._size))
-                return joined([evaluated(piece) for piece in pieces], loss_weights(pieces, self._loss_weight))
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                cause = let_go(error)
+            output, cause = tried(lambda: self._in_pieces(batch, samples, evaluated))
+            if cause is None:
+                return output
             free_memory(self._device)
             now = min((size for size in (samples, self._size) if size is not None), default=1)
             if now < 2:
@@ -64,3 +58,9 @@ class EvaluationPieces:
                 SnugfitWarning,
                 stacklevel=3,
             )
+
+    def _in_pieces(self, batch: Any, samples: int | None, evaluated: Callable[[Any], Any]) -> Any:
+        if self._size is None or samples is None or samples <= self._size:
+            return evaluated(batch)
+        pieces = list(self._split(batch, self._size))
+        return joined([evaluated(piece) for piece in pieces], loss_weights(pieces, self._loss_weight))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from snugfit.training.per_parameter import PerParameterUpdate
+    from snugfit.training.update import Update
 
 _OF_THE_KERNELS = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 """Keys of a group that are no settings of the algorithm."""
@@ -147,7 +147,7 @@ class OptimizerHandle:
         return {"state": {}, "param_groups": _packed(self.optimizer.param_groups)}
 
 
-def handle_of(update: PerParameterUpdate) -> Handle:
+def handle_of(update: Update) -> Handle:
     """Returns an object to hold for an update that has one optimizer a parameter.
 
     Args:

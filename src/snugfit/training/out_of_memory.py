@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
-def let_go(error: BaseException) -> str:
+def release_traceback(error: BaseException) -> str:
     """Empties the frames that an error holds, so that their tensors can be freed.
 
     Args:
@@ -66,7 +66,24 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def insist(action: Callable[[], Any], device: torch.device) -> Any:
+def tried(action: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Does something that may run out of memory.
+
+    Args:
+        action: Anything; its other errors pass.
+
+    Returns:
+        What the action returns, and None; or None and the first line of the error, whose frames are emptied.
+    """
+    try:
+        return action(), None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, release_traceback(error)
+
+
+def retry_after_freeing(action: Callable[[], Any], device: torch.device) -> Any:
     """Does something that needs next to no memory, a second time after freeing what can be freed.
 
     Args:
@@ -76,11 +93,8 @@ def insist(action: Callable[[], Any], device: torch.device) -> Any:
     Returns:
         What the action returns.
     """
-    try:
-        return action()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        let_go(error)
+    result, cause = tried(action)
+    if cause is None:
+        return result
     free_memory(device)
     return action()

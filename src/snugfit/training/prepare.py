@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -15,43 +14,31 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, RecipeError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity, contradictions
 from snugfit.recipe import Recipe
-from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
-from snugfit.techniques.offload_optimizer.apply import HostUpdate
-from snugfit.techniques.own_optimizer import own_optimizer
-from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.quantize.apply import quantize_layers
-from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import DTYPES
+from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
-from snugfit.training.health import Health
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
-from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
 from snugfit.training.optimizers import (
     OPTIMIZER_TABLE,
     check_takes_no_closure,
-    make_optimizer,
-    optimizer_groups,
-    parameter_groups,
     trained_parameters,
 )
-from snugfit.training.per_parameter import PerParameterUpdate
+from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
 from snugfit.training.schedule import check_schedule
 from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild
 from snugfit.training.take_over import remember_trainer, take_over
-from snugfit.training.update import Gradients, WholeUpdate
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
@@ -159,52 +146,25 @@ def prepare(
             given = GivenOptimizer(checked_optimizer(optimizer(list(named.values()))), model)
         if given is not None:
             check_takes_no_closure(given.optimizer)
-        scaler = torch.amp.GradScaler(place.type) if recipe.precision == "16-mixed" else None
-        generator = torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None
-
-        def update_of(setup: Setup) -> tuple[WholeUpdate | PerParameterUpdate, Health]:
-            everything = {**named, **(given.others(named) if given is not None else {})}
-            gradients = Gradients(everything, _fp32_sums(setup.recipe, list(named.values())), workload)
-            gradients.drop()
-            health = Health(place, setup.recipe.precision, in_backward=setup.recipe.step_in_backward)
-            return _update(model, setup, given, named, gradients, health, scaler, generator, sparse), health
-
-        update, health = update_of(setup)
-        if given is not None:
-            handle = OptimizerHandle(given.optimizer)
-        else:
-            handle = OptimizerHandle(update.optimizer if isinstance(update, WholeUpdate) else handle_of(update))
-        handle.serve(update)
-    watched = recipe.true_precision is not None and not recipe.stochastic_rounding
+        builder = UpdateBuilder(model, setup, named, given, sparse=sparse)
+        rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
     trainer = Trainer(
         model,
         recipe,
         workload,
-        place,
-        techniques=techniques,
-        update=update,
-        health=health,
-        rebuild=Rebuild(model, handle, lambda other: dataclasses.replace(setup, recipe=other), update_of),
-        handle=handle,
-        scheduler=scheduler_of(scheduler, handle.optimizer),
+        Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight),
+        rebuild,
+        scheduler=scheduler_of(scheduler, rebuild.handle.optimizer),
         fallbacks=fallbacks,
-        pool=setup.pool,
-        scaler=scaler,
-        generator=generator,
-        lost_updates=LostUpdates(list(named.values()), workload.warmup_steps + 3) if watched else None,
         check=MicrobatchCheck(
             workload,
             parts=(model, loss, forward, split),
             parameters=list(named.values()),
             split=split or split_batch,
             loss_weight=loss_weight,
-            scaler=scaler,
+            scaler=builder.scaler,
             promised=_promises(plan),
         ),
-        loss=loss,
-        forward=forward,
-        split=split,
-        loss_weight=loss_weight,
     )
     remember_trainer(model, trainer)
     return trainer
@@ -329,63 +289,3 @@ def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str
             f"optimizer {optimizer!r} stands for a function; give the function itself, or one of {', '.join(OPTIMIZERS)}."
         )
     return Workload.from_mapping({**model_traits(model), **settings, "optimizer": name})
-
-
-def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
-    if recipe.accumulate_dtype != "fp32":
-        return None
-    halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
-    if recipe.microbatch_size is None or not halves:
-        reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
-        warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=3)
-        return None
-    return Fp32Sums(weights)
-
-
-def _update(
-    model: nn.Module,
-    setup: Setup,
-    given: GivenOptimizer | None,
-    named: dict[str, nn.Parameter],
-    gradients: Gradients,
-    health: Health,
-    scaler: torch.amp.GradScaler | None,
-    generator: torch.Generator | None,
-    sparse: bool,
-) -> WholeUpdate | PerParameterUpdate:
-    recipe, workload = setup.recipe, setup.workload
-    each = any(getattr(recipe, row.name) for row in TECHNIQUES if row.per_parameter)
-    if given is not None and recipe.optimizer is None and not each:
-        return WholeUpdate(given.optimizer, gradients, health, scaler)
-    own = own_optimizer(recipe.optimizer)
-    if own is not None:
-        own.announce(setup.device)
-    base = parameter_groups(named.values(), workload) if given is None else given.groups(recipe)
-    groups = optimizer_groups(model, base, recipe, workload)
-    if given is not None:
-        given.tell(recipe)
-    if not each:
-        made = make_optimizer(recipe, workload, groups, setup.device, sparse=sparse)
-        return WholeUpdate(made, gradients, health, scaler)
-
-    def one(weight: nn.Parameter, settings: dict[str, Any]) -> ParameterUpdate:
-        def make(owned: nn.Parameter) -> torch.optim.Optimizer:
-            if given is not None and recipe.optimizer is None:
-                return given.alone(settings, owned)
-            return make_optimizer(recipe, workload, [{**settings, "params": [owned]}], owned.device)
-
-        if recipe.offload_optimizer:
-            return HostUpdate(weight, make, setup.pool, setup.copies)
-        if generator is not None:
-            return RoundedUpdate(weight, make, generator)
-        return ParameterUpdate(weight, make)
-
-    updates = []
-    for group in groups:
-        settings = {name: value for name, value in group.items() if name != "params"}
-        updates += [one(weight, settings) for weight in group["params"]]
-    if given is not None:
-        for update in updates:
-            if update.weight in given.optimizer.state:
-                update.load_state(given.optimizer.state[update.weight])
-    return PerParameterUpdate(updates, groups, gradients, health, scaler=scaler, in_backward=recipe.step_in_backward)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
-from snugfit.training.out_of_memory import is_out_of_memory, let_go
+from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.untouched import untouched
 from snugfit.workloads.tasks import shifted_labels
 from snugfit.workloads.traits import draws_masks, uses_batch_statistics
@@ -149,7 +149,7 @@ def separation(
         return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
     except Exception as error:
         if is_out_of_memory(error):
-            let_go(error)
+            release_traceback(error)
         text = " ".join(str(error).split())[:200]
         return Separation(separates=None, random=random, sentence=f"a few samples cannot run: {text}")
 

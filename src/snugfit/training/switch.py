@@ -7,91 +7,83 @@ still whole. Which fields may change is said in `changeable.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
+from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique, Setup, model_techniques
+from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
+from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
 from snugfit.training.take_over import unwrap
-
-if TYPE_CHECKING:
-    from snugfit.training.health import Health
-    from snugfit.training.optimizer_handle import OptimizerHandle
-    from snugfit.training.per_parameter import PerParameterUpdate
-    from snugfit.training.update import WholeUpdate
-
-    Update: TypeAlias = WholeUpdate | PerParameterUpdate
-    Rebuilt = tuple[list[ModelTechnique], Update, Health]
 
 
 class Rebuild:
-    """Puts another recipe in place on a prepared model."""
+    """Has built the update of the first recipe, and puts another recipe in place on a prepared model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        handle: OptimizerHandle,
-        setup_of: Callable[[Recipe], Setup],
-        update_of: Callable[[Setup], tuple[Update, Health]],
-    ) -> None:
-        """Takes what `prepare` built the first recipe with.
+    def __init__(self, model: nn.Module, builder: UpdateBuilder, given: Optimizer | None) -> None:
+        """Builds the first update.
 
         Args:
             model: The prepared model.
-            handle: The owner's optimizer, which stays the same.
-            setup_of: Gives the setup of a recipe, with the pool and the streams of the first.
-            update_of: Builds an update, without state, and its judge.
+            builder: Builds updates; its setup has the first recipe, and the pool and the streams of all.
+            given: The caller's own optimizer, or None.
         """
-        self._model, self._handle, self._setup_of, self._update_of = model, handle, setup_of, update_of
+        self._model, self._builder = model, builder
+        self.setup = builder.setup
+        self.generator = builder.generator
+        self.update = builder(self.setup.recipe)
+        """The update in place."""
+        self.handle = OptimizerHandle(given or self.update.optimizer or handle_of(self.update))
+        """The owner's optimizer, which stays the same."""
+        self.handle.serve(self.update)
 
-    def __call__(
-        self, old: Recipe, new: Recipe, techniques: list[ModelTechnique], update: Update, health: Health
-    ) -> Rebuilt:
-        """Puts a recipe in place of another.
+    def __call__(self, old: Recipe, new: Recipe, techniques: list[ModelTechnique]) -> list[ModelTechnique]:
+        """Puts a recipe in place of another, between two steps that nothing waits for.
 
         Args:
             old: The recipe in place.
             new: The recipe to come.
             techniques: Those in place.
-            update: The update in place, between two steps.
-            health: Its judge, which waits for nothing.
 
         Returns:
-            What is in place now; the old update still has its hooks where another one is returned.
+            Those in place now; where another `update` is in place, the one before still has its hooks.
 
         Raises:
             InputError: The new recipe cannot be carried out; the old one is in place.
             RuntimeError: There is no memory for the new one; the old one is in place.
         """
-        setup = self._setup_of(new)
         wraps = any(getattr(old, name) != getattr(new, name) for name in PASS_FIELDS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SnugfitWarning)  # said when the run began
             try:
-                wrapped = rewrapped(self._model, techniques, setup, before=old) if wraps else techniques
-                if not needs_new_update(old, new):
-                    return wrapped, update, health
-                return (wrapped, *self._with_state(setup, update))
+                wrapped = self._rewrapped(techniques, new, before=old) if wraps else techniques
+                if needs_new_update(old, new):
+                    self._build_update(new)
+                return wrapped
             except BaseException:
                 if wraps:
-                    techniques[:] = rewrapped(self._model, techniques, self._setup_of(old), before=new)
+                    techniques[:] = self._rewrapped(techniques, old, before=new)
                 raise
 
-    def _with_state(self, setup: Setup, old: Update) -> tuple[Update, Health]:
-        self._handle.pass_on()
-        update, health = self._update_of(setup)
+    def _rewrapped(self, techniques: list[ModelTechnique], recipe: Recipe, *, before: Recipe) -> list[ModelTechnique]:
+        return rewrapped(self._model, techniques, dataclasses.replace(self.setup, recipe=recipe), before=before)
+
+    def _build_update(self, recipe: Recipe) -> None:
+        self.handle.pass_on()
+        update = self._builder(recipe)
         try:
-            with self._handle.apart():
-                update.load_state_dict(old.state_dict())
+            with self.handle.apart():
+                update.load_state_dict(self.update.state_dict())
         except BaseException:
             update.release()
             raise
-        return update, health
+        self.update = update
+        self.handle.serve(update)
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:

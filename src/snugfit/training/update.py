@@ -1,348 +1,350 @@
-"""The update after backward: gradients are unscaled, clipped and judged, then one `torch.optim` optimizer steps.
+"""The update after backward: gradients are unscaled, clipped and judged, then the optimizer steps; there is one kind of it.
 
-What an update must do, whichever kind it is:
+What differs is how parameters are updated: all by one optimizer, or each by one of its own, at the end of the step or in the
+middle of backward (`techniques/parameter_update.py`). What holds for all of them:
 
-- `begin(lr_factor)` before the first forward pass, `judge(loss)` before each backward pass, which runs inside of
-  `own_backward()`, and `finish(loss)` after the last;
+- `begin(step, lr_factor)` comes before the first forward pass, `judge(loss)` before each backward pass, which runs inside of
+  `own_backward()`, and `finish(step, loss)` after the last;
 - a step owns its gradients: `begin` frees what another backward pass (a generator's through its discriminator, a probe) has
   left, and hooks do nothing in backward passes that are not the step's own;
 - the learning rate is the owner's: a schedule's factor is put on when the step begins and taken off when it ends, so what
   a scheduler or a person sets between two steps is what the next step takes;
-- where memory runs out, nothing of the update is done, or all of it (`interrupted_update.py`); `begun` says whether anything
-  is changed, and `interrupted` whether the update was finished that way;
+- where memory runs out, nothing of the update is done, or all of it (`unbroken_update.py`); `begun` says whether anything
+  is changed, and `interrupted` whether memory was short on the way;
 - gradients are gone when `finish` returns (with `keep_gradients`, when the next step begins), so that none is alive during
   the next forward pass; `abandon()` frees them where the step failed, and `release()` takes all hooks off the parameters;
-- a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps.
+- a step whose gradients are not finite changes nothing; on CPU it raises at once, elsewhere within `health.DEPTH` steps;
+- the state_dict is that of one ordinary optimizer over the same groups, so that a run can go from one way to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import functools
+import math
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from snugfit.errors import InputError
-from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
-from snugfit.techniques.own_optimizer import STORAGE
-from snugfit.techniques.parameter_update import masked_step, masks
+from snugfit.techniques.host_pool import HostPool
+from snugfit.techniques.lost_updates import LostUpdates
+from snugfit.techniques.offload_optimizer.apply import DEPTH, HostUpdate
+from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
+from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
+from snugfit.training.gradients import Gradients, ScheduledRates
 from snugfit.training.health import Health, first_bad, global_norm
-from snugfit.training.interrupted_update import carried_through
-from snugfit.training.out_of_memory import insist
-from snugfit.workload import Workload
+from snugfit.training.out_of_memory import retry_after_freeing
+from snugfit.training.unbroken_update import UnbrokenUpdate
+from snugfit.training.update_state import load_joint, load_parts, state_of_parts
 
-KERNEL_SETTINGS = ("fused", "foreach", "capturable")
-"""Settings of torch's optimizers that choose kernels and change no result."""
-
-
-class Gradients:
-    """The gradients of a step, wherever they add up: their norm, clipping, and whether they are finite."""
-
-    def __init__(self, named: dict[str, nn.Parameter], sums: Fp32Sums | None, workload: Workload) -> None:
-        """Takes note of the parameters.
-
-        Args:
-            named: Name -> parameter, what training changes.
-            sums: Where gradients add up in fp32, or None.
-            workload: Its `clip_norm` and `keep_gradients`.
-        """
-        self.named = named
-        self.sums = sums
-        self.clip_norm = workload.clip_norm
-        self.keep = workload.keep_gradients
-        self.own = False
-        """Whether a backward pass of the step itself is under way."""
-
-    @contextmanager
-    def own_backward(self) -> Iterator[None]:
-        """Context of a backward pass of the step; in any other one its hooks do nothing."""
-        self._mark(True)
-        try:
-            yield
-        finally:
-            self._mark(False)
-
-    def _mark(self, own: bool) -> None:
-        self.own = own
-        if self.sums:
-            self.sums.active = own
-
-    def present(self) -> dict[str, Tensor]:
-        """Returns the gradients there are, by parameter name."""
-        found = {name: self.sums.of(weight) if self.sums else weight.grad for name, weight in self.named.items()}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
-
-    def clip(self) -> Tensor:
-        """Clips to the workload's norm and returns a 0-dim tensor that is finite exactly when all gradients are."""
-        present = list(self.present().values())
-        if not present:
-            return torch.zeros((), device=next(iter(self.named.values())).device)
-        if self.clip_norm is None:
-            self.settle()  # a sum that fp32 holds may overflow in fp16, so it is judged in its final dtype
-            return global_norm(list(self.present().values()))
-        norm = global_norm(present)
-        factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
-        torch._foreach_mul_(present, factor)
-        return norm
-
-    def settle(self) -> None:
-        """Leaves every gradient in `grad`, in its parameter's dtype."""
-        if self.sums:
-            self.sums.settle()
-
-    def release(self) -> None:
-        """Takes the hooks off the parameters."""
-        if self.sums:
-            self.sums.release()
-
-    def used(self) -> None:
-        """Frees the gradients of an update that is done, unless they are to stay for whoever logs them."""
-        if not self.keep:
-            self.drop()
-
-    def drop(self) -> None:
-        """Frees all gradients."""
-        if self.sums:
-            self.sums.drop()
-        for weight in self.named.values():
-            weight.grad = None
+_THE_LOSS = "the loss"
 
 
-class ScheduledRates:
-    """The learning rates of a step: each group's own, times the schedule's factor until the step ends."""
-
-    def __init__(self) -> None:
-        """Has multiplied nothing yet."""
-        self._own: list[tuple[dict[str, Any], Any]] = []
-
-    def multiply(self, groups: list[dict[str, Any]], factor: float) -> None:
-        """Puts a factor on.
-
-        Args:
-            groups: Parameter groups.
-            factor: 1 leaves them alone.
-        """
-        self.restore()
-        if factor != 1.0:
-            self._own = [(group, group["lr"]) for group in groups]
-            for group, rate in self._own:
-                group["lr"] = rate * factor
-
-    def restore(self) -> None:
-        """Takes the factor off."""
-        for group, rate in self._own:
-            group["lr"] = rate
-        self._own.clear()
-
-
-class WholeUpdate:
-    """One optimizer over all parameters, stepped after the last backward pass."""
+class Update:
+    """What follows the backward passes of a step."""
 
     def __init__(
-        self, optimizer: Optimizer, gradients: Gradients, health: Health, scaler: torch.amp.GradScaler | None
+        self,
+        updates: Sequence[JointUpdate],
+        groups: list[Settings],
+        gradients: Gradients,
+        health: Health,
+        pool: HostPool,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        lost_updates: LostUpdates | None = None,
+        in_backward: bool = False,
     ) -> None:
-        """Takes over an optimizer.
+        """Takes over what updates.
 
         Args:
-            optimizer: The optimizer, over the parameters of `gradients`.
+            updates: One update of all parameters, or one for each, in the order of the groups.
+            groups: The parameter groups of the ordinary optimizer that they stand for.
             gradients: The gradients of a step.
             health: Judge of the run.
+            pool: Host memory.
             scaler: Loss scaling under `16-mixed`, or None.
+            lost_updates: Watcher of lost updates, or None.
+            in_backward: Whether parameters are updated by hooks in the middle of backward.
         """
-        self.optimizer = optimizer
+        self._updates = list(updates)
+        self.ordinary_groups = groups
+        """The parameter groups of the one optimizer that this is or stands for."""
+        self.health = health
+        self.scaler = scaler
         self._gradients = gradients
-        self._health = health
-        self._scaler = scaler
-        self._masks = masks(optimizer)
-        self._device = next(iter(gradients.named.values())).device
+        self._lost_updates = lost_updates
+        self._in_backward = in_backward
+        self._leaving: deque[HostUpdate] = deque()
+        self._spoiled: str | None = None
+        self._loss: Tensor | None = None
+        self._device = pool.device
         self._rates = ScheduledRates()
-        self.begun = self.interrupted = False
+        # No part refers back to this object, or the memory of a run that is over would wait for the garbage collector.
+        self._unbroken = UnbrokenUpdate(pool, functools.partial(_held, self._updates, gradients))
+        self._carrier = _Carrier(list(gradients.named.values()), weakref.proxy(self))
+        self._hooks: list[RemovableHandle] = []
+        if in_backward:
+            names = {weight: name for name, weight in gradients.named.items()}
+            for update in self._updates:
+                assert isinstance(update, ParameterUpdate)
+                hook = functools.partial(self._update_in_backward, update, names[update.weight])
+                self._hooks.append(when_gradient_is_complete(update.weight, hook))
 
-    def begin(self, lr_factor: float) -> None:
-        """Begins a step with clean gradients and its learning rate.
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The one optimizer of all parameters; None where each has its own."""
+        alone = self._updates[0]
+        return None if isinstance(alone, ParameterUpdate) else alone.optimizer
 
-        Args:
-            lr_factor: What each group's own rate is multiplied with until the step ends.
-        """
-        self.begun = self.interrupted = False
-        self._gradients.drop()
-        self._rates.multiply(self.groups(), lr_factor)
+    @property
+    def masked(self) -> bool:
+        """Whether a flag on the device can keep the update from being taken, so that the host need not wait for it."""
+        return all(update.masked for update in self._updates)
 
-    def own_backward(self) -> AbstractContextManager[None]:
-        """Returns the context of a backward pass of the step."""
-        return self._gradients.own_backward()
+    @property
+    def begun(self) -> bool:
+        """Whether anything is changed by the update of this step."""
+        return self._unbroken.changed
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Returns the parameter groups that the update goes by."""
-        return self.optimizer.param_groups
-
-    def owned(self) -> list[tuple[list[nn.Parameter], dict[str, Any]]]:
-        """Returns each group with the parameters it updates."""
-        return [(group["params"], group) for group in self.groups()]
-
-    def judge(self, loss: Tensor) -> None:
-        """Nothing yet: a loss that is not finite gives gradients that are not."""
-
-    def finish(self, step: int, loss: Tensor) -> None:
-        """Takes the update, or leaves everything as it was.
-
-        Args:
-            step: The step's number, from 1.
-            loss: Its loss, 0-dim.
-        """
-        if self._scaler is not None:
-            scaled_step(self.optimizer, self._gradients, self._health, self._scaler, step, loss, take=self._take)
-        else:
-            norm = self._gradients.clip()
-            if self._masks and not self._health.waits:
-                bad = self._health.mask(loss, norm)
-                self._health.report(step, loss, norm)
-                self._gradients.settle()
-                self._take(lambda: masked_step(self.optimizer, bad), lambda: bool(bad))
-            elif self._health.good(norm, loss):
-                self._gradients.settle()
-                self._take(self.optimizer.step)
-            else:
-                refuse(self._health, self._gradients, step, loss)
-        self._gradients.used()
-        self._rates.restore()
-
-    def _take(self, take: Callable[[], object], bad: Callable[[], bool] | None = None) -> None:
-        self.interrupted |= carried_through(self.optimizer, take, self._device, bad)
-        self.begun = True
+    @property
+    def interrupted(self) -> bool:
+        """Whether memory was short in the update of this step."""
+        return self._unbroken.interrupted
 
     @property
     def by_lists(self) -> bool:
         """Whether the kernels take lists of tensors, whose temporaries are as large as all parameters together."""
         lists = self._device.type != "cpu"  # what torch chooses by itself
-        return any(
+        return self.optimizer is not None and any(
             not group.get("fused") and (lists if group.get("foreach", False) is None else group.get("foreach", False))
             for group in self.optimizer.param_groups
         )
 
+    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
+        """Returns each group that the update goes by, with the parameters it updates."""
+        return [owned for update in self._updates for owned in update.owned()]
+
+    def begin(self, step: int, lr_factor: float) -> None:
+        """Begins a step with clean gradients and its learning rate.
+
+        Args:
+            step: The step's number, from 1.
+            lr_factor: What each group's own rate is multiplied with until the step ends.
+        """
+        if self._lost_updates and lr_factor > 0:
+            self._lost_updates.before(step)
+        self._unbroken.begin()
+        self._gradients.drop()
+        self._rates.multiply([group for _, group in self.owned()], lr_factor)
+
+    def own_backward(self) -> AbstractContextManager[None]:
+        """Returns the context of a backward pass of the step."""
+        return self._gradients.own_backward()
+
+    def judge(self, loss: Tensor) -> None:
+        """Looks at the loss before the first parameter can change.
+
+        Args:
+            loss: The loss that backward starts from, 0-dim; one that is not finite gives gradients that are not, so only
+                an update in backward has to look.
+        """
+        if not self._in_backward:
+            return
+        self._spoiled = None
+        self._loss = loss.detach()
+        if not self.health.waits:
+            self.health.mask(loss)
+        elif not math.isfinite(self._loss):
+            self._spoiled = _THE_LOSS
+
+    def _update_in_backward(self, update: ParameterUpdate, name: str) -> None:
+        """Updates one parameter, called by its hook; not in a backward pass of somebody else's."""
+        if not self._gradients.own:
+            return
+        gradient = update.weight.grad
+        assert gradient is not None
+        if isinstance(update, HostUpdate):
+            update.start()
+            self._leaving.append(update)
+            if len(self._leaving) > DEPTH:
+                self._step_on_host(self._leaving.popleft())
+            return
+        if self.health.waits:
+            if self._spoiled is None and not math.isfinite(
+                retry_after_freeing(lambda: global_norm([gradient]), self._device)
+            ):
+                self._spoiled = name
+            if self._spoiled is None:
+                self._unbroken.take(update, None)
+        else:
+            bad = retry_after_freeing(lambda: self.health.mask(global_norm([gradient])), self._device)
+            self._unbroken.take(update, bad)
+        update.used()
+
+    def _step_on_host(self, update: HostUpdate) -> None:
+        gradient = update.arrived()
+        assert self._loss is not None
+        if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
+            self._spoiled = _THE_LOSS
+        if self._spoiled is None and not math.isfinite(global_norm([gradient])):
+            self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
+        if self._spoiled is None:
+            self._unbroken.take(update, None)
+
+    def finish(self, step: int, loss: Tensor) -> None:
+        """Takes the update, or what is left of it; or leaves everything as it was.
+
+        Args:
+            step: The step's number, from 1.
+            loss: Its loss, 0-dim.
+
+        Raises:
+            TrainingError: On CPU, when the loss or a gradient is not finite.
+        """
+        if self._in_backward:
+            self._finish_in_backward(step, loss)
+        elif self.scaler is not None:
+            self._finish_scaled(self.scaler, step, loss)
+        else:
+            norm = self._gradients.clip()
+            if not self.health.waits and self.masked:
+                bad = self.health.mask(loss, norm)
+                self.health.report(step, loss, norm)
+                self.step_all(bad)
+            elif self.health.good(norm, loss):
+                self.step_all(None)
+            else:
+                self._refuse(step, loss)
+        self._gradients.used()
+        self._rates.restore()
+        if self._lost_updates:
+            retry_after_freeing(functools.partial(self._lost_updates.after, step), self._device)
+
+    def _finish_in_backward(self, step: int, loss: Tensor) -> None:
+        while self._leaving:
+            self._step_on_host(self._leaving.popleft())
+        if self._spoiled == _THE_LOSS:
+            self._gradients.drop()
+            self.health.stop(step, f"the loss is {float(loss):g}")
+        if self._spoiled is not None:
+            self._gradients.drop()
+            self.health.stop(step, f"the gradient of {self._spoiled!r} is not finite", partly=True)
+        if not self.health.waits:
+            self.health.report(step, loss, torch.where(self.health.mask(loss).bool(), torch.inf, 0.0))
+
+    def _finish_scaled(self, scaler: torch.amp.GradScaler, step: int, loss: Tensor) -> None:
+        """Takes the update of a scaled loss; it is left out where gradients overflow."""
+        scaler.unscale_(self._carrier)
+        if self._gradients.clip_norm is not None:
+            self._gradients.clip()
+        scaler.step(self._carrier)
+        retry_after_freeing(scaler.update, self._device)
+        one = functools.partial(torch.ones, (), device=loss.device)
+        retry_after_freeing(lambda: self.health.report(step, loss, scaler.scale(one())), self._device)
+
+    def step_all(self, bad: Tensor | None) -> None:
+        """Takes every part of the update that has a gradient, one after the other, freeing gradients that are used up.
+
+        Args:
+            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        """
+        self._gradients.settle()
+        due = [update for update in self._updates if any(weight.grad is not None for weight in _weights(update))]
+        kept = [(weight, weight.grad) for update in due for weight in _weights(update)] if self._gradients.keep else []
+        for update in due:
+            if isinstance(update, HostUpdate):
+                update.start()
+        for update in due:
+            if isinstance(update, HostUpdate):
+                update.arrived()
+            self._unbroken.take(update, bad)
+            update.used()
+        for weight, gradient in kept:
+            weight.grad = gradient
+
+    def _refuse(self, step: int, loss: Tensor) -> NoReturn:
+        """Frees the gradients of a bad step and ends the run with the cause named."""
+        name = first_bad(self._gradients.present())
+        self._gradients.drop()
+        if bool(torch.isfinite(loss)):
+            self.health.stop(step, f"the loss is finite ({float(loss):.4g}), but the gradient of {name!r} is not")
+        self.health.stop(step, f"the loss is {float(loss):g}")
+
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
+        self._leaving.clear()
+        for update in self._updates:
+            if isinstance(update, HostUpdate):
+                update.forget()
         self._gradients.drop()
         self._rates.restore()
-        forget_unscaling(self._scaler)
+        if self._lost_updates:
+            self._lost_updates.forget()
+        if self.scaler is not None:  # the gradients of the next attempt are to be unscaled once more
+            self.scaler._per_optimizer_states.clear()
+            if self.scaler._growth_tracker is None:  # memory ran out between the scale and its tracker
+                self.scaler._scale = None
 
     def release(self) -> None:
         """Takes its hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
         self._gradients.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the optimizer's own state_dict."""
+        """Returns the state_dict of the one optimizer that this is or stands for."""
+        if self.optimizer is None:
+            return state_of_parts(self._parts(), self.ordinary_groups)
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads an optimizer's state_dict.
+        """Loads the state_dict of this or of one ordinary optimizer over the same groups.
 
         Args:
-            state: From `state_dict` of this or of the plain optimizer.
+            state: The state_dict.
 
         Raises:
             InputError: It is that of other parameters.
         """
-        own = self.optimizer.param_groups
-        groups = state["param_groups"]
-        check_storage(own, groups)
-        if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
-            kernels = [{name: group[name] for name in KERNEL_SETTINGS if name in group} for group in own]
-            groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
-        try:
-            self.optimizer.load_state_dict({**state, "param_groups": groups})
-        except ValueError as error:
-            raise InputError(f"the saved optimizer does not fit this model: {error}") from error
+        if self.optimizer is None:
+            load_parts(self._parts(), state)
+        else:
+            load_joint(self.optimizer, state)
+
+    def _parts(self) -> list[ParameterUpdate]:
+        return [update for update in self._updates if isinstance(update, ParameterUpdate)]
 
 
-def check_storage(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Raises where a saved state is packed in other bits than an optimizer's.
-
-    Args:
-        own: The optimizer's parameter groups.
-        saved: Those of the saved state.
-
-    Raises:
-        InputError: Naming both.
-    """
-    mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
-    if mine != theirs:
-        names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
-        raise InputError(
-            f"the saved optimizer holds its state as {names[0]}, and this recipe as {names[1]}; go on with the optimizer "
-            "that was saved, or start the run anew."
-        )
+def _held(updates: list[JointUpdate], gradients: Gradients) -> list[Tensor]:
+    return [one for update in updates for one in update.held()] + list(gradients.present().values())
 
 
-Take = Callable[[Callable[[], object], "Callable[[], bool] | None"], object]
-"""Steps an optimizer: how, and what says after a failure whether the step is to leave everything alone."""
+def _weights(update: JointUpdate) -> list[nn.Parameter]:
+    return [weight for weights, _ in update.owned() for weight in weights]
 
 
-def scaled_step(
-    optimizer: Optimizer,
-    gradients: Gradients,
-    health: Health,
-    scaler: torch.amp.GradScaler,
-    step: int,
-    loss: Tensor,
-    *,
-    take: Take,
-) -> None:
-    """Takes the update of a scaled loss; the scaler leaves it out where gradients overflow.
+class _Carrier(Optimizer):
+    """What a `GradScaler` takes for an optimizer: it unscales our parameters and hands us the overflow flag."""
 
-    Args:
-        optimizer: The optimizer, or what stands for one before the scaler.
-        gradients: The step's gradients, still scaled.
-        health: Judge of the run.
-        scaler: The loss scaling.
-        step: The step's number, from 1.
-        loss: Its loss, 0-dim.
-        take: How an update is taken.
-    """
+    found_inf: Tensor | None = None
 
-    def overflows() -> bool:
-        found = scaler._found_inf_per_device(optimizer).values()
-        return any(bool(flag) for flag in found)
+    def __init__(self, weights: list[nn.Parameter], owner: Update) -> None:
+        super().__init__(weights, {})
+        self._owner = owner
 
-    scaler.unscale_(optimizer)
-    if gradients.clip_norm is not None:
-        gradients.clip()
-    take(lambda: scaler.step(optimizer), overflows)
-    insist(scaler.update, loss.device)
-    insist(lambda: health.report(step, loss, scaler.scale(torch.ones((), device=loss.device))), loss.device)
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return self._owner.masked
 
-
-def forget_unscaling(scaler: torch.amp.GradScaler | None) -> None:
-    """Lets a scaler unscale the gradients of a step that failed once more.
-
-    Args:
-        scaler: The loss scaling, or None.
-    """
-    if scaler is None:
-        return
-    scaler._per_optimizer_states.clear()
-    if scaler._growth_tracker is None:  # memory ran out between the scale and its tracker
-        scaler._scale = None
-
-
-def refuse(health: Health, gradients: Gradients, step: int, loss: Tensor) -> NoReturn:
-    """Frees the gradients of a bad step and ends the run with the cause named.
-
-    Args:
-        health: Judge of the run.
-        gradients: The step's gradients.
-        step: Its number, from 1.
-        loss: Its loss.
-
-    Raises:
-        TrainingError: Always.
-    """
-    name = first_bad(gradients.present())
-    gradients.drop()
-    if bool(torch.isfinite(loss)):
-        health.stop(step, f"the loss is finite ({float(loss):.4g}), but the gradient of {name!r} is not")
-    health.stop(step, f"the loss is {float(loss):g}")
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Steps every parameter; without a flag the scaler has looked at it itself."""
+        assert closure is None
+        self._owner.step_all(self.found_inf)

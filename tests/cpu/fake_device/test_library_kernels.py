@@ -59,8 +59,8 @@ def state_bytes(optimizer, recipe=None):
         model_for(optimizer)(), recipe or Recipe(), loss=cross_entropy, optimizer=optimizer, device="cpu"
     )
     trainer.step(tokens())
-    update = trainer._update
-    optimizers = [update.optimizer] if hasattr(update, "optimizer") else [one.optimizer for one in update._updates]
+    update = trainer.update
+    optimizers = [update.optimizer] if update.optimizer is not None else [one.optimizer for one in update._updates]
     found = {}
     for one in optimizers:
         for state in one.state.values():

@@ -18,13 +18,13 @@ def gradient_of(precision, accumulate, model, batch, **settings):
         loss=cross_entropy, optimizer="sgd", lr=1.0, device="cpu", **settings,
     )  # fmt: skip
     gradients = {}
-    step = trainer._update.optimizer.step
+    step = trainer.update.optimizer.step
 
     def watched():
         gradients.update({name: weight.grad.float().clone() for name, weight in model.named_parameters()})
         step()
 
-    trainer._update.optimizer.step = watched
+    trainer.update.optimizer.step = watched
     trainer.step(batch)
     trainer.finish()
     return torch.cat([gradient.flatten() for gradient in gradients.values()])
@@ -66,7 +66,7 @@ def test_gradients_move_to_the_sums_and_are_gone_after_the_step():
         weight.register_post_accumulate_grad_hook(lambda weight: alive.append(weight.grad is not None))
     trainer.step(make_batches("mlp", 4, 1, torch.float32)[0])
     assert alive and not any(alive)
-    assert all(weight.grad is None for weight in model.parameters()) and not trainer._update._gradients.sums._sums
+    assert all(weight.grad is None for weight in model.parameters()) and not trainer.update._gradients.sums._sums
 
 
 @pytest.mark.filterwarnings("ignore::snugfit.errors.SnugfitWarning")

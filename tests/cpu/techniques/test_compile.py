@@ -51,7 +51,7 @@ def _kept(budget):
     batch = make_batches("mlp", 64, 1, torch.float32)[0]
     trainer.step(batch)
     with (
-        trainer._techniques[-1].around_forward(),
+        trainer._passes.techniques[-1].around_forward(),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         loss = cross_entropy(model(batch[0]), batch)

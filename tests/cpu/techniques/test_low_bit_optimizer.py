@@ -176,7 +176,7 @@ def test_embeddings_and_small_parameters_keep_full_precision(name):
     plain, low = trainer_for("adamw", no_decay=True), trainer_for(name, no_decay=True)
     for batch in text_batches(1):
         plain.step(batch), low.step(batch)
-    states = low._update.optimizer.state
+    states = low.update.optimizer.state
     for weight in low.model.parameters():
         full = weight.numel() < 4096 or weight is low.model.embedding.weight
         moments = [value for value in states[weight].values() if isinstance(value, torch.Tensor) and value.dim()]
@@ -331,7 +331,7 @@ def test_a_model_that_is_prepared_again_is_taken_over():
     batches, model = text_batches(), text_model()
     trainer_for("adamw8bit", model, {"step_in_backward": True}).step(batches[0])
     second = trainer_for("adamw4bit", model)
-    assert float(second.step(batches[1])) > 0 and len(second._update.optimizer.state) == len(list(model.parameters()))
+    assert float(second.step(batches[1])) > 0 and len(second.update.optimizer.state) == len(list(model.parameters()))
 
 
 def test_state_of_another_kind_is_refused():

@@ -86,7 +86,7 @@ def test_it_is_torch_muon_and_torch_adamw():
 
 
 def test_defaults_are_those_of_torch():
-    groups = {group[ALGORITHM]: group for group in trainer_for(lr=None)._update.optimizer.param_groups}
+    groups = {group[ALGORITHM]: group for group in trainer_for(lr=None).update.optimizer.param_groups}
     weights = [nn.Parameter(torch.zeros(2, 2))]
     for name, plain in (("muon", torch.optim.Muon(weights)), ("adamw", torch.optim.AdamW(weights))):
         theirs = plain.param_groups[0]
@@ -162,7 +162,7 @@ def test_bytes_of_state(precision):
     trainer.step(make_batches("mlp", 4, 1, FLOAT32)[0])
     matrices = muon_weights(trainer.model)
     item = 4 if precision == "fp32" else 2
-    for weight, state in trainer._update.optimizer.state.items():
+    for weight, state in trainer.update.optimizer.state.items():
         held = sum(value.nbytes for value in state.values() if value.dim())
         assert held == weight.numel() * item * (1 if weight in matrices else 2)
 

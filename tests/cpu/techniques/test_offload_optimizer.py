@@ -125,7 +125,7 @@ def test_a_bad_loss_changes_nothing(in_backward):
     trainer = trainer_of(model, recipe={"step_in_backward": in_backward})
     trainer.step(BATCHES[0])
     before, state = copy.deepcopy(model), copy.deepcopy(trainer.state_dict()["optimizer"])
-    trainer._health.waits = False  # as on a device: the loss is judged when the first gradient has arrived
+    trainer.update.health.waits = False  # as on a device: the loss is judged when the first gradient has arrived
     with pytest.raises(TrainingError, match="step 2: the loss is nan"):
         trainer.step((BATCHES[0][0] * float("nan"), BATCHES[0][1]))
     assert_equal_weights(model, before)
@@ -136,7 +136,7 @@ def test_a_bad_loss_changes_nothing(in_backward):
 def test_order_of_events_on_a_device_with_streams():
     model = make_model("mlp", torch.float32)
     trainer = trainer_of(model, recipe={"step_in_backward": True})
-    device = fake_streams(trainer._update._updates[0]._copies)
+    device = fake_streams(trainer.update._updates[0]._copies)
     for batch in BATCHES[:2]:
         trainer.step(batch)
     host = [entry for entry in device.log if entry[0] == "host"]

@@ -140,7 +140,7 @@ def test_trains_like_the_same_weights_unpacked(name, kind):
             unpacked.get_submodule(path.removesuffix(".base_layer")).weight.copy_(weight)
     trainers.append(trainer_of(unpacked, recipe={"adapter": kind}, optimizer="sgd", lr=0.5))
     for trainer in trainers:
-        trainer._loss = None
+        trainer._passes.loss = None
     losses = [[float(trainer.step(tokens())) for _ in range(4)] for trainer in trainers]
     assert losses[0][-1] < losses[0][0] - 0.01
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=0, atol=1e-6)

@@ -214,7 +214,7 @@ def test_the_object_stays_when_the_update_changes():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnugfitWarning)
         for batch, fields in zip(BATCHES, kinds, strict=True):
-            trainer._recovery.stay_with(Recipe(**fields))
+            trainer._recovery.choices.stay_with(Recipe(**fields))
             trainer.step(batch)
             scheduler.step()
     assert same(model, plain(adamw, SCHEDULERS["step"]))

@@ -66,7 +66,7 @@ def trained(kind, waits, loss=cross_entropy, model=None, **settings):
     trainer = snugfit.prepare(
         model or make_model("mlp", torch.float32), Recipe(**KINDS[kind]), loss=loss, device="cpu", lr=1e-2, **settings
     )
-    trainer._health.waits = waits
+    trainer.update.health.waits = waits
     return trainer
 
 
@@ -163,7 +163,7 @@ class _LateDevice:
 def test_steps_behind_a_bad_one_are_masked_until_the_host_knows(kind):
     """The flag of step 2 arrives when step 5 begins; steps 3 and 4 must not have moved anything meanwhile."""
     trainer = trained(kind, False)
-    trainer._health._late._module = _LateDevice
+    trainer.update.health._late._module = _LateDevice
     trainer.step(GOOD[0])
     before = snapshot(trainer)
     trainer.step(NAN_LOSS)
@@ -193,10 +193,10 @@ def test_values_wait_at_most_a_fixed_depth():
 def test_running_statistics_go_back(waits):
     batches = make_batches("cnn", 6, 3, torch.float32)
     trainer = snugfit.prepare(make_model("cnn", torch.float32), Recipe(), loss=cross_entropy, device="cpu")
-    trainer._health.waits = waits
+    trainer.update.health.waits = waits
     trainer._statistics = Statistics(trainer.model, 1 if waits else DEPTH + 2)
     if not waits:
-        trainer._health._late._module = _LateDevice
+        trainer.update.health._late._module = _LateDevice
     trainer.step(batches[0])
     before = snapshot(trainer)
     with pytest.raises(TrainingError, match="step 2"):

@@ -145,7 +145,7 @@ def test_state_leaves_the_device_when_it_moves_to_the_host():
     trainer = trainer_of(fallbacks=[Recipe(offload_optimizer=True)])
     batches = make_batches("mlp", 8, 2)
     trainer.step(batches[0])
-    held = [torch.utils.weak.TensorWeakRef(state["exp_avg"]) for state in trainer._update.optimizer.state.values()]
+    held = [torch.utils.weak.TensorWeakRef(state["exp_avg"]) for state in trainer.update.optimizer.state.values()]
     with warnings.catch_warnings(), failing("forward", at=(0,)):
         warnings.simplefilter("ignore", SnugfitWarning)
         trainer.step(batches[1])

@@ -1,6 +1,8 @@
 """The update: clipping as torch does it, gradients gone afterwards, state across recipes."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -113,12 +115,12 @@ def test_kernels_stay_those_of_the_recipe(saved_by):
     first = trainer_of(make_model("mlp"), recipe={"optimizer_impl": saved_by})
     first.step(BATCHES[0])
     second = trainer_of(make_model("mlp"), recipe={"optimizer_impl": loads})
-    second._health.waits = False  # the masked path needs the kernels it asked for
+    second.update.health.waits = False  # the masked path needs the kernels it asked for
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     second.step(BATCHES[1])
     second.finish()
     first.step(BATCHES[1])
-    assert bool(second._update.optimizer.param_groups[0]["fused"]) == (loads == "fused")
+    assert bool(second.update.optimizer.param_groups[0]["fused"]) == (loads == "fused")
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-13)
 
@@ -149,3 +151,25 @@ def test_every_optimizer_is_that_of_torch(name, impl):
         optimizer.zero_grad()
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"optimizer_impl": "foreach"}, {"offload_optimizer": True}, {"precision": "16-mixed"},
+        {"precision": "bf16-true", "stochastic_rounding": True}, {"step_in_backward": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_memory_of_a_run_that_is_over_is_free_at_once(fields):
+    """Without waiting for the garbage collector."""
+    trainer = trainer_of(make_model("mlp", torch.float32), recipe=fields)
+    trainer.step(make_batches("mlp", 8, 1, torch.float32)[0])
+    gc.collect()
+    gc.disable()
+    try:
+        update = weakref.ref(trainer.update)
+        del trainer
+        assert update() is None
+    finally:
+        gc.enable()

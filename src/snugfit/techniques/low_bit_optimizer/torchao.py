@@ -37,10 +37,13 @@ class NumberFormat(NamedTuple):
     """Values that share a scale."""
     values_per_byte: int
     """Codes in a byte."""
+    kept_bytes: int
+    """What a compiled update keeps inside for each value of a slice, beside the scales of its blocks."""
 
 
-FORMATS = {"adamw4bit": NumberFormat(128, 2), "adamwfp8": NumberFormat(256, 1)}
-"""Optimizer -> its format, with the block sizes that are torchao's defaults."""
+FORMATS = {"adamw4bit": NumberFormat(128, 2, 26), "adamwfp8": NumberFormat(256, 1, 2)}
+"""Optimizer -> its format, with the block sizes that are torchao's defaults. What is kept inside: the allocator's events of
+the compiled update on cpu with torch 2.15; code for CUDA may keep others."""
 
 
 class Moment(NamedTuple):
@@ -181,14 +184,29 @@ class SlicedAdamW(Optimizer):
         """
         assert closure is None
         for group in self.param_groups:
+            self._init_group(group)
+        self._reserve()
+        for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._update(weight, weight.grad, group)
 
+    def _init_group(self, group: dict[str, Any]) -> None:
+        """Makes the state of a first step, before anything is changed; named as in torch's optimizers."""
+        for weight in group["params"]:
+            if weight.grad is not None and not self.state[weight]:
+                self._start(self.state[weight], weight, group)
+
+    def _reserve(self) -> None:
+        """Takes what a compiled slice keeps inside and gives it back: its kernels cannot wait until there is memory."""
+        scales = [state["exp_avg_scale"] for state in self.state.values() if "exp_avg_scale" in state]
+        largest = max(scales, key=Tensor.numel, default=None)
+        if largest is not None and largest.device.type != "cpu":
+            values = min(largest.numel() * self._format.block, COMPILED_SLICE)
+            torch.empty(values * self._format.kept_bytes, dtype=torch.uint8, device=largest.device)
+
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
-        if not state:
-            self._start(state, weight, group)
         state["step"] += 1
         on_cpu = weight.device.type == "cpu"
         update: Callable[..., None] = update_slice if on_cpu else compiled_update()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ DEPTH = 2
 
 class HostUpdate(ParameterUpdate):
     """One parameter whose optimizer, state and master copy live on the host."""
+
+    masked = False
 
     def __init__(self, weight: nn.Parameter, make: OptimizerFor, pool: HostPool, copies: CopyStream) -> None:
         """Copies the parameter to the host.
@@ -55,8 +56,12 @@ class HostUpdate(ParameterUpdate):
         del gradient
         return self._gradient
 
+    def held(self) -> list[Tensor]:
+        """Returns the weight, and what is on the host."""
+        return [self.weight, *super().held()]
+
     def step(self, bad: Tensor | None) -> None:
-        """Updates the host's copy and starts the weight's way back; the gradient must have arrived.
+        """Updates the host's copy; the gradient must have arrived.
 
         Args:
             bad: Not looked at: the host sees the gradient itself.
@@ -64,7 +69,6 @@ class HostUpdate(ParameterUpdate):
         self._host.grad = self._gradient
         self.optimizer.step()
         self._host.grad = None
-        self.send()
 
     def send(self) -> None:
         """Starts the way back of a weight that was updated; what failed on the way may be tried again."""
@@ -97,29 +101,3 @@ class HostUpdate(ParameterUpdate):
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value is not self._pooled.get(name):
                 state[name] = self._pooled[name] = self._pool.copy_of(value)
-
-
-class HostQueue:
-    """Parameters whose gradients are on their way to the host, updated in order with a fixed depth."""
-
-    def __init__(self) -> None:
-        """Makes an empty queue."""
-        self._queue: deque[HostUpdate] = deque()
-
-    def push(self, update: HostUpdate) -> list[HostUpdate]:
-        """Starts a gradient's way to the host.
-
-        Args:
-            update: Its parameter.
-
-        Returns:
-            The parameters whose turn has come.
-        """
-        update.start()
-        self._queue.append(update)
-        return [self._queue.popleft()] if len(self._queue) > DEPTH else []
-
-    def rest(self) -> list[HostUpdate]:
-        """Returns all that are still queued, in order, and empties the queue."""
-        waiting, self._queue = list(self._queue), deque()
-        return waiting

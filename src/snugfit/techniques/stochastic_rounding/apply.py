@@ -41,45 +41,50 @@ class RoundedUpdate(ParameterUpdate):
         """
         self._generator = generator
         self._state: dict[str, Any] = {}
-        self._gradient: Tensor | None = None
-        self._updated: tuple[list[Tensor], dict[str, Any], dict[str, Any]] | None = None
         super().__init__(weight, make)
         self._packed = STORAGE in self.group
 
+    def held(self) -> list[Tensor]:
+        """Returns the weight and its rounded state."""
+        return [*super().held(), *(value for value in self._state.values() if isinstance(value, Tensor))]
+
+    def make_state(self) -> None:
+        """Nothing: state belongs to the stand-in, and appears before the weight changes."""
+
+    def at_once(self, bad: Tensor | None) -> bool:
+        """Returns False: numbers are rounded one tensor after the other."""
+        return False
+
     def step(self, bad: Tensor | None) -> None:
-        """Updates the parameter from its `grad`; called again after a failed allocation, it goes on where it stopped.
+        """Updates the parameter from its `grad`.
 
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         if self._packed and bad is not None:  # packed state changes in place, so the host decides
             if bool(bad.bool()):
-                self.weight.grad = None
                 return
             bad = None
-        if self.weight.grad is not None:
-            self._updated = None
-            self._gradient = self.weight.grad.float()
-            self.weight.grad = None
-        if self._updated is None:
-            self._updated = self._updated_in_fp32()
-            self._gradient = None  # rounding needs room of its own
-        weight, state, rounded = self._updated
+        assert self.weight.grad is not None
+        gradient = self.weight.grad.float()
+        self.weight.grad = None
+        weight, state = self._updated_in_fp32(gradient)
+        del gradient  # rounding needs room of its own
         with torch.no_grad():
-            if weight:
-                self.weight.copy_(self._kept(self.weight, self._narrow(weight[0]), bad))
-                weight.clear()
+            self.weight.copy_(self._kept(self.weight, self._narrow(weight), bad))
+            del weight
+            rounded = {}
             for name in list(state):
                 # until the flag is known, a first step's state is that of no step
                 chosen = state[name] if bad is None else self._chosen(name, state[name], bad)
                 rounded[name] = chosen if self._packed else self._narrow(chosen)
                 del state[name]
-        self._state, self._updated = rounded, None
+        self._state = rounded
 
-    def _updated_in_fp32(self) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
-        """Returns the updated weight, its state, and an empty place for what of the state is rounded."""
+    def _updated_in_fp32(self, gradient: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the updated weight and its state."""
         standin = nn.Parameter(self.weight.detach().float())
-        standin.grad = self._gradient
+        standin.grad = gradient
         optimizer = self.optimizer
         optimizer.param_groups[0]["params"] = [standin]
         try:
@@ -89,16 +94,7 @@ class RoundedUpdate(ParameterUpdate):
         finally:
             state = optimizer.state.pop(standin, {})
             optimizer.param_groups[0]["params"] = [self.weight]
-        return [standin.detach()], state, {}
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether `step` may be called again after a failed allocation."""
-        return not self._packed
-
-    def forget(self) -> None:
-        """Frees what an update that is not taken has left."""
-        self._gradient = self._updated = None
+        return standin.detach(), state
 
     def _chosen(self, name: str, value: Any, bad: Tensor) -> Any:
         if not isinstance(value, Tensor):

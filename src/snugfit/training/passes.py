@@ -1,0 +1,141 @@
+"""How a batch goes through the model: cut into microbatches, moved to the device, and run as the techniques want it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.errors import InputError
+from snugfit.recipe import Recipe
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.microbatch.apply import (
+    LossWeight,
+    Split,
+    batch_length,
+    first_tensor,
+    loss_weights,
+    map_tensors,
+    split_batch,
+)
+from snugfit.training.caches import caching_configs, without_caches
+from snugfit.training.model_call import Forward, Loss, loss_of, output_of
+from snugfit.training.order import Pieces
+
+
+class Passes:
+    """The forward passes of one run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        techniques: list[ModelTechnique],
+        device: torch.device,
+        *,
+        loss: Loss | None,
+        forward: Forward | None,
+        split: Split | None,
+        loss_weight: LossWeight,
+    ) -> None:
+        """Takes the caller's functions.
+
+        Args:
+            model: The model, changed in place by the techniques.
+            techniques: Those that surround the forward pass.
+            device: Where training runs.
+            loss: Function of output and batch, or None where the model returns its loss.
+            forward: How a batch reaches the model, or None for the usual ways.
+            split: How a batch is cut, or None for dimension 0.
+            loss_weight: How losses of microbatches combine.
+        """
+        self.techniques = techniques
+        self.split = split or split_batch
+        self.loss = loss
+        self.loss_weight = loss_weight
+        self._model, self._device, self._forward = model, device, forward
+        self._caching = caching_configs(model)
+
+    def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
+        """Cuts a batch.
+
+        Args:
+            batch: The batch.
+            recipe: Its `microbatch_size`.
+
+        Returns:
+            The microbatches, with the factor of each one's loss.
+
+        Raises:
+            InputError: The batch is empty, or makes pieces that the recipe cannot add up.
+        """
+        size = recipe.microbatch_size
+        tensor = first_tensor(batch)
+        if self._forward is None and tensor is not None and tensor.shape[0] == 0:
+            raise InputError("the batch holds no sample; give at least one.")
+        if size is None or (self.split is split_batch and batch_length(batch) <= size):
+            return [(batch, 1.0)]
+        pieces = list(self.split(batch, size))
+        if not pieces:
+            raise InputError("split= returned no microbatch; it must cut the batch into a list of at least one.")
+        if len(pieces) > 1 and recipe.step_in_backward:
+            raise InputError(
+                f"this batch makes {len(pieces)} microbatches of {size}, and step_in_backward frees each gradient before "
+                "they can add up. Give batches of at most that size, or leave step_in_backward out."
+            )
+        weights = loss_weights(pieces, self.loss_weight)
+        # A piece without a label that counts adds nothing; its own mean would be 0 / 0.
+        return [(piece, weight) for piece, weight in zip(pieces, weights, strict=True) if not _is_zero(weight)]
+
+    def arrived(self, batch: Any) -> Any:
+        """Returns a microbatch on the device, as the model needs it.
+
+        Args:
+            batch: A microbatch.
+        """
+        batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        for technique in self.techniques:
+            batch = technique.convert(batch)
+        return batch
+
+    def loss_of(self, batch: Any) -> Tensor:
+        """Returns the loss of a microbatch, with its graph.
+
+        Args:
+            batch: What `arrived` returned.
+        """
+        with without_caches(self._caching), ExitStack() as around:
+            for technique in self.techniques:
+                around.enter_context(technique.around_forward())
+                around.enter_context(technique.around_training_forward())
+            return loss_of(output_of(self._model, batch, self._forward), batch, self.loss)
+
+    def evaluated(self, batch: Any) -> Any:
+        """Returns the model's output for a batch, without gradients.
+
+        Args:
+            batch: A batch, or a piece of one.
+        """
+        with torch.no_grad(), without_caches(self._caching), self.around_step(), ExitStack() as around:
+            for technique in self.techniques:
+                around.enter_context(technique.around_forward())
+            return output_of(self._model, self.arrived(batch), self._forward)
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Context of a whole step, and of an evaluation pass.
+
+        Yields:
+            Nothing.
+        """
+        with ExitStack() as around:
+            for technique in self.techniques:
+                around.enter_context(technique.around_step())
+            yield
+
+
+def _is_zero(weight: float | Tensor) -> bool:
+    """Whether the host knows that a weight is 0; asking a device would make it wait."""
+    return not isinstance(weight, Tensor) and weight == 0
