@@ -18,7 +18,7 @@ from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
 from benchmarks.zoo_page import zoo_page
-from snugfit.fields import field_infos
+from snugfit.fields import FieldInfo, field_infos
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
 from snugfit.workload import Workload
@@ -42,18 +42,23 @@ def demo_table(results: dict[str, Any]) -> str:
     )
 
 
+def described(info: FieldInfo) -> str:
+    """A field's docstring, and its values where that names only some of them."""
+    named = all(choice in info.doc for choice in info.choices)
+    return info.doc if named else f"{info.doc} One of {', '.join(info.choices)}."
+
+
 def fields_page() -> str:
     """Every field of the recipe and the training settings, from their docstrings."""
-    parts = [
-        "# Recipe and training settings\n\nMade from the docstrings of `recipe.py` and `workload.py` by `make docs`.\n"
-    ]
+    made = "Made from the docstrings of the techniques' fields and of `workload.py` by `make docs`."
+    parts = [f"# Recipe and training settings\n\n{made}\n"]
     for cls, title in (
         (Recipe, "Recipe: how a step is held in memory"),
         (Workload, "Training settings: what is learned"),
     ):
         parts.append(f"## {title}\n")
         for info in field_infos(cls).values():
-            parts.append(f"- `{info.name}` (default `{info.default!r}`): {info.doc}")
+            parts.append(f"- `{info.name}` (default `{info.default!r}`): {described(info)}")
         parts.append("")
     return "\n".join(parts)
 

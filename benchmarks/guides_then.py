@@ -28,7 +28,7 @@ import snugfit
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 from snugfit.simulator.prediction import Estimate
-from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
+from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.training.optimizers import make_optimizer, optimizer_groups
 from snugfit.workers.pool import Pool
 from snugfit.workloads.hf import maker
@@ -158,10 +158,9 @@ def earlier_figures(preset: Preset, rung: Rung, config: Path) -> dict[str, Any]:
     """
     pool = Pool()
     try:
-        if rung.recipe.optimizer in LIBRARIES:
-            pool.call(
-                load_library, rung.recipe.optimizer
-            )  # before anything is recorded: it makes tables of real values
+        own = own_optimizer(rung.recipe.optimizer)
+        if own is not None:
+            pool.call(own.load)  # before anything is recorded: it makes tables of real values
         full = earlier_estimate(preset, rung, config, pool=pool).to_mapping()
         zeroed_only = earlier_estimate(preset, rung, config, pool=pool, keep_scores=False).to_mapping()
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from snugfit.techniques.microbatch import batch_length, map_tensors, split_batch
+from snugfit.techniques.microbatch.apply import batch_length, map_tensors, split_batch
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 from snugfit.training.run_state import Observer

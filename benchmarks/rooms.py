@@ -34,10 +34,11 @@ def rooms() -> dict[str, set[str]]:
 
 def diagram() -> str:
     """Returns the rooms as a Mermaid graph."""
-    uses = rooms()
+    # The ground floor names the techniques, of whose declarations it is made; they load nothing that it does not.
+    uses = {name: others - {GROUND} for name, others in rooms().items() if name != GROUND}
     lines = ["```mermaid", "graph TD"]
     for name in sorted(uses):
-        for other in sorted(uses[name] - {GROUND}):
+        for other in sorted(uses[name]):
             if not any(other in _below(uses, between) for between in uses[name] - {other}):
                 lines.append(f"    {name} --> {other}")
     return "\n".join([*lines, "```"])

@@ -1,46 +1,34 @@
 """Makes `docs/techniques/*.md`: each technique's essay, its recipe fields, and what was measured.
 
-The text is the docstring of the technique's file and the numbers are those of `benchmarks/results/techniques.json`; neither
-is typed here.
+The text is the docstring of the technique's package and the numbers are those of `benchmarks/results/techniques.json`;
+neither is typed here.
 
     python -m benchmarks.technique_pages
 """
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import described
 from benchmarks.results_file import RESULTS
+from snugfit.cli.techniques import essay
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
-from snugfit.techniques import TECHNIQUES, Technique
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import Technique
 from snugfit.units import format_bytes
-from snugfit.workload import Workload
 
-ELSEWHERE = {
-    "tf32": "it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
-    "init": "it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
-    "loading": "it moves work to other processes and changes neither the step's memory nor its arithmetic",
-}
-"""Technique -> why the benchmark of steps has no row of it."""
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "techniques"
-
-
-def essay(technique: Technique) -> str:
-    source = (ROOT / "src" / "snugfit" / "techniques" / f"{technique.name}.py").read_text(encoding="utf-8")
-    text = ast.get_docstring(ast.parse(source))
-    assert text is not None, technique.name
-    return text
 
 
 def measured(technique: Technique, results: dict[str, Any]) -> str:
     row = next((row for row in results["rows"] if row["technique"] == technique.name), None)
     if row is None:
-        reason = ELSEWHERE.get(technique.name, "`python -m benchmarks.techniques` makes one")
+        reason = technique.unmeasured or "`python -m benchmarks.techniques` makes one"
         return f"No measurement is on this page: {reason}."
     before, after = row["peak_tensor_bytes"]
     machine = results["machine"]
@@ -63,8 +51,7 @@ def measured(technique: Technique, results: dict[str, Any]) -> str:
 
 
 def page(technique: Technique, results: dict[str, Any]) -> str:
-    infos = field_infos(Recipe) | field_infos(Workload)
-    fields = "\n".join(f"- `{name}`: {field_infos(Recipe).get(name, infos[name]).doc}" for name in technique.fields)
+    fields = "\n".join(f"- `{name}`: {described(field_infos(Recipe)[name])}" for name in technique.fields)
     rows = ", ".join(map(str, technique.rows))
     return (
         f"# {technique.name}\n\n{essay(technique)}\n\n## Recipe\n\n{fields}\n\nFidelity: {technique.level}. "

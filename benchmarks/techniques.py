@@ -1,9 +1,9 @@
 """What each technique saves and costs on this machine: peak tensor bytes and step time with it and without it.
 
 One model and batch for nearly all, so that rows can be compared: the transformer of `step_overhead.py` (convolutions for
-`inplace`, a small Llama for `loss_impl`). Each row is a pair of recipes that differ in the technique alone. Peaks are
-counted from the allocator's events over building the trainer and three steps, above the weights of the unprepared model;
-on a CPU run what a recipe moves to the host is counted apart. Times are the median of paired steps.
+`inplace`, a small Llama for `loss_impl`). Each row is the example that the technique declares: recipes that differ in it
+alone. Peaks are counted from the allocator's events over building the trainer and three steps, above the weights of the
+unprepared model; on a CPU run what a recipe moves to the host is counted apart. Times are the median of paired steps.
 `benchmarks/results/techniques.json` feeds the technique pages.
 
     python -m benchmarks.techniques [--pairs 8] [--only NAMES]
@@ -25,31 +25,9 @@ import snugfit
 from benchmarks.results_file import RESULTS, machine, name_for, write
 from benchmarks.step_overhead import BATCH, make_batches, make_model, paired, peak_bytes
 from snugfit import Recipe, SnugfitWarning
+from snugfit.techniques import TECHNIQUES
 
-PLAIN: dict[str, Any] = {}
-MICRO = {"microbatch_size": 4}
-BF16 = {"precision": "bf16-true"}
-PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "mixed_precision": (PLAIN, {"precision": "bf16-mixed"}),
-    "true_precision": (PLAIN, BF16),
-    "microbatch": (PLAIN, MICRO),
-    "accumulate_dtype": (BF16 | MICRO, BF16 | MICRO | {"accumulate_dtype": "fp32"}),
-    "checkpoint": (PLAIN, {"checkpoint": "all"}),
-    "offload_activations": (PLAIN, {"offload_activations": "all"}),
-    "optimizer": (MICRO, MICRO | {"optimizer": "sgd"}),
-    "offload_optimizer": (MICRO, MICRO | {"offload_optimizer": True}),
-    "step_in_backward": ({"checkpoint": "all"}, {"checkpoint": "all", "step_in_backward": True}),
-    "optimizer_impl": (MICRO | {"optimizer_impl": "foreach"}, MICRO | {"optimizer_impl": "fused"}),
-    "stochastic_rounding": (BF16, BF16 | {"stochastic_rounding": True}),
-    "inplace": (PLAIN, {"inplace": True}),
-    "compile": (PLAIN, {"compile": "aot_eager_decomp_partition"}),
-    "attention": ({"attention": "eager"}, {"attention": "sdpa"}),
-    "low_bit_optimizer": (MICRO, MICRO | {"optimizer": "adamw8bit"}),
-    "muon": (MICRO, MICRO | {"optimizer": "muon"}),
-    "adapter": (MICRO, MICRO | {"adapter": "lora"}),
-    "quantize": (MICRO | {"adapter": "lora"}, MICRO | {"adapter": "lora", "quantize": "nf4"}),
-    "loss_impl": (PLAIN, {"loss_impl": "chunked"}),
-}
+EXAMPLES = {row.name: row.example for row in TECHNIQUES if row.example is not None}
 """Technique -> the recipe without it and the recipe with it."""
 SEQ_LEN, WORDS = 64, 8192
 
@@ -106,7 +84,7 @@ def _peak(technique: str, recipe: Recipe, batch: Any, device: torch.device) -> i
 
 def measure(technique: str, pairs: int, device: torch.device) -> dict[str, Any]:
     """One row: peaks, host bytes and times without and with a technique."""
-    recipes = [Recipe(**fields) for fields in PAIRS[technique]]
+    recipes = [Recipe(**fields) for fields in EXAMPLES[technique]]
     batches = batches_for(technique, device)
     peaks, hosts, steps = [], [], []
     for recipe in recipes:
@@ -141,7 +119,7 @@ def _measured_here(name: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=8, help="timed steps of each")
-    parser.add_argument("--only", default=",".join(PAIRS), help="names of techniques, separated by commas")
+    parser.add_argument("--only", default=",".join(EXAMPLES), help="names of techniques, separated by commas")
     args = parser.parse_args()
     warnings.simplefilter("ignore", SnugfitWarning)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.part import Case, Place, half_of, spread
 from benchmarks.gpu.subjects import SUBJECTS
 from snugfit.recipe import Recipe
-from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
+from snugfit.workload import STORED_OPTIMIZERS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.gpu.training_run import TrainingRun
@@ -164,7 +164,7 @@ def line(subject: str, scale: float = 1, evaluate: bool = True, **fields: Any) -
         **fields: Fields of the recipe and training settings; `microbatch_size` is in parts of the batch here, and
             `optimizer` may be a storage of the recipe's, such as adamw8bit.
     """
-    if fields.get("optimizer") in LOW_BIT_OPTIMIZERS:
+    if fields.get("optimizer") in STORED_OPTIMIZERS:
         settings = {}
     else:
         settings = {key: value for key, value in fields.items() if key in Workload.__dataclass_fields__}

@@ -21,7 +21,7 @@ from snugfit.recording.clock import clock
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.simulator.session import STEPS, Recording, simulate_training
-from snugfit.techniques.init import build
+from snugfit.techniques.init.apply import build
 from snugfit.workers.pool import Pool
 
 MORE_STEPS = 3

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 from snugfit.recipe import Recipe
-from snugfit.run import Run, splits
-from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
-
-Level = Literal["exact", "rounding", "different"]
-LEVELS: tuple[Level, ...] = ("exact", "rounding", "different")
+from snugfit.run import Run
+from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
+from snugfit.techniques.declaration import LEVELS, Level, said
+from snugfit.techniques.microbatch import splits
+from snugfit.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,39 +71,17 @@ def _unchecked(recipe: Recipe, workload: Workload) -> dict[str, str]:
 
 
 def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterator[tuple[str, Level, str]]:
-    if recipe.precision != "fp32":
-        yield "precision", "rounding", f"{recipe.precision} computes with fewer bits than fp32."
-    if splits(recipe, workload):
-        if workload.coupled_samples:
-            yield (
-                "microbatch_size",
-                "different",
-                "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "
-                "other, or loss_weight is not that of this loss.",
-            )
-        if workload.batch_norm:
-            yield "microbatch_size", "different", "batch norm takes its statistics from each microbatch, not the batch."
-        if workload.dropout:
-            yield "microbatch_size", "different", "dropout draws other masks for microbatches than for the whole batch."
-        if recipe.true_precision and recipe.accumulate_dtype == "as-is":
-            yield (
-                "microbatch_size",
-                "rounding",
-                "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.",
-            )
-    if recipe.stochastic_rounding:
-        yield "stochastic_rounding", "rounding", "updates are rounded up or down at random."
-    if recipe.compile not in ("none", "eager", "aot_eager"):
-        yield "compile", "rounding", f"{recipe.compile} fuses operators and rounds in other places."
+    for row in TECHNIQUES:
+        for sentence, (level, when) in row.lowers.items():
+            for reason in said({sentence: when}, recipe, workload):
+                yield row.fields[0], level, reason
     chosen = recipe.optimizer or workload.optimizer
-    if LOW_BIT_OPTIMIZERS.get(chosen, chosen) != reference.optimizer:
+    named = OPTIMIZER_NAMES.get(chosen)
+    algorithm = chosen if named is None else named.holds or chosen
+    if algorithm != reference.optimizer:
         yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
-    elif chosen in LOW_BIT_OPTIMIZERS:
-        yield "optimizer", "rounding", f"{chosen} holds the state of {reference.optimizer} in fewer bits."
-    if recipe.adapter != "none":
-        yield "adapter", "different", f"{recipe.adapter} trains small matrices beside the weights, not the weights."
-    if recipe.quantize != "none":
-        yield "quantize", "different", f"the frozen weights are rounded to {recipe.quantize} first."
+    elif named is not None and named.level != "exact":
+        yield "optimizer", named.level, named.reason.format(reference.optimizer)
     if workload.batch_size != reference.batch_size:
         yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
     for name in (

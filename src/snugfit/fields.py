@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from snugfit.errors import RecipeError, did_you_mean
-from snugfit.spellings import meant, suggestion
+from snugfit.techniques.spellings import meant, suggestion
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class FieldInfo:
 
 @functools.cache
 def field_infos(cls: type[Any]) -> dict[str, FieldInfo]:
-    """Returns the fields of a settings class by name, with the docstring that stands under each.
+    """Returns the fields of a settings class by name, with the docstring that stands under each, there or in a base.
 
     Args:
         cls: A dataclass whose source is at hand.
@@ -63,7 +63,7 @@ def field_infos(cls: type[Any]) -> dict[str, FieldInfo]:
 def _field_docs(cls: type) -> dict[str, str]:
     body = ast.parse(inspect.getsource(cls).lstrip()).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs = {}
+    docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in _field_docs(base).items()}
     for item, after in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(item, ast.AnnAssign)
@@ -86,7 +86,7 @@ def _allowed(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
             kinds.append(str)
         elif part is not types.NoneType:
             kinds.append(typing.get_origin(part) or part)
-    return choices, tuple(kinds), types.NoneType in parts
+    return choices, tuple(dict.fromkeys(kinds)), types.NoneType in parts
 
 
 _IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "a list"}

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.fidelity import Fidelity, fidelity
-from snugfit.recipe import Precision, Recipe
+from snugfit.recipe import Recipe
+from snugfit.techniques.mixed_precision import Precision
 from snugfit.workload import Workload
 
 DEFAULT_ADAM_LR = 1e-3

@@ -14,6 +14,8 @@ from typing import Any
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import said
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 
@@ -118,56 +120,15 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
     Yields:
         What contradicts what, and what to do.
     """
-    size, batch = recipe.microbatch_size, workload.batch_size
-    if size is not None and batch is not None and size > batch:
-        yield f"microbatch_size {size} is larger than the batch of {batch}; give at most {batch}."
-    if recipe.step_in_backward:
-        if splits(recipe, workload):
+    for row in TECHNIQUES:
+        yield from said(row.misfits, recipe, workload)
+    if (recipe.optimizer or workload.optimizer) != CUSTOM_OPTIMIZER:
+        return
+    for name in (technique.name for technique in TECHNIQUES if technique.per_parameter):
+        if getattr(recipe, name):
             yield (
-                f"step_in_backward contradicts accumulation: microbatches of {size} in a batch of {batch or 'unknown size'} "
-                "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
-                "as small as the microbatch (another batch: different)."
+                f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "
+                "AdamW, SGD or Adafactor, not the one given."
             )
-        if workload.clip_norm is not None:
-            yield (
-                "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
-                "Leave one of them out."
-            )
-        if workload.keep_gradients:
-            yield (
-                "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
-                "to look at. Leave one of them out."
-            )
-    optimizer = recipe.optimizer or workload.optimizer
-    if optimizer == CUSTOM_OPTIMIZER:
-        for name in ("step_in_backward", "offload_optimizer", "stochastic_rounding"):
-            if getattr(recipe, name):
-                yield (
-                    f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "
-                    "AdamW, SGD or Adafactor, not the one given."
-                )
-        if recipe.optimizer_impl is not None:
-            yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function or instance given."
-    if recipe.optimizer is None:
-        if recipe.offload_optimizer and optimizer == "adafactor":
-            yield "offload_optimizer takes adam, adamw or sgd; adafactor's state is so small that moving it saves nothing."
-        if recipe.offload_optimizer and optimizer == "muon":
-            yield "offload_optimizer takes adam, adamw or sgd; muon multiplies matrices, which is slow on the host."
-        if recipe.optimizer_impl == "fused" and optimizer == "adafactor":
-            yield "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
-        if recipe.optimizer_impl is not None and optimizer == "muon":
-            yield "optimizer_impl chooses among torch's kernels, and muon has its own. Leave it out."
-
-
-def splits(recipe: Recipe, workload: Workload) -> bool:
-    """Returns whether the recipe cuts the workload's batch into several microbatches (yes where its size is unknown).
-
-    Args:
-        recipe: How the step is held in memory.
-        workload: What is learned.
-
-    Returns:
-        Whether gradients of several passes add up.
-    """
-    size = recipe.microbatch_size
-    return size is not None and (workload.batch_size is None or size < workload.batch_size)
+    if recipe.optimizer_impl is not None:
+        yield "optimizer_impl applies to optimizers given by name; choose the kernels in the function or instance given."

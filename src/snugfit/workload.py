@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from snugfit.errors import RecipeError
 from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
-from snugfit.spellings import suggestion
+from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.spellings import suggestion
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "adafactor", "muon")
-LOW_BIT_OPTIMIZERS = dict.fromkeys(("adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"), "adamw")
-"""Optimizers of a recipe that hold the state of another one in fewer bits: name -> the other one."""
+OPTIMIZERS = tuple(name for name, one in OPTIMIZER_NAMES.items() if not one.holds)
+STORED_OPTIMIZERS = {name: one.holds for name, one in OPTIMIZER_NAMES.items() if one.holds}
+"""Optimizers of a recipe that hold the state of another one in another way: name -> the other one."""
 CUSTOM_OPTIMIZER = "custom"
 """The workload's optimizer is a function or an object of the caller's, known to Python only."""
 
@@ -151,7 +152,7 @@ def algorithm_and_storage(optimizer: str) -> tuple[str, str | None]:
     Returns:
         The workload's optimizer, and the recipe's (None where the state is held as it is).
     """
-    algorithm = LOW_BIT_OPTIMIZERS.get(optimizer)
+    algorithm = STORED_OPTIMIZERS.get(optimizer)
     return (optimizer, None) if algorithm is None else (algorithm, optimizer)
 
 
@@ -164,7 +165,7 @@ def _patterns(value: Any) -> Any:
 
 def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
-        known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
+        known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
         yield f"optimizer is {workload.optimizer!r}, which is unknown; {suggestion('optimizer', workload.optimizer, known)}"
     for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
         value = getattr(workload, name)

@@ -3,7 +3,7 @@
 import pytest
 
 from snugfit import Recipe, RecipeError, Workload, fidelity
-from snugfit.run import splits
+from snugfit.techniques.microbatch import splits
 
 WORKLOAD = Workload(batch_size=16)
 

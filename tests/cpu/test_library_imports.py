@@ -14,10 +14,10 @@ from snugfit.errors import SnugfitWarning
 from snugfit.library_imports import TALKATIVE, importing
 
 IMPORTS = {
-    "adapters": "from snugfit.techniques.adapter_layers import load_peft; load_peft()",
+    "adapters": "from snugfit.techniques.adapter.layers import load_peft; load_peft()",
     "nf4": "from snugfit.techniques.frozen_linear import table_of_scales; table_of_scales()",
-    "adamw4bit": "from snugfit.techniques.low_bit_optimizer import load_library; load_library('adamw4bit')",
-    "adamw8bit": "from snugfit.techniques.low_bit_optimizer import load_library; load_library('adamw8bit')",
+    "adamw4bit": "from snugfit.techniques.low_bit_optimizer.apply import LowBitAdamW; LowBitAdamW('adamw4bit').load()",
+    "adamw8bit": "from snugfit.techniques.low_bit_optimizer.apply import LowBitAdamW; LowBitAdamW('adamw8bit').load()",
     "transformers": "from snugfit.workloads.hf import _transformers; _transformers()",
 }
 

@@ -6,8 +6,8 @@ import pytest
 
 from snugfit import Recipe, RecipeError
 from snugfit.fields import field_infos
-from snugfit.spellings import MEANINGS, SPELLINGS, meant, suggestion
-from snugfit.workload import LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload
+from snugfit.techniques.spellings import MEANINGS, SPELLINGS, meant, suggestion
+from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload
 
 FREE = {"checkpoint": {"all", "none", "selective", "blocks:K", "every:N"}, "compile": {"inductor", "none"}}
 FREE["offload_activations"] = {"all", "none"}
@@ -16,7 +16,7 @@ FREE["offload_activations"] = {"all", "none"}
 def _allowed(field):
     infos = {**field_infos(Workload), **field_infos(Recipe)}
     if field == "optimizer":
-        return {*OPTIMIZERS, *LOW_BIT_OPTIMIZERS}
+        return {*OPTIMIZERS, *STORED_OPTIMIZERS}
     return FREE.get(field) or set(infos[field].choices)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
-import importlib.util
+import importlib
+import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
 from snugfit.errors import InputError, nearest
 from snugfit.report.console import Column, Table
-from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES, Technique
+from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
+from snugfit.techniques.declaration import Technique
 
 EPILOG = """\
 examples:
@@ -81,19 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def essay(technique: Technique) -> str:
-    """Returns the essay of a technique: the docstring of its file, which is read and not run.
-
-    Args:
-        technique: A row of the table.
-
-    Returns:
-        The text.
-    """
-    package = importlib.util.find_spec("snugfit.techniques")
-    assert package is not None and package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / f"{technique.name}.py"
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert text, f"{path} has no docstring"
+    """Returns the essay of a technique: the docstring of its package, which loads no torch."""
+    text = inspect.getdoc(importlib.import_module(f"snugfit.techniques.{technique.name}"))
+    assert text, f"{technique.name} has no docstring"
     return text
 
 
@@ -123,6 +112,9 @@ def _squeezed(technique: Technique) -> set[str]:
 
 
 def _document(technique: Technique) -> dict[str, Any]:
-    row = dataclasses.asdict(technique)
-    row["known_as"] = list(technique.aliases)
-    return {**row, "fidelity": row.pop("level"), "essay": essay(technique)}
+    return {
+        **{name: getattr(technique, name) for name in ("name", "fields", "rows", "level", "summary")},
+        "known_as": technique.aliases,
+        "fidelity": technique.level,
+        "essay": essay(technique),
+    }

@@ -15,7 +15,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch import FakeFactory, FakeTensor
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.microbatch.apply import map_tensors
 
 
 def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *others: Any) -> list[torch.Tensor]:

@@ -7,10 +7,10 @@ The optimizers themselves are the real ones; only what they call at the end is r
 - bitsandbytes on CUDA: one kernel a parameter, in place; the operator's fake version says the same, so nothing is replaced.
   Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
   all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
-- torchao's update on CUDA is compiled (see `techniques/low_bit_torchao.py`): it is recorded as one kernel a slice that reads
-  and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops. Source: the
-  allocator's events of the compiled update on cpu with torch 2.15, in `FORMATS`; code for CUDA may keep others, so
-  the prediction says that it is an approximation.
+- torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
+  that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
+  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `FORMATS`; code for CUDA may
+  keep others, so the prediction says that it is an approximation.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch import Tensor
 from snugfit.errors import SnugfitWarning
 from snugfit.fake_device.replaced import Change, replaced
 
-_BITSANDBYTES = "snugfit.techniques.low_bit_bitsandbytes"
-_TORCHAO = "snugfit.techniques.low_bit_torchao"
+_BITSANDBYTES = "bitsandbytes.optim"
+_TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
 _library: list[torch.library.Library] = []
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from snugfit.techniques.init import own_tables, parameters_on_meta
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.init.apply import own_tables, parameters_on_meta
+from snugfit.techniques.microbatch.apply import map_tensors
 
 
 class Materialiser:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snugfit.errors import InputError, RecipeError, did_you_mean
-from snugfit.fidelity import LEVELS, Level, fidelity
+from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos, from_text, value_problem
 from snugfit.recipe import Recipe
+from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 

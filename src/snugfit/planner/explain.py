@@ -10,44 +10,22 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from snugfit.fidelity import LEVELS, fidelity
+from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos
 from snugfit.planner.probe import Probe
 from snugfit.planner.search import Search
-from snugfit.planner.space import NEVER, POINTS, SWITCHES, Changes
+from snugfit.planner.space import NEVER
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import LEVELS, Changes
 from snugfit.units import format_bytes, format_seconds
 
-_COMPANIONS = {
-    "quantize": ("adapter",),
-    "stochastic_rounding": ("precision",),
-    "accumulate_dtype": ("microbatch_size",),
-}
-"""Fields that have to change together with another one."""
-_TRIALS: dict[str, tuple[Changes, ...]] = {
-    "precision": ({"precision": "bf16-mixed"}, {"precision": "16-mixed"}, {"precision": "tf32"}),
-    "checkpoint": (POINTS["checkpoint"],),
-    "offload_activations": (POINTS["offload"], POINTS["checkpoint+offload"]),
-    "offload_optimizer": ({"offload_optimizer": True},),
-    "step_in_backward": ({"step_in_backward": True},),
-    "optimizer": ({"optimizer": "adamw8bit"}, {"optimizer": "sgd"}),
-    "adapter": ({"adapter": "lora"},),
-    "quantize": ({"adapter": "lora", "quantize": "nf4"},),
-    "loss_impl": ({"loss_impl": "chunked"},),
-    "init": ({"init": "device"},),
-    **{name: (change,) for name, change in SWITCHES.items()},
-}
-"""What a field that is off would be, to ask why it is off."""
-_FIXED = {
-    "init": "building takes no more than training, which does not depend on it",
-    "accumulate_dtype": "it only matters where gradients of microbatches add up in 16-bit weights",
-    "stochastic_rounding": "it only matters for weights that are held in bf16",
-    "optimizer_impl": "torch's fused kernels are taken where there are any, which are the fastest",
-}
-_NOTHING_THERE = {
-    "attention": "the model has no attention that it can switch from holding every score",
-    "inplace": "the model has no activation module that could overwrite its input",
-}
+_OWNERS = {field: row for row in reversed(TECHNIQUES) for field in row.fields}
+"""Field -> the technique that it belongs to."""
+_TRIALS: dict[str, list[Changes]] = {}
+"""What a field that is off would be, to ask why it is off: what costs least fidelity first."""
+for _row in sorted(TECHNIQUES, key=lambda row: LEVELS.index(row.level)):
+    _TRIALS.setdefault(_row.fields[0], []).extend(_row.all_trials)
 
 
 def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
@@ -95,7 +73,7 @@ def _why_on(search: Search, best: Probe, name: str) -> str:
     plain = getattr(Recipe(), name)
     off = _nearest(search, best, name, lambda value: value == plain)
     if off is None:
-        return _FIXED.get(name, "without it the step does not fit, or takes longer") + "."
+        return (_OWNERS[name].because or "without it the step does not fit, or takes longer") + "."
     text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
     if name == "checkpoint" and best.recipe.checkpoint not in ("all", "selective"):
         everything = _nearest(search, best, name, lambda value: value == "all")
@@ -111,9 +89,9 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         if not trials and search.space.batch is not None and search.space.batch > 1:
             trials = [{"microbatch_size": search.space.batch // 2}]
     else:
-        trials = list(_TRIALS.get(name, ()))
-    if name in _NOTHING_THERE and name not in best.recorded.switchable:
-        return _NOTHING_THERE[name] + "."
+        trials = _TRIALS.get(name, [])
+    if _OWNERS[name].nothing_to_switch and name not in best.recorded.switchable:
+        return _OWNERS[name].nothing_to_switch + "."
     plain = getattr(Recipe(), name)
     pair = _nearest(search, best, name, lambda value: value != plain)
     if pair is not None:
@@ -127,16 +105,14 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         refusal = _refusal(search, best, name, change)
         if refusal is not None:
             return refusal
-    return _FIXED.get(name, "nothing that was simulated is better with it") + "."
+    return (_OWNERS[name].because or "nothing that was simulated is better with it") + "."
 
 
 def _instead(best: Probe, name: str) -> str:
     """What the plan does in place of a technique that is off."""
-    if name == "offload_activations" and best.recipe.checkpoint != "none":
-        return f"; checkpointing {_in_words(best, 'checkpoint')} is cheaper"
-    if name == "checkpoint" and best.recipe.microbatch_size is not None:
-        return f"; microbatches of {best.recipe.microbatch_size} are cheaper"
-    return ""
+    instead = _OWNERS[name].instead
+    found = instead(best.recipe, _in_words(best, "checkpoint")) if instead is not None else ""
+    return found and f"; {found}"
 
 
 def _refusal(search: Search, best: Probe, name: str, change: Changes) -> str | None:
@@ -162,7 +138,7 @@ def _nearest(search: Search, best: Probe, name: str, wanted: Callable[[Any], boo
 
     For a field that is on, the first is the one without it.
     """
-    companions = {name, *_COMPANIONS.get(name, ())}
+    companions = {name, *_OWNERS[name].goes_with}
     rows = list(search.laboratory.probes.values())
     by_rest: dict[tuple[Any, ...], list[Probe]] = {}
     for probe in rows:

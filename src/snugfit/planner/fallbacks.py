@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator
 from snugfit.errors import RecipeError
 from snugfit.planner.probe import Probe
 from snugfit.planner.search import Search
-from snugfit.planner.space import SWITCHES, Changes
+from snugfit.planner.space import SWITCHES
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import Changes
 from snugfit.training.changeable import CHANGEABLE, problems_of_change
 
 LESS, ANY_LESS = 0.97, 0.995
@@ -23,16 +25,7 @@ ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
 MOST_LENT = 8
 """Recipes that are simulated because another one lends its fields, at most."""
-_TURNS: tuple[Changes, ...] = (
-    {"inplace": True},
-    {"attention": "sdpa"},
-    {"loss_impl": "chunked"},
-    {"checkpoint": "selective"},
-    {"checkpoint": "all"},
-    {"checkpoint": "all", "offload_activations": "checkpoints"},
-    {"step_in_backward": True},
-    {"offload_optimizer": True},
-)
+_TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
 """What can be turned up by itself; smaller microbatches come beside it."""
 
 

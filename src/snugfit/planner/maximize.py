@@ -16,9 +16,9 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place, Subject
-from snugfit.planner.space import Changes
 from snugfit.planner.subjects import named_subject
 from snugfit.simulator.request import NamedModel
+from snugfit.techniques.declaration import Changes
 from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
-from snugfit.fidelity import LEVELS, fidelity
+from snugfit.fidelity import fidelity
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
@@ -22,6 +22,7 @@ from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.techniques.declaration import LEVELS
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 
 from snugfit.planner.compose import Composition, Sims
 from snugfit.planner.probe import Laboratory, Probe
-from snugfit.planner.space import PLAIN, POINTS, SWITCHES, Changes, Space
+from snugfit.planner.space import PLAIN, POINTS, SWITCHES, Space
 from snugfit.recipe import Recipe
+from snugfit.techniques.declaration import Changes
 
 MOST_OPERATORS = 250_000
 """Operators that may be simulated for one budget, beside the start: about half a minute on two cores."""
@@ -89,8 +90,8 @@ class Search:
             assert isinstance(made, Recipe)
             self.space = space = dataclasses.replace(space, base=made)
             lab.need(made)
-        self.variants = dict(space.variants())
-        self.updates = {name: change for name, change in space.updates() if space.allowed(change)}
+        self.variants = space.variants()
+        self.updates = {name: change for name, change in space.updates().items() if space.allowed(change)}
         self.sizes = space.sizes() or [space.batch or 1]
         lab.look(recipe for change in self.variants.values() for recipe in space.allowed(change))
         for name, change in self.variants.items():

@@ -125,7 +125,7 @@ def _checked(
 ) -> Checked:
     import torch
 
-    from snugfit.techniques.microbatch import map_tensors, split_batch
+    from snugfit.techniques.microbatch.apply import map_tensors, split_batch
     from snugfit.training.caches import caching_configs, without_caches
     from snugfit.training.model_call import loss_of, output_of
     from snugfit.training.separation import Separation, separation

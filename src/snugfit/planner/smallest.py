@@ -11,75 +11,29 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from snugfit.fidelity import LEVELS, Level
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Laboratory, Probe
-from snugfit.planner.space import SWITCHES, Changes, Space
+from snugfit.planner.space import SWITCHES, Space
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import LEVELS, Changes, Level, Start
 
 _ROUNDS = 2
-_FRUGAL: tuple[Changes, ...] = (
-    {"checkpoint": "all"},
-    {"offload_activations": "checkpoints"},
-    {"offload_optimizer": True},
-    {"loss_impl": "chunked"},
-    {"attention": "sdpa"},
-    {"inplace": True},
-    {"init": "device"},
-)
-_STARTS: Mapping[Level, tuple[tuple[Changes, ...], ...]] = {
-    "exact": (
-        ({"microbatch_size": 1}, *_FRUGAL),
-        ({"step_in_backward": True}, *_FRUGAL),
-    ),
-    "rounding": (
-        (
-            {"precision": "bf16-true", "stochastic_rounding": True},
-            {"optimizer": "adamw4bit"},
-            {"step_in_backward": True},
-            *_FRUGAL,
-        ),
-    ),
-    "different": (
-        (
-            {"adapter": "lora", "quantize": "nf4"},
-            {"precision": "bf16-true", "stochastic_rounding": True},
-            {"microbatch_size": 1},
-            *_FRUGAL,
-        ),
-    ),
+_STARTS: Mapping[Level, tuple[Start, ...]] = {
+    "exact": ("microbatches", "in backward"),
+    "rounding": ("few bits",),
+    "different": ("adapters",),
 }
-"""Level -> the changes of each start, in order; one that is not allowed, or contradicts an earlier one, is left out."""
-_MOVES: tuple[Changes, ...] = (
-    {"checkpoint": "all", "offload_activations": "checkpoints"},
-    {"checkpoint": "all", "offload_activations": "none"},
-    {"checkpoint": "none", "offload_activations": "all"},
-    {"microbatch_size": 1, "step_in_backward": False},
-    {"microbatch_size": None, "step_in_backward": True},
-    {"offload_optimizer": True},
-    {"step_in_backward": True},
-    {"loss_impl": "chunked"},
-    {"attention": "sdpa"},
-    {"inplace": True},
-    {"init": "device"},
-    {"optimizer_impl": "for-loop"},
-)
-_WIDER: Mapping[Level, tuple[Changes, ...]] = {
-    "exact": (),
-    "rounding": (
-        {"precision": "bf16-mixed"},
-        {"precision": "bf16-true", "stochastic_rounding": True, "offload_optimizer": False},
-        {"optimizer": "adamw8bit", "offload_optimizer": False},
-        {"optimizer": "adamw4bit", "offload_optimizer": False},
-    ),
-    "different": (
-        {"microbatch_size": 1, "step_in_backward": False},
-        {"optimizer": "sgd", "offload_optimizer": False},
-        {"optimizer": "sgd", "offload_optimizer": False, "step_in_backward": True, "microbatch_size": None},
-        {"adapter": "lora", "offload_optimizer": False},
-        {"adapter": "lora", "quantize": "nf4", "offload_optimizer": False},
-    ),
-}
+"""Level -> how the search begins; of what the techniques set then, what is not allowed, or contradicts an earlier one, is
+left out."""
+
+
+def _least(start: Start) -> list[Changes]:
+    return [row.least for row in TECHNIQUES if row.least and start in row.starts]
+
+
+def _moves(level: Level) -> list[Changes]:
+    return [change for row in TECHNIQUES for one, change in row.all_moves if one == level]
 
 
 class Smallest:
@@ -106,7 +60,7 @@ class Smallest:
         """
         space = self._wider(level)
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
-        starts = [self._effective(changes) for name in new for changes in _STARTS[name]]
+        starts = [self._effective(_least(start)) for name in new for start in _STARTS[name]]
         self._started.update(new)
         wanted = [_joined(space, changes) for changes in starts]
         self._laboratory.look(wanted)
@@ -142,13 +96,13 @@ class Smallest:
         best = self.start(level)
         if not self._settled:
             for _ in range(_ROUNDS):
-                before, best = best, self._round(space, best, _MOVES)
+                before, best = best, self._round(space, best, _moves("exact"))
                 if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
                     break
             self._settled = True
         for name in LEVELS:
-            if name in allowed and name not in self._widened:
-                best = self._round(space, best, _WIDER[name])
+            if name != "exact" and name in allowed and name not in self._widened:
+                best = self._round(space, best, _moves(name))
                 self._widened.add(name)
         return self._least(space.constraints)
 

@@ -1,6 +1,6 @@
 """The space of recipes: what may be chosen for each dimension, for this workload and under these constraints.
 
-A dimension is a few changes of recipe fields that belong together. Nothing is judged here twice: whether a recipe makes
+What may be tried is declared by the techniques. Nothing is judged here twice: whether a recipe makes
 sense is asked of `Recipe`, whether it fits the workload and what fidelity it costs of `fidelity`, and whether the model
 can carry it out of the simulation. Imports no torch.
 """
@@ -8,48 +8,28 @@ can carry it out of the simulation. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from snugfit.errors import RecipeError
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
-from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
-
-Changes = Mapping[str, Any]
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import LEVELS, Changes, Choice, Situation
+from snugfit.workload import Workload
 
 PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
-SWITCHES: Mapping[str, Changes] = {
-    "attention": {"attention": "sdpa"},
-    "inplace": {"inplace": True},
-}
+SWITCHES: Mapping[str, Changes] = {row.name: row.least for row in TECHNIQUES if row.nothing_to_switch}
 """Taken for good where the simulation shows less memory and no more time."""
-
 POINTS: Mapping[str, Changes] = {
     PLAIN: {},
-    "checkpoint": {"checkpoint": "all"},
-    "selective": {"checkpoint": "selective"},
-    "offload": {"offload_activations": "all"},
-    "checkpoint+offload": {"checkpoint": "all", "offload_activations": "checkpoints"},
+    **{name: change for row in TECHNIQUES for name, change in row.points.items()},
 }
 """What can be done to all blocks alike; choices of some blocks lie between them."""
-
-NEVER = {
-    "compile": "a compiled step is predicted as if it ran eagerly, which would be a guess; measure it, then pin it",
-    "compile_memory_budget": "it belongs to compile",
-    "workers": "loading of data is not simulated; pin it to what your data needs",
-    "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
-    "prefetch": "loading of data is not simulated",
-    "adapter_rank": "it belongs to adapter",
-    "adapter_alpha": "it belongs to adapter",
-    "adapter_dropout": "it belongs to adapter",
-    "adapter_targets": "it belongs to adapter",
-    "adapter_head": "it belongs to adapter",
-    "double_quantize": "it belongs to quantize",
-}
+NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
 """Fields that are only used when they are pinned, and why."""
+_ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,23 +72,15 @@ class Space:
             return "on a cpu the host is the same memory, so moving things there saves nothing."
         try:
             made = Recipe.from_mapping(given)
-            if self.constraints.is_free("accumulate_dtype"):
-                in_fp32 = self.splits(made) and made.true_precision is not None
-                made = made.replace(accumulate_dtype="fp32" if in_fp32 else "as-is")
+            for row in TECHNIQUES:
+                if row.follows is not None and self.constraints.is_free(row.name):
+                    made = made.replace(**row.follows(made, self.workload))
         except RecipeError as error:
             return error.problems[0]
         return self.constraints.refusal(made, self.workload) or made
 
     def _moves_to_host(self, given: Changes) -> bool:
-        return any(
-            given[name] not in ("none", False) and name not in self.constraints.pins
-            for name in ("offload_activations", "offload_optimizer")
-        )
-
-    def splits(self, recipe: Recipe) -> bool:
-        """Returns whether a recipe cuts the batch."""
-        size = recipe.microbatch_size
-        return size is not None and (self.batch is None or size < self.batch)
+        return any(given[name] not in ("none", False) and name not in self.constraints.pins for name in _ON_HOST)
 
     def allowed(self, *changes: Changes) -> list[Recipe]:
         """Returns the recipe with some fields changed, in a list that is empty where it is not allowed."""
@@ -132,38 +104,17 @@ class Space:
             return {}
         return {"microbatch_size": None if size == self.batch else size}
 
-    def updates(self) -> Iterator[tuple[str, Changes]]:
-        """Yields the ways of updating, plain first."""
-        yield PLAIN, {}
-        places: list[tuple[str, Changes]] = [
-            ("offload_optimizer", {"offload_optimizer": True}),
-            ("step_in_backward", {"step_in_backward": True}),
-            ("offload_optimizer+step_in_backward", {"offload_optimizer": True, "step_in_backward": True}),
-        ]
-        yield from places
-        if "rounding" in self.constraints.allow:
-            for name, algorithm in LOW_BIT_OPTIMIZERS.items():
-                if algorithm == self.workload.optimizer:
-                    yield name, {"optimizer": name}
-        if "different" in self.constraints.allow:
-            for name in ("sgd", "adafactor"):
-                if name != self.workload.optimizer:
-                    yield name, {"optimizer": name}
-                    yield f"{name}+step_in_backward", {"optimizer": name, "step_in_backward": True}
+    def updates(self) -> dict[str, Changes]:
+        """Returns the ways of updating, plain first."""
+        return self._worth_trying(choice for row in TECHNIQUES for choice in row.updates)
 
-    def variants(self) -> Iterator[tuple[str, Changes]]:
-        """Yields what changes the passes themselves, plain first: number format, loss, adapters."""
-        yield PLAIN, {}
-        yield "loss_impl=chunked", {"loss_impl": "chunked"}
-        if "rounding" in self.constraints.allow:
-            if self.on_cpu or self.capability >= (8, 0):
-                if not self.on_cpu:
-                    yield "precision=tf32", {"precision": "tf32"}
-                yield "precision=bf16-mixed", {"precision": "bf16-mixed"}
-                # Plain rounding loses small updates of 16-bit weights, so they are never held without.
-                yield "precision=bf16-true", {"precision": "bf16-true", "stochastic_rounding": True}
-            else:
-                yield "precision=16-mixed", {"precision": "16-mixed"}
-        if "different" in self.constraints.allow:
-            yield "adapter=lora", {"adapter": "lora"}
-            yield "adapter=lora, quantize=nf4", {"adapter": "lora", "quantize": "nf4"}
+    def variants(self) -> dict[str, Changes]:
+        """Returns what changes the passes themselves, plain first: number format, loss, adapters."""
+        return self._worth_trying(choice for row in TECHNIQUES for choice in row.variants)
+
+    def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
+        """Those that are allowed and make sense here, what costs least fidelity first."""
+        ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
+        here = Situation(self.workload, self.on_cpu, bf16=self.on_cpu or self.capability >= (8, 0))
+        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(here)]
+        return {PLAIN: {}, **{one.name: one.changes for one in kept}}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch import is_dataclass_instance, parts_of, with_fields
+from snugfit.techniques.microbatch.apply import is_dataclass_instance, parts_of, with_fields
 
 
 def skeleton_of(batch: Any) -> Any:

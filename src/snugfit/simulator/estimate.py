@@ -21,7 +21,7 @@ from snugfit.run import Run
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import Kind, NamedModel, Recorded
-from snugfit.workload import LOW_BIT_OPTIMIZERS, OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -235,7 +235,7 @@ def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[
 
         name = name_of(optimizer)
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        known = (*OPTIMIZERS, *LOW_BIT_OPTIMIZERS)
+        known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
         raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
     Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name}))
 

@@ -9,7 +9,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training.model_call import output_of
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
-from snugfit.techniques.microbatch import map_tensors, split_batch
+from snugfit.techniques.microbatch.apply import map_tensors, split_batch
 
 FIRST_STEP, LATER_STEPS = 2, 3
 """Microbatches of one shape that are simulated in a row, in the first step and in those after it."""

@@ -21,6 +21,8 @@ from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.generations import Capability, on_generation
 from snugfit.recording.trace import Trace
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import loaded
 from snugfit.workers import real_run
 from snugfit.workers.real_run import Refused
 from snugfit.workload import Workload, algorithm_and_storage
@@ -244,9 +246,7 @@ def record_given(
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
     from snugfit.simulator.session import STEPS, simulate_training
-    from snugfit.techniques.attention import can_switch
     from snugfit.techniques.blocks import find_blocks
-    from snugfit.techniques.inplace import may_gain
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workers import skeleton
     from snugfit.workloads.traits import model_traits
@@ -261,7 +261,7 @@ def record_given(
     check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
     dense = without_sparse_gradients(model)
     block_names = tuple(find_blocks(model))
-    found = {"attention": can_switch(model), "inplace": may_gain(model)}
+    switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
         given["batch_size"] = _longest(batches)
@@ -279,7 +279,6 @@ def record_given(
         )
 
     recorded = _recorded(run, model, workload, batches, weights, parameters, kind)
-    switchable = tuple(name for name, there in found.items() if there)
     answered = (*recorded.answered, *dense)
     return dataclasses.replace(recorded, answered=answered, block_names=block_names, switchable=switchable)
 
@@ -399,14 +398,14 @@ def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
-    from snugfit.techniques.low_bit_optimizer import load_library
+    from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 
     algorithm, storage = algorithm_and_storage(name)
     workload = Workload.from_mapping({**settings, "optimizer": algorithm})
-    if storage is not None:
-        load_library(storage)
-    if storage is not None or name == "muon":
+    own = own_optimizer(name)
+    if own is not None:
+        own.load()
         recipe = Recipe(optimizer=storage)  # type: ignore[arg-type]
 
         def make(parameters: Any) -> Any:
@@ -510,14 +509,14 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
 
 
 def _longest(batches: list[Any]) -> int | None:
-    from snugfit.techniques.microbatch import first_tensor
+    from snugfit.techniques.microbatch.apply import first_tensor
 
     lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
     return max(lengths, default=None) or None
 
 
 def _shape(batches: list[Any]) -> str:
-    from snugfit.techniques.microbatch import first_tensor
+    from snugfit.techniques.microbatch.apply import first_tensor
 
     shapes = []
     for batch in batches:

@@ -258,13 +258,14 @@ def _training_job(
     arguments: dict[str, Any],
 ) -> Recording:
     from snugfit.simulator.pieces import FewerPieces, repeats
-    from snugfit.techniques.low_bit_optimizer import LIBRARIES, load_library
-    from snugfit.techniques.quantize import load_libraries
+    from snugfit.techniques.own_optimizer import own_optimizer
+    from snugfit.techniques.quantize.apply import load_libraries
     from snugfit.training.fallbacks import elements
 
     load_libraries(recipe)
-    if recipe.optimizer in LIBRARIES:
-        load_library(recipe.optimizer)  # outside of the recording: it makes tables of real values
+    own = own_optimizer(recipe.optimizer)
+    if own is not None:
+        own.load()  # outside of the recording: it makes tables of real values
     model = _built(model)
     evaluation = None
     if evaluate and arguments.get("evaluate", True):
@@ -347,7 +348,7 @@ class _Evaluation:
             recipe: How the step is held in memory.
             batch: A batch of training, without memory.
         """
-        from snugfit.techniques.microbatch import first_tensor, map_tensors, split_batch
+        from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
         from snugfit.training.evaluation import evaluated_at_once, task_of
 
         self._own = task is None

@@ -1,218 +1,77 @@
-"""The techniques there are: one file each, and one row here. Imports no torch.
+"""The techniques there are, in the order in which they are shown. Each is a package, or a file, that declares itself.
 
-A row says what people see in `snugfit techniques`; the essay is the docstring of the file of the same name.
+The docstring of the package is the essay, `TECHNIQUE` what it declares (`declaration.py`). Imports no torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
-from snugfit.fidelity import Level
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Technique:
-    """One technique, as a row of the table."""
-
-    name: str
-    """Name of its file, its test, its benchmark and its page."""
-    fields: tuple[str, ...]
-    """Fields of the recipe (or of the workload) that ask for it."""
-    rows: tuple[int, ...]
-    """Numbers in the list of all techniques of the guides."""
-    level: Level
-    """Fidelity where it fits the workload; its essay says when it does not."""
-    summary: str
-    """What it saves, in one line."""
-    known_as: str = ""
-    """What people call it or type to find it: small letters with dashes, separated by spaces."""
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """The words of `known_as`."""
-        return tuple(self.known_as.split())
-
+from snugfit.techniques import (
+    accumulate_dtype,
+    adapter,
+    attention,
+    checkpoint,
+    compile,
+    init,
+    inplace,
+    loading,
+    loss_impl,
+    low_bit_optimizer,
+    microbatch,
+    mixed_precision,
+    muon,
+    offload_activations,
+    offload_optimizer,
+    optimizer,
+    optimizer_impl,
+    paged_adamw,
+    quantize,
+    step_in_backward,
+    stochastic_rounding,
+    tf32,
+    true_precision,
+)
+from snugfit.techniques.declaration import OptimizerName, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Technique(
-        "mixed_precision",
-        ("precision",),
-        (1,),
-        "rounding",
-        "half of the activations; fast matmuls",
-        known_as="amp autocast bf16 bfloat16 fp16 float16 half-precision gradscaler loss-scaling",
-    ),
-    Technique(
-        "true_precision",
-        ("precision",),
-        (2,),
-        "rounding",
-        "half of everything",
-        known_as="bf16 bfloat16 fp16 float16 half-precision pure-bf16",
-    ),
-    Technique(
-        "tf32",
-        ("precision",),
-        (3,),
-        "rounding",
-        "no memory; time of fp32 matmuls on CUDA",
-        known_as="tensorfloat32",
-    ),
-    Technique(
-        "microbatch",
-        ("microbatch_size",),
-        (4, 5),
-        "exact",
-        "activations, in proportion to the microbatch",
-        known_as=("grad-accum gradient-accumulation grad-accumulation accumulation accumulate micro-batch batch-size"),
-    ),
-    Technique(
-        "accumulate_dtype",
-        ("accumulate_dtype",),
-        (5,),
-        "exact",
-        "no memory; bits of gradients summed in 16 bits",
-        known_as="fp32-accumulation gradient-accumulation-dtype",
-    ),
-    Technique(
-        "checkpoint",
-        ("checkpoint",),
-        (6,),
-        "exact",
-        "activations inside blocks, for one more forward pass",
-        known_as=(
-            "gradient-checkpointing activation-checkpointing checkpointing recompute rematerialization sac "
-            "selective-checkpointing"
-        ),
-    ),
-    Technique(
-        "offload_activations",
-        ("offload_activations",),
-        (7,),
-        "exact",
-        "activations, for copies to host memory",
-        known_as="activation-offload activation-offloading cpu-offload offload offloading save-on-cpu",
-    ),
-    Technique(
-        "optimizer",
-        ("optimizer",),
-        (8,),
-        "different",
-        "optimizer state: SGD has none, Adafactor almost none",
-        known_as="sgd adafactor adam adamw",
-    ),
-    Technique("muon", ("optimizer",), (8,), "different", "half of the optimizer state of every matrix"),
-    Technique(
-        "low_bit_optimizer",
-        ("optimizer",),
-        (9, 10),
-        "rounding",
-        "optimizer state: three quarters of AdamW's in 8 bits, seven eighths in 4",
-        known_as=(
-            "8bit 8-bit 8bit-adam 8bit-adamw 8-bit-adam adam8bit adamw8bit 4bit-adam adamw4bit adamwfp8 "
-            "fp8-adam paged paged-adam paged-adamw8bit paged-optimizer bitsandbytes bnb torchao"
-        ),
-    ),
-    Technique(
-        "offload_optimizer",
-        ("offload_optimizer",),
-        (10,),
-        "exact",
-        "optimizer state, for an update on the host",
-        known_as="cpu-offload offload offloading optimizer-offload optimizer-offloading zero-offload",
-    ),
-    Technique(
-        "step_in_backward",
-        ("step_in_backward",),
-        (11,),
-        "exact",
-        "all gradients but one parameter's",
-        known_as="fused-backward optimizer-in-backward lomo per-parameter-update",
-    ),
-    Technique(
-        "optimizer_impl",
-        ("optimizer_impl",),
-        (12,),
-        "exact",
-        "temporaries of the update; time",
-        known_as="fused fused-optimizer foreach for-loop fused-adam fused-adamw",
-    ),
-    Technique(
-        "stochastic_rounding",
-        ("stochastic_rounding",),
-        (2,),
-        "rounding",
-        "no memory; updates too small for bf16",
-        known_as="bf16-stochastic-rounding",
-    ),
-    Technique(
-        "init",
-        ("init",),
-        (13,),
-        "exact",
-        "the second copy of the model while it loads",
-        known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
-    ),
-    Technique(
-        "loading",
-        ("workers", "pin_memory", "prefetch"),
-        (17,),
-        "exact",
-        "no memory; time waiting for data",
-        known_as="dataloader data-loading num-workers prefetch-factor",
-    ),
-    Technique(
-        "inplace",
-        ("inplace",),
-        (18,),
-        "exact",
-        "the input of activation functions while the code holds on to it",
-        known_as="in-place relu-inplace",
-    ),
-    Technique(
-        "compile",
-        ("compile", "compile_memory_budget"),
-        (20,),
-        "rounding",
-        "intermediates between fused operators",
-        known_as="torch.compile torch-compile inductor dynamo",
-    ),
-    Technique(
-        "attention",
-        ("attention",),
-        (21,),
-        "exact",
-        "attention scores, which grow with the sequence squared",
-        known_as="flash-attention flash-attention-2 flash-attn flash fa2 sdpa xformers memory-efficient-attention",
-    ),
-    Technique(
-        "loss_impl",
-        ("loss_impl",),
-        (28,),
-        "exact",
-        "logits of a large vocabulary, three times over",
-        known_as=(
-            "chunked-loss liger liger-kernel cut-cross-entropy cce linear-cross-entropy fused-loss cross-entropy"
-        ),
-    ),
-    Technique(
-        "adapter",
-        ("adapter", "adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head"),
-        (22, 23),
-        "different",
-        "gradients and optimizer state of all weights that stay frozen",
-        known_as="lora qlora rslora dora qdora peft low-rank-adapters",
-    ),
-    Technique(
-        "quantize",
-        ("quantize", "double_quantize"),
-        (24,),
-        "different",
-        "three quarters of the frozen weights, or half",
-        known_as=("qlora qdora nf4 int8 4bit 4-bit 8bit 8-bit quantization load-in-4bit load-in-8bit bitsandbytes bnb"),
-    ),
+    mixed_precision.TECHNIQUE,
+    true_precision.TECHNIQUE,
+    tf32.TECHNIQUE,
+    microbatch.TECHNIQUE,
+    accumulate_dtype.TECHNIQUE,
+    checkpoint.TECHNIQUE,
+    offload_activations.TECHNIQUE,
+    optimizer.TECHNIQUE,
+    muon.TECHNIQUE,
+    low_bit_optimizer.TECHNIQUE,
+    paged_adamw.TECHNIQUE,
+    offload_optimizer.TECHNIQUE,
+    step_in_backward.TECHNIQUE,
+    optimizer_impl.TECHNIQUE,
+    stochastic_rounding.TECHNIQUE,
+    init.TECHNIQUE,
+    loading.TECHNIQUE,
+    inplace.TECHNIQUE,
+    compile.TECHNIQUE,
+    attention.TECHNIQUE,
+    loss_impl.TECHNIQUE,
+    adapter.TECHNIQUE,
+    quantize.TECHNIQUE,
 )
+
+OPTIMIZER_NAMES: Mapping[str, OptimizerName] = {one.name: one for row in TECHNIQUES for one in row.optimizers}
+"""Every optimizer that can be asked for by name."""
+
+
+def joined(table: str) -> dict[str, dict[Any, Any]]:
+    """Returns a table of all techniques: field -> rows, of which each declares some."""
+    found: dict[str, dict[Any, Any]] = {}
+    for row in TECHNIQUES:
+        found.setdefault(row.fields[0], {}).update(getattr(row, table))
+    return {field: rows for field, rows in found.items() if rows}
+
 
 NOT_HERE: Mapping[str, tuple[str, str]] = {
     "fsdp": ("sharding over several cards is not there yet: snugfit trains on one card", "offload_optimizer"),

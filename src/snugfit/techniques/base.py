@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import STAGES, loaded
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.streams import CopyStream
-from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +34,12 @@ class Setup:
     """Host memory for what leaves the device."""
     copies: CopyStream
     """Order of the copies between host and device."""
+
+
+def model_techniques() -> list[type[ModelTechnique]]:
+    """Returns the techniques that change a model, in the order in which they do; later ones surround earlier ones."""
+    declared = sorted((row for row in TECHNIQUES if row.hooks), key=lambda row: STAGES.index(row.stage))
+    return [loaded(row.hooks) for row in declared]
 
 
 class WrappedForward:
@@ -54,6 +64,10 @@ class ModelTechnique:
 
     field: ClassVar[str]
     """The recipe field that asks for it."""
+    values: ClassVar[tuple[str, ...]] = ()
+    """Values of the field that ask for it; none: all but the default."""
+    wraps: ClassVar[bool] = False
+    """Whether it surrounds blocks or the model, and so is put on anew with every other recipe."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -61,8 +75,22 @@ class ModelTechnique:
     @classmethod
     def wanted(cls, recipe: Recipe) -> bool:
         """Returns whether a recipe asks for this technique."""
-        default = type(recipe).__dataclass_fields__[cls.field].default
-        return bool(getattr(recipe, cls.field) != default)
+        value, default = getattr(recipe, cls.field), type(recipe).__dataclass_fields__[cls.field].default
+        return value in cls.values if cls.values else bool(value != default)
+
+    @classmethod
+    def may_gain(cls, model: nn.Module) -> bool:
+        """Returns whether a model has something that this could switch; asked of techniques that declare a switch."""
+        return False
+
+    @classmethod
+    def comes_off(cls, old: Recipe, new: Recipe) -> bool:
+        """Returns whether it is undone and put on anew where a run changes over to another recipe."""
+        return cls.wraps
+
+    @classmethod
+    def undo(cls, model: nn.Module) -> None:
+        """Gives a model back what it changed, if it did; wrapped forward methods come off without it."""
 
     def change(self, model: nn.Module) -> None:
         """Changes the model in place, once, before the optimizer is built.

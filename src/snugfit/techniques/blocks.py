@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.spellings import meant, suggestion
+from snugfit.techniques.spellings import meant, suggestion
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -14,3 +14,49 @@ out.
 
 Source: Shazeer and Stern, Adafactor, 2018 (arXiv:1804.04235); torch.optim. Built by `training/optimizers.py`.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from snugfit.techniques.declaration import Choice, OptimizerName, Technique
+from snugfit.techniques.low_bit_optimizer import LowBit
+from snugfit.techniques.muon import Muon
+from snugfit.techniques.paged_adamw import PagedAdamW
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """The optimizer that takes the place of the workload's."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] | Muon | LowBit | PagedAdamW | None = None
+    """Replaces the workload's optimizer: by one that holds the same state in another way (adamw8bit holds adamw's in
+    8 bits), or by another algorithm (labelled different). None: keep it."""
+
+
+def _ways(name: str) -> tuple[Choice, ...]:
+    """A leaner optimizer, also stepped in backward."""
+    changes = ({"optimizer": name}, {"optimizer": name, "step_in_backward": True})
+    return tuple(Choice(one, "different", lambda here: here.workload.optimizer != name) for one in changes)
+
+
+_SGD = {"optimizer": "sgd", "offload_optimizer": False}
+
+TECHNIQUE = Technique(
+    name="optimizer",
+    fields=("optimizer",),
+    rows=(8,),
+    level="different",
+    summary="optimizer state: SGD has none, Adafactor almost none",
+    known_as="sgd adafactor adam adamw",
+    spellings={
+        ("adamw-torch", "adamw-torch-fused", "adamw-hf", "adamw-fused", "fused-adamw"): ("adamw",),
+        ("momentum", "sgd-momentum", "nesterov"): ("sgd",),
+    },
+    optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
+    updates=(*_ways("sgd"), *_ways("adafactor")),
+    moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
+    trials=({"optimizer": "sgd"},),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "sgd"}),
+)

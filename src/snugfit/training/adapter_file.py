@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from snugfit.errors import InputError
-from snugfit.techniques.adapter_layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
+from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
 from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.atomic_file import replaced_file
 from snugfit.training.model_file import save_model

@@ -13,19 +13,19 @@ from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning
 from snugfit.recipe import Recipe
-from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.techniques.base import Setup
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.low_bit_optimizer import announce
-from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.offload_optimizer.apply import HostUpdate
+from snugfit.techniques.own_optimizer import Groups, own_optimizer
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.given_optimizer import GivenOptimizer
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health
-from snugfit.training.optimizers import Groups, make_optimizer, optimizer_groups, parameter_groups
+from snugfit.training.optimizers import make_optimizer, optimizer_groups, parameter_groups
 from snugfit.training.update import Update
-from snugfit.workload import LOW_BIT_OPTIMIZERS
 
 
 class UpdateBuilder:
@@ -81,11 +81,12 @@ class UpdateBuilder:
 
     def _updates(self, setup: Setup) -> tuple[list[Any], Groups]:
         recipe, given = setup.recipe, self._given
-        each = recipe.step_in_backward or recipe.offload_optimizer or recipe.stochastic_rounding
+        each = any(getattr(recipe, row.name) for row in TECHNIQUES if row.per_parameter)
         if given is not None and recipe.optimizer is None and not each:
             return [JointUpdate(given.optimizer)], given.optimizer.param_groups
-        if recipe.optimizer in LOW_BIT_OPTIMIZERS:
-            announce(recipe.optimizer, setup.device)
+        own = own_optimizer(recipe.optimizer)
+        if own is not None:
+            own.announce(setup.device)
         base = parameter_groups(self._named.values(), setup.workload) if given is None else given.groups(recipe)
         groups = optimizer_groups(self._model, base, recipe, setup.workload)
         if given is not None:

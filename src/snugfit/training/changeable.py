@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 from snugfit.recipe import Recipe
 from snugfit.run import contradictions
+from snugfit.techniques import TECHNIQUES
 from snugfit.workload import Workload
 
-PASS_FIELDS = ("inplace", "attention", "loss_impl", "checkpoint", "offload_activations")
+_TOUCHES = {field: row.may_change for row in TECHNIQUES if row.may_change for field in row.fields}
+PASS_FIELDS = tuple(field for field, what in _TOUCHES.items() if what == "passes")
 """Fields that change how the forward and backward passes run."""
-UPDATE_FIELDS = ("optimizer_impl", "offload_optimizer", "step_in_backward", "accumulate_dtype")
+UPDATE_FIELDS = tuple(field for field, what in _TOUCHES.items() if what == "update")
 """Fields that change the update and where gradients add up."""
-CHANGEABLE = ("microbatch_size", *PASS_FIELDS, *UPDATE_FIELDS, "workers", "pin_memory", "prefetch")
+CHANGEABLE = tuple(_TOUCHES)
 """Fields of a recipe that may change in the middle of a run; those of loading are for the caller's loader."""
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.recipe import Recipe
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training import random_state
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import Loss, loss_value

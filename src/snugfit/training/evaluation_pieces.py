@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import OutOfMemoryError, SnugfitWarning
-from snugfit.techniques.microbatch import LossWeight, Split, loss_weights
+from snugfit.techniques.microbatch.apply import LossWeight, Split, loss_weights
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import joined
 from snugfit.training.out_of_memory import free_memory, tried

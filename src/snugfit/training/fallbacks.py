@@ -23,7 +23,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.microbatch import first_tensor
+from snugfit.techniques.microbatch.apply import first_tensor
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 

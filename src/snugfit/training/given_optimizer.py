@@ -17,13 +17,12 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.recipe import Recipe
-from snugfit.workload import CUSTOM_OPTIMIZER, LOW_BIT_OPTIMIZERS
+from snugfit.workload import CUSTOM_OPTIMIZER, STORED_OPTIMIZERS
 
 NAMES: dict[type[Optimizer], str] = {Adam: "adam", AdamW: "adamw", SGD: "sgd", Adafactor: "adafactor"}
 """Classes of torch.optim that an instance may have to be known by name, and so to be built for one parameter alone."""
 _TAKEN_OVER = {
-    **dict.fromkeys(LOW_BIT_OPTIMIZERS, ("lr", "betas", "eps", "weight_decay")),
-    **dict.fromkeys(("adam", "adamw"), ("lr", "betas", "eps", "weight_decay")),
+    **dict.fromkeys(("adam", "adamw", *STORED_OPTIMIZERS), ("lr", "betas", "eps", "weight_decay")),
     "muon": ("lr", "weight_decay"),
     "sgd": ("lr", "weight_decay"),
     "adafactor": ("lr", "weight_decay"),
@@ -157,7 +156,7 @@ class GivenOptimizer:
                 f"recipe's optimizer {recipe.optimizer!r} cannot take over. Give it without state, or leave the recipe's "
                 "optimizer out."
             )
-        same = LOW_BIT_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer) in (self.name, "adam", "adamw")
+        same = STORED_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer) in (self.name, "adam", "adamw")
         names = taken if same else tuple(name for name in taken if name not in ("betas", "eps"))
         return [
             {**{name: group[name] for name in names if name in group}, "params": group["params"]} for group in groups

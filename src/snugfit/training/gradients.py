@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.techniques.accumulate_dtype import Fp32Sums
+from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.training.health import global_norm
 from snugfit.workload import Workload
 

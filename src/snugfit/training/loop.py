@@ -20,8 +20,8 @@ from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.techniques.loading import loading_options
-from snugfit.techniques.microbatch import batch_length
+from snugfit.techniques.loading.apply import loading_options
+from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.course import Course
 from snugfit.training.evaluation import Evaluation, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE

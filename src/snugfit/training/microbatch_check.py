@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.recipe import Recipe
-from snugfit.techniques.microbatch import LossWeight, Split
+from snugfit.techniques.microbatch.apply import LossWeight, Split
 from snugfit.training.separation import Separation, separation
 from snugfit.workload import Workload
 

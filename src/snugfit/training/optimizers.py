@@ -1,6 +1,6 @@
 """Optimizers by name, meaning exactly what `torch.optim` means by them unless the workload asks otherwise.
 
-Those with low-bit state and Muon, which are not in torch.optim as they are, have files of their own in `techniques`.
+Those that are not in torch.optim as they are belong to techniques, which build them (`techniques/own_optimizer.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimizer
-from snugfit.techniques.muon import ALGORITHM, MuonWithAdamW, muon_weights
-from snugfit.techniques.parameter_roles import embedding_weights
-from snugfit.workload import LOW_BIT_OPTIMIZERS, Workload
+from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.own_optimizer import Groups, own_optimizer
+from snugfit.workload import Workload
 
 OptimizerFunction = Callable[[Iterable[nn.Parameter]], Optimizer]
-Groups = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,21 +28,29 @@ class OptimizerRow:
     """One optimizer and what it takes."""
 
     cls: type[Optimizer]
-    """Its class; for one with low-bit state the one of the same algorithm, settings and defaults."""
+    """Its class; where the state of another one is held in another way, the other one's."""
     settings: tuple[str, ...]
     """Fields of the workload it takes beside lr and weight_decay."""
     fused: bool
     """Whether torch has a kernel that updates all tensors at once and can be masked on the device."""
 
 
-OPTIMIZER_TABLE = {
+_OF_TORCH = {
     "adam": OptimizerRow(Adam, ("betas",), True),
     "adamw": OptimizerRow(AdamW, ("betas",), True),
     "sgd": OptimizerRow(SGD, ("momentum",), True),
     "adafactor": OptimizerRow(Adafactor, (), False),
-    "muon": OptimizerRow(MuonWithAdamW, ("betas",), False),
-    **dict.fromkeys(LOW_BIT_OPTIMIZERS, OptimizerRow(AdamW, ("betas",), False)),
 }
+
+
+def _row(name: str) -> OptimizerRow:
+    own = own_optimizer(name)
+    if own is None:
+        return _OF_TORCH[name]
+    return OptimizerRow(own.cls or _OF_TORCH[OPTIMIZER_NAMES[name].holds].cls, ("betas",), False)
+
+
+OPTIMIZER_TABLE = {name: _row(name) for name in OPTIMIZER_NAMES}
 FUSED_DEVICES = {"cpu", "cuda"}
 """Device types for which torch has fused optimizer kernels; the simulator adds its own while it stands for CUDA."""
 
@@ -100,14 +106,11 @@ def optimizer_groups(model: nn.Module, groups: Groups, recipe: Recipe, workload:
         workload: The optimizer's name.
 
     Returns:
-        The same groups; with low-bit state embeddings apart, with muon its matrices.
+        The same groups; with low-bit state, for example, embeddings apart.
     """
-    name = recipe.optimizer or workload.optimizer
-    if name in LOW_BIT_OPTIMIZERS:
-        return _parted(groups, embedding_weights(model), {FULL_PRECISION: True}, {FULL_PRECISION: False})
-    if name == "muon":
-        return _parted(groups, muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"})
-    return groups
+    own = own_optimizer(recipe.optimizer or workload.optimizer)
+    parting = own.parted(model) if own is not None else None
+    return groups if parting is None else _parted(groups, *parting)
 
 
 def _parted(groups: Groups, chosen: set[nn.Parameter], mark: dict[str, Any], other: dict[str, Any]) -> Groups:
@@ -140,11 +143,9 @@ def make_optimizer(
     given = {"lr": workload.lr, "weight_decay": workload.weight_decay}
     given |= {setting: getattr(workload, setting) for setting in row.settings}
     given = {setting: value for setting, value in given.items() if value is not None}
-    if name in LOW_BIT_OPTIMIZERS:
-        return low_bit_optimizer(name, groups, device, **given)
-    if name == "muon":
-        matrices = _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups)
-        return MuonWithAdamW(groups, **given, kernels=matrices)  # type: ignore[arg-type]
+    own = own_optimizer(name)
+    if own is not None:
+        return own.make(groups, device, given, _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups))
     kernels = {} if sparse else _kernels(recipe.optimizer_impl, row, device, groups)
     return row.cls(groups, **given, **kernels)  # type: ignore[arg-type]
 

@@ -15,23 +15,14 @@ from snugfit.errors import InputError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.adapter import Adapter
-from snugfit.techniques.adapter_layers import adapter_record
-from snugfit.techniques.attention import Attention
-from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint import Checkpointing
-from snugfit.techniques.compile import Compile
+from snugfit.techniques.adapter.layers import adapter_record
+from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.init import build, settle
-from snugfit.techniques.inplace import InPlace
-from snugfit.techniques.loss_impl import LossImpl
-from snugfit.techniques.microbatch import LOSS_WEIGHTS, LossWeight, Split, split_batch
-from snugfit.techniques.mixed_precision import MixedPrecision
-from snugfit.techniques.offload_activations import ActivationOffload
-from snugfit.techniques.quantize import quantize_layers
+from snugfit.techniques.init.apply import build, settle
+from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
+from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
-from snugfit.techniques.tf32 import TF32
-from snugfit.techniques.true_precision import DTYPES, TruePrecision
+from snugfit.techniques.true_precision.apply import DTYPES
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
@@ -52,20 +43,6 @@ from snugfit.training.take_over import remember_trainer, take_over
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
-
-IN_PLACE_ORDER: tuple[type[ModelTechnique], ...] = (
-    TF32,
-    TruePrecision,
-    MixedPrecision,
-    InPlace,
-    Adapter,
-    Attention,
-    LossImpl,  # after adapters, which may sit on the head
-    ActivationOffload,  # before checkpointing, which then surrounds it: recomputed tensors never move
-    Checkpointing,
-    Compile,
-)
-"""The order in which techniques change the model; later ones surround earlier ones."""
 
 
 class Plan(Protocol):
@@ -157,7 +134,7 @@ def prepare(
         settle(model, device=place, dtype=_held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
-        techniques = [technique(setup) for technique in IN_PLACE_ORDER if technique.wanted(recipe)]
+        techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch import LossWeight, Split, batch_length, loss_weights
+from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.untouched import untouched
 from snugfit.workloads.tasks import shifted_labels

@@ -15,20 +15,11 @@ from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
-from snugfit.techniques.attention import Attention, restore_attention
-from snugfit.techniques.base import ModelTechnique, Setup
-from snugfit.techniques.checkpoint import Checkpointing
-from snugfit.techniques.compile import Compile, forget_compiled
-from snugfit.techniques.inplace import InPlace, restore_inplace
-from snugfit.techniques.loss_impl import LossImpl
-from snugfit.techniques.offload_activations import ActivationOffload
+from snugfit.techniques.base import ModelTechnique, Setup, model_techniques
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
 from snugfit.training.take_over import unwrap
-
-_WRAPPING: tuple[type[ModelTechnique], ...] = (LossImpl, ActivationOffload, Checkpointing, Compile)
-"""Techniques that surround blocks or the model, in the order they are put on."""
 
 
 class Rebuild:
@@ -128,19 +119,12 @@ def rewrapped(
         InputError: The recipe cannot be carried out on this model; what surrounds its blocks is off now.
     """
     recipe = setup.recipe
-    again = list(_WRAPPING)
-    forget_compiled(model)
+    again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
+    for one in again:
+        one.undo(model)
     for module in model.modules():
         unwrap(module)
-    if before.attention != recipe.attention:
-        restore_attention(model)
-        again.insert(0, Attention)
-    # Selective checkpointing forbids the model's own in-place activations. The proof that others are safe takes a trace of
-    # the model, so it is only made where something about them changes.
-    if before.inplace != recipe.inplace or "selective" in (before.checkpoint, recipe.checkpoint):
-        restore_inplace(model)
-        again.insert(0, InPlace)
-    changed = [technique(setup) for technique in again if technique.wanted(recipe)]
+    changed = [one(setup) for one in again if one.wanted(recipe)]
     for technique in changed:
         with about(technique.field):
             technique.change(model)

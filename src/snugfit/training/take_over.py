@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from snugfit.techniques.attention import restore_attention
-from snugfit.techniques.base import WrappedForward
-from snugfit.techniques.compile import forget_compiled
-from snugfit.techniques.inplace import restore_inplace
+from snugfit.techniques.base import WrappedForward, model_techniques
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -41,9 +38,8 @@ def take_over(model: nn.Module) -> None:
     earlier = _trainers.pop(model, _nobody)()
     if earlier is not None:
         earlier.give_up_model()
-    forget_compiled(model)
-    restore_attention(model)
-    restore_inplace(model)
+    for technique in model_techniques():
+        technique.undo(model)
     for module in model.modules():
         unwrap(module)
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from snugfit.errors import OutOfMemoryError
 from snugfit.private_torch import DirectMode, has_kernel, run_on_cpu
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.techniques.parameter_update import JointUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, release_traceback, retry_after_freeing, tried
 

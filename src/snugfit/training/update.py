@@ -34,9 +34,9 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.offload_optimizer import DEPTH, HostUpdate
+from snugfit.techniques.offload_optimizer.apply import DEPTH, HostUpdate
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
-from snugfit.techniques.step_in_backward import when_gradient_is_complete
+from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
 from snugfit.training.gradients import Gradients, ScheduledRates
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing

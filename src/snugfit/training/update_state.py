@@ -8,8 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError
-from snugfit.techniques.low_bit_optimizer import STORAGE
-from snugfit.techniques.offload_optimizer import HostUpdate
+from snugfit.techniques.offload_optimizer.apply import HostUpdate
+from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import ParameterUpdate, Settings
 
 KERNEL_SETTINGS = ("fused", "foreach", "capturable")

@@ -162,7 +162,7 @@ def try_own_step(step: Callable[[Any, Any, Any], Any], model: Any, optimizer: An
 
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
-    from snugfit.techniques.microbatch import first_tensor, split_batch
+    from snugfit.techniques.microbatch.apply import first_tensor, split_batch
 
     if split is None and first_tensor(batch) is None:
         return batch
@@ -172,7 +172,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
-    from snugfit.techniques.microbatch import first_tensor
+    from snugfit.techniques.microbatch.apply import first_tensor
 
     global _samples
     tensor = first_tensor(batch)
@@ -188,7 +188,7 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
 
 def _elements(batch: Any) -> int:
     """How many numbers a batch has."""
-    from snugfit.techniques.microbatch import map_tensors
+    from snugfit.techniques.microbatch.apply import map_tensors
 
     sizes: list[int] = []
 
@@ -239,7 +239,7 @@ def _fill_all(model: Any, few: Any, captured: Any) -> None:
 
 
 def _filled(batch: Any) -> Any:
-    from snugfit.techniques.microbatch import map_tensors
+    from snugfit.techniques.microbatch.apply import map_tensors
 
     return map_tensors(batch, lambda tensor: _random(tensor, True) if tensor.device.type == "meta" else tensor)
 

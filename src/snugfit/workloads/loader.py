@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from snugfit.errors import InputError, SnugfitError
-from snugfit.techniques.loading import usable_pin_memory
-from snugfit.techniques.microbatch import map_tensors
+from snugfit.techniques.loading.apply import usable_pin_memory
+from snugfit.techniques.microbatch.apply import map_tensors
 
 Batch = Any
 """Tuples (images, labels) or dicts of tensors, as the dataset makes them."""

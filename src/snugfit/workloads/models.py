@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.init import build, materialise, settle
+from snugfit.techniques.init.apply import build, materialise, settle
 from snugfit.workloads import hf, model_files
 from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
 from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, match_weights, replace_heads
@@ -52,7 +52,7 @@ def build_model(
         weights: A name that the library knows (DEFAULT is its best; for `hf:` what its directory holds), a `.safetensors`
             file, or None for random values.
         freeze: Patterns of parameter names that are not trained.
-        init: host, device or meta (`techniques/init.py`).
+        init: host, device or meta (`techniques/init`).
         device: Where the model lives.
         dtype: Dtype of its floating-point parameters and buffers; None leaves them as they are built.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.microbatch import IGNORED_LABEL, batch_length, first_tensor
+from snugfit.techniques.microbatch.apply import IGNORED_LABEL, batch_length, first_tensor
 
 Batch = Any
 

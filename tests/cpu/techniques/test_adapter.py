@@ -9,7 +9,7 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe
-from snugfit.techniques.adapter_layers import adapted_layers
+from snugfit.techniques.adapter.layers import adapted_layers
 
 pytest.importorskip("peft", reason="adapters need peft")
 

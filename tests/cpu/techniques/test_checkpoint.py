@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.techniques.blocks import find_blocks
-from snugfit.techniques.checkpoint import Checkpointed, chosen_blocks
+from snugfit.techniques.checkpoint.apply import Checkpointed, chosen_blocks
 
 
 def prepare(model, loss=cross_entropy, **fields):

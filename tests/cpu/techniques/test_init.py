@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit.errors import InputError
-from snugfit.techniques.init import default_dtype, parameters_on_meta
+from snugfit.techniques.init.apply import default_dtype, parameters_on_meta
 from snugfit.workloads.models import build_model
 
 FILE = """

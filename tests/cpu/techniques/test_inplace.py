@@ -9,7 +9,7 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, SnugfitWarning
-from snugfit.techniques.inplace import safe_modules
+from snugfit.techniques.inplace.apply import safe_modules
 
 
 class Net(nn.Module):

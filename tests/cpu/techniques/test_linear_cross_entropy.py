@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.techniques import linear_cross_entropy as chunked
-from snugfit.techniques.linear_cross_entropy import LogitStep, Settings, linear_cross_entropy, piece_count
+from snugfit.techniques.loss_impl import linear_cross_entropy as chunked
+from snugfit.techniques.loss_impl.linear_cross_entropy import LogitStep, Settings, linear_cross_entropy, piece_count
 
 WORDS, WIDTH = 331, 6
 SHAPES = {

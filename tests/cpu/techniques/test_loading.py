@@ -8,7 +8,7 @@ import torch
 
 from snugfit.errors import SnugfitWarning
 from snugfit.recipe import Recipe
-from snugfit.techniques import loading
+from snugfit.techniques.loading import apply as loading
 from snugfit.workloads.loader import batches
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
-from snugfit.techniques.deferred_logits import DeferredLogits
+from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits
 
 SHAPE = {
     "hidden_size": 32,

@@ -13,9 +13,9 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning, TrainingError, Workload
-from snugfit.techniques.low_bit_optimizer import FULL_PRECISION, low_bit_optimizer
+from snugfit.techniques.low_bit_optimizer.apply import FULL_PRECISION, low_bit_optimizer
 from snugfit.techniques.parameter_update import ParameterUpdate
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.training.optimizers import make_optimizer, optimizer_groups, parameter_groups
 
@@ -106,7 +106,7 @@ def run(optimizer, weights, gradients):
 def test_slices_give_what_torchao_gives(name, dtype, monkeypatch):
     from torchao import optim
 
-    from snugfit.techniques import low_bit_torchao
+    from snugfit.techniques.low_bit_optimizer import torchao as low_bit_torchao
 
     monkeypatch.setattr(low_bit_torchao, "EAGER_SLICE", 1024)
     settings = {"lr": 3e-3, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -365,7 +365,7 @@ def test_nothing_is_paged_on_cpu_and_that_is_said():
 
 @pytest.mark.parametrize(("name", "library"), [("adamw8bit", "bitsandbytes"), ("adamw4bit", "torchao")])
 def test_library_that_is_missing(name, library, monkeypatch):
-    monkeypatch.delitem(sys.modules, f"snugfit.techniques.low_bit_{library}", raising=False)
+    monkeypatch.delitem(sys.modules, f"snugfit.techniques.low_bit_optimizer.{library}", raising=False)
     for module in [module for module in sys.modules if module == library or module.startswith(f"{library}.")]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=f"needs {library}, which cannot be imported .*pip install"):
@@ -384,7 +384,7 @@ def test_update_compiles_to_one_graph_for_all_lengths():
     """As on CUDA, but without generating code: whole graph, and no new one for another length."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    from snugfit.techniques import low_bit_torchao
+    from snugfit.techniques.low_bit_optimizer import torchao as low_bit_torchao
 
     counter = CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()

@@ -12,7 +12,7 @@ import snugfit
 from snugfit import InputError, Recipe
 from snugfit.techniques.base import Setup
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.offload_activations import DEPTH, MIN_BYTES, ActivationOffload
+from snugfit.techniques.offload_activations.apply import DEPTH, MIN_BYTES, ActivationOffload
 from snugfit.techniques.streams import CopyStream
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, RecipeError, SnugfitWarning
-from snugfit.techniques.stochastic_rounding import round_stochastically
+from snugfit.techniques.stochastic_rounding.apply import round_stochastically
 
 
 class One(nn.Module):

@@ -17,7 +17,7 @@ from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE
 from snugfit.simulator.session import simulate_training
-from snugfit.techniques.init import build, settle
+from snugfit.techniques.init.apply import build, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore:precision='16-true' overflows")
 WIDTH, LAYERS, WORDS = 256, 8, 4000

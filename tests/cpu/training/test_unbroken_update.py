@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit import OutOfMemoryError
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.low_bit_optimizer import LIBRARIES, low_bit_optimizer
-from snugfit.techniques.muon import MuonWithAdamW
+from snugfit.techniques.low_bit_optimizer.apply import LIBRARIES, low_bit_optimizer
+from snugfit.techniques.muon.apply import MuonWithAdamW
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
-from snugfit.techniques.stochastic_rounding import RoundedUpdate
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
 from snugfit.training.unbroken_update import UnbrokenUpdate
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from snugfit.techniques.microbatch import IGNORED_LABEL
+from snugfit.techniques.microbatch.apply import IGNORED_LABEL
 from snugfit.workloads.text.documents import Text, text_parts
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged, pad, pad_mask, padded_length
 from snugfit.workloads.text.stored import shown

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch import IGNORED_LABEL
+from snugfit.techniques.microbatch.apply import IGNORED_LABEL
 from snugfit.workloads.text.causal import Marks
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 

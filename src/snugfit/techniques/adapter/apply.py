@@ -1,0 +1,162 @@
+"""Adapters put beside the linear layers of a model, and everything else frozen."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from snugfit.errors import InputError, did_you_mean
+from snugfit.techniques.adapter.layers import adapted_layers, adapter_record, add_adapters, peft_library
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.techniques.linear_layers import LinearLayers, linear_layers, tied_weights
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+
+_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head")
+_LISTED = 16
+
+logger = logging.getLogger("snugfit")
+
+
+class Adapter(ModelTechnique):
+    """Puts adapters beside linear layers and freezes everything else."""
+
+    field = "adapter"
+
+    def change(self, model: nn.Module) -> None:
+        """Adds the adapters, or keeps those that an earlier `prepare` has added."""
+        recipe, known = self.setup.recipe, adapter_record(model)
+        settings = {name: getattr(recipe, name) for name in _SETTINGS}
+        if known is not None:
+            other = [f"{name}={value}" for name, value in known.settings.items() if value != settings[name]]
+            if not other:
+                return
+            raise InputError(
+                f"the model carries adapters already, with {', '.join(other)}. Give the same settings to go on, or "
+                "merge them first with snugfit.merge_adapter(model)."
+            )
+        layers = linear_layers(model)
+        names = target_names(model, layers, recipe)
+        config = lora_config(recipe, names, model)
+        record = add_adapters(
+            model, config, classifier=tuple(layers.classifier), settings=settings, seed=self.setup.workload.seed
+        )
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        packed = (module for module in model.modules() if isinstance(module, FrozenLinear))
+        frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+        frozen += sum(layer.in_features * layer.out_features for layer in packed)
+        head = f"; {', '.join(record.classifier)} is trained as it is" if record.classifier else ""
+        logger.info(
+            "%s beside %d linear layers: %d of %d parameters are trained%s.",
+            recipe.adapter, len(names), trained, trained + frozen, head,
+        )  # fmt: skip
+
+
+def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list[str]:
+    """Returns the names of the layers that get an adapter.
+
+    Args:
+        model: The plain model.
+        layers: Its linear layers.
+        recipe: Its `adapter_targets` and `adapter_head`.
+
+    Returns:
+        Names, in the order of the model.
+
+    Raises:
+        InputError: There is no such layer, or the head cannot have one.
+    """
+    if adapted_layers(model):
+        raise InputError(
+            "the model carries adapters of peft already. Leave adapter out (they are trained as they are), or merge them."
+        )
+    if recipe.adapter_head:
+        _check_head(model, layers)
+    if not layers.body:
+        beside = f" beside its head {', '.join(layers.classifier)}" if layers.classifier else ""
+        raise InputError(
+            f"adapter={recipe.adapter!r}: {type(model).__name__} has no linear layer{beside}, and adapters stand beside "
+            "linear layers. Train the model itself (adapter=none), or freeze a part of it."
+        )
+    wanted = set(layers.output) if recipe.adapter_head else set()
+    if isinstance(recipe.adapter_targets, str):
+        wanted |= set(layers.body)
+    else:
+        for pattern in recipe.adapter_targets:
+            matched = fnmatch.filter(layers.body, pattern)
+            if not matched:
+                raise _no_match(pattern, layers)
+            wanted |= set(matched)
+    return [name for name in (*layers.body, *layers.output) if name in wanted]
+
+
+def lora_config(recipe: Recipe, names: list[str], model: nn.Module) -> Any:
+    """Returns peft's settings.
+
+    Args:
+        recipe: The adapter's fields.
+        names: Layers that get an adapter.
+        model: The plain model.
+
+    Returns:
+        A `peft.LoraConfig`.
+    """
+    alpha = recipe.adapter_alpha
+    return peft_library().LoraConfig(
+        r=recipe.adapter_rank,
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
+        lora_dropout=recipe.adapter_dropout,
+        use_rslora=recipe.adapter == "rslora",
+        use_dora=recipe.adapter == "dora",
+        target_modules=_just_these(names, model),
+        fan_in_fan_out=any(not isinstance(model.get_submodule(name), nn.Linear) for name in names),
+    )
+
+
+def _check_head(model: nn.Module, layers: LinearLayers) -> None:
+    if not layers.output:
+        raise InputError(
+            f"adapter_head: {type(model).__name__} has no language model's output head. Leave it out"
+            + (f"; the head {', '.join(layers.classifier)} is trained as it is." if layers.classifier else ".")
+        )
+    name, head = next(iter(layers.output.items()))
+    if head._parameters.get("weight") in tied_weights(model):
+        raise InputError(
+            f"adapter_head: the output head {name!r} shares its weight with the embedding, and an adapter beside it could "
+            "not be merged without changing the embedding, too. Leave adapter_head out."
+        )
+
+
+def _no_match(pattern: str, layers: LinearLayers) -> InputError:
+    heads = fnmatch.filter([*layers.classifier, *layers.output], pattern)
+    if heads:
+        what = "needs adapter_head" if layers.output else "is trained as it is and takes no adapter"
+        return InputError(f"adapter_targets {pattern!r} matches only the head {heads[0]!r}, which {what}.")
+    kinds = list(dict.fromkeys(_kind_of(name) for name in layers.body))
+    more = [f"and {len(kinds) - _LISTED} more"] if len(kinds) > _LISTED else []
+    hint = did_you_mean(pattern, kinds).partition("llowed: ")[0]
+    return InputError(
+        f"adapter_targets {pattern!r} matches no linear layer; {hint}llowed: "
+        f"{', '.join([*kinds[:_LISTED], *more])}, or all-linear."
+    )
+
+
+def _kind_of(name: str) -> str:
+    """The pattern of all layers with the same role: `*.q_proj`, or `*.mlp.0` where a number alone would say nothing."""
+    parts = name.split(".")
+    tail = parts[-2:] if parts[-1].isdigit() and len(parts) > 1 else parts[-1:]
+    return name if len(tail) == len(parts) else ".".join(["*", *tail])
+
+
+def _just_these(names: list[str], model: nn.Module) -> list[str] | str:
+    """The names as peft's `target_modules`, which also match as endings of others; a regular expression where they would."""
+    endings = tuple(f".{name}" for name in names)
+    chosen = set(names)
+    more = any(name not in chosen and name.endswith(endings) for name, _ in model.named_modules())
+    return "|".join(re.escape(name) for name in names) if more else names

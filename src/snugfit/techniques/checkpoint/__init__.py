@@ -1,0 +1,87 @@
+"""Activation checkpointing: keep a block's inputs, forget what it computed, compute it again when backward arrives.
+
+Saves what lies between the blocks' inputs: of `n` equal blocks, `n` inputs and one block's inside remain. Costs one more
+forward pass of each checkpointed block, about a third more time when all are. `blocks:K` and `every:N` checkpoint only as
+many as the memory needs; the first blocks wait longest for their backward, so K counts from the front. `selective`
+recomputes the cheap operators (norms, activations, additions) and keeps the results of matmuls, convolutions and
+attention: fewer bytes saved, very little time.
+
+Random state is kept, so dropout masks are the same, and batch norm's running statistics move once, not twice. Blocks are
+found by structure (`blocks.py`) or named. A model that already checkpoints itself is not wrapped again.
+
+Wrong when: parameters, not activations, fill the memory; the last block (its recomputation comes at once, so it saves
+nothing). Fidelity: exact. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174);
+torch.utils.checkpoint, non-reentrant; Korthikanti et al., 2022 (arXiv:2205.05198) for the selective form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+
+_ALL = {"checkpoint": "all"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Which blocks are recomputed."""
+
+    checkpoint: str | tuple[str, ...] = "none"
+    """Activation checkpointing: none, all (every block), selective (keep matmuls and attention, recompute the rest),
+    every:N (every N-th block), blocks:K (exactly the first K blocks), or names of modules, separated by commas."""
+
+    @property
+    def checkpoint_count(self) -> tuple[str, int] | None:
+        """`("every", N)` or `("blocks", K)` when checkpoint counts blocks, else None."""
+        if isinstance(self.checkpoint, str) and ":" in self.checkpoint:
+            kind, _, number = self.checkpoint.partition(":")
+            return kind, int(number)
+        return None
+
+
+def _counts(checkpoint: str | tuple[str, ...]) -> bool:
+    kind, _, number = checkpoint.partition(":") if isinstance(checkpoint, str) else ("", "", "")
+    return kind in ("every", "blocks") and number.isdecimal() and int(number) > 0
+
+
+TECHNIQUE = Technique(
+    name="checkpoint",
+    fields=("checkpoint",),
+    rows=(6,),
+    level="exact",
+    summary="activations inside blocks, for one more forward pass",
+    known_as=(
+        "gradient-checkpointing activation-checkpointing checkpointing recompute rematerialization sac "
+        "selective-checkpointing"
+    ),
+    names={"checkpoint": ("none", "all", "selective", "every:N", "blocks:K")},
+    spellings={
+        (*SWITCHED_ON, "full", "layers", "layer", "block", "gradient-checkpointing"): ("all",),
+        SWITCHED_OFF: ("none",),
+        ("blocks",): ("blocks:K", "all"),
+        ("every", "every-n"): ("every:N",),
+        ("sac", "selective-checkpointing", "policy"): ("selective",),
+    },
+    meanings={"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"},
+    rules={
+        "checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1.": lambda r: (
+            ":" in r.checkpoint and not _counts(r.checkpoint)
+        ),
+        "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
+        "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'.": lambda r: (
+            r.checkpoint == "selective" and r.offload_activations != "none"
+        ),
+        "checkpoint='selective' contradicts inplace: it keeps the results of matmuls, which nothing may overwrite. "
+        "Leave one of them out.": lambda r: r.checkpoint == "selective" and r.inplace,
+    },
+    hooks="snugfit.techniques.checkpoint.apply:Checkpointing",
+    stage="blocks",
+    may_change="passes",
+    least=_ALL,
+    moves=(),
+    turns=({"checkpoint": "selective"}, _ALL),
+    points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
+    instead=lambda r, _: f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else "",
+    example=({}, _ALL),
+)

@@ -1,0 +1,239 @@
+"""A model built on the host, on the device, or without memory, in the dtype its weights are held in."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import torch
+
+from snugfit.errors import InputError
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Sets torch's default dtype for a while.
+
+    Args:
+        dtype: A floating-point dtype, or None to leave the default alone.
+
+    Yields:
+        Nothing; the earlier default comes back afterwards, also after an error.
+    """
+    before = torch.get_default_dtype()
+    if dtype is not None:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Gives parameters no memory while a model is built; buffers are built for real.
+
+    A parameter exists for the moment between its creation and its registration, so the host holds one at a time. One
+    that is registered twice (tied weights) stays one.
+
+    Yields:
+        Nothing.
+    """
+    seen: dict[int, tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = {}
+
+    def to_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        if parameter.is_meta:
+            return None
+        known = seen.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return known[1]
+        made = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        seen[id(parameter)] = (weakref.ref(parameter), made)
+        return made
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(cast(Callable[..., None], to_meta))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build(
+    make: Callable[[], torch.nn.Module], *, init: str, device: torch.device, dtype: torch.dtype | None
+) -> torch.nn.Module:
+    """Builds a model in the way that `init` names.
+
+    Args:
+        make: Builds the model.
+        init: host, device or meta.
+        device: Where the model is to live.
+        dtype: Dtype of its floating-point parameters and buffers; None leaves them alone.
+
+    Returns:
+        The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
+        `device` in place, under `meta` with parameters that have no memory (`materialise` gives it).
+    """
+    if init == "host":
+        return make()
+    if init == "device":
+        with device, default_dtype(dtype):
+            return make()
+    with parameters_on_meta():
+        return make()
+
+
+def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Moves a model to its device and dtype, one tensor at a time; what is there already stays.
+
+    The device never holds a tensor in two dtypes where the first is the wider one: that is cast before it moves. What was
+    moved is freed before the next one comes, as far as nobody else holds it. Tied tensors stay tied, buffers too.
+
+    Args:
+        model: A model with memory.
+        device: Where it is to live.
+        dtype: Dtype of floating-point parameters and buffers; None leaves them alone.
+
+    Returns:
+        The model itself. Complex and integer tensors keep their dtype, and so do the float tables that modules of
+        transformers do not save (`own_tables`).
+    """
+    kept = {id(table) for table in own_tables(model)} if dtype is not None else set()
+    buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        known = buffers.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
+        if final.itemsize <= tensor.dtype.itemsize:
+            made = tensor.to(final).to(device)
+        else:
+            made = tensor.to(device).to(final)
+        if made is not tensor and not isinstance(tensor, torch.nn.Parameter):  # a parameter stays the same object
+            buffers[id(tensor)] = (weakref.ref(tensor), made)
+        return made
+
+    # By way of the hook of all modules: those that keep more than parameters and buffers (recurrent layers) extend it.
+    model._apply(moved)  # type: ignore[no-untyped-call]
+    return model
+
+
+def own_tables(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Finds float buffers of transformers' modules that are not saved: angles of rotary positions and the like.
+
+    The library leaves them in float32 whatever the dtype of the weights, and casts the products itself: in bf16 the angle at
+    position 500 would be off by 0.09. Other libraries' modules expect their buffers in the dtype of their inputs.
+    """
+    return [
+        buffer
+        for module in model.modules()
+        if type(module).__module__.startswith("transformers.")
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and name in module._non_persistent_buffers_set
+    ]
+
+
+@torch.no_grad()
+def materialise(
+    model: torch.nn.Module,
+    read: Callable[[str], torch.Tensor | None],
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> list[str]:
+    """Gives a model from `meta` its memory, and reads its weights into place one tensor at a time.
+
+    Args:
+        model: A model whose parameters are on meta.
+        read: State-dict name -> the stored tensor, or None where nothing (fitting) is stored.
+        device: Where the model is to live.
+        dtype: Dtype of floating-point tensors; None keeps the constructor's.
+
+    Returns:
+        Names of parameters that nothing was read for; their module's `reset_parameters` has drawn them afresh.
+
+    Raises:
+        InputError: A parameter has no stored value and its module cannot draw it, or a buffer was made from parameters
+            and its module cannot make it again.
+    """
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    unread: dict[torch.nn.Parameter, str] = {}
+    placed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            full_name = f"{prefix}.{name}" if prefix else name
+            if parameter not in made:
+                target = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+                memory = torch.empty_strided(parameter.shape, parameter.stride(), dtype=target, device=device)
+                made[parameter] = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                unread[made[parameter]] = full_name
+            module._parameters[name] = made[parameter]
+            if made[parameter] in unread and _read_into(made[parameter], read(full_name)):
+                del unread[made[parameter]]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in placed:  # tied
+                module._buffers[name] = placed[id(buffer)][1]
+                continue
+            stored = read(f"{prefix}.{name}" if prefix else name) if buffer is not None else None
+            if buffer is not None and stored is not None:  # `settle` moves those that were built for real
+                made_buffer = module._buffers[name] = _placed(stored, buffer.dtype, device, dtype)
+                placed[id(buffer)] = (buffer, made_buffer)
+    _remake_buffers(model)
+    fresh = list(unread.values())
+    _draw(model, set(unread), fresh)
+    return fresh
+
+
+def _read_into(parameter: torch.nn.Parameter, stored: torch.Tensor | None) -> bool:
+    if stored is None:
+        return False
+    parameter.copy_(stored)
+    return True
+
+
+def _placed(
+    value: torch.Tensor, own_dtype: torch.dtype, device: torch.device, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A buffer in memory of its own: a stored tensor is a view of the file."""
+    target = dtype if dtype is not None and own_dtype.is_floating_point else own_dtype
+    return torch.empty(value.shape, dtype=target, device=device).copy_(value)
+
+
+def _remake_buffers(model: torch.nn.Module) -> None:
+    """Makes the buffers that followed their parameters to meta and that no file holds."""
+    for prefix, module in model.named_modules():
+        lost = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        if not lost:
+            continue
+        remake = getattr(module, "init_non_persistent_buffers", None)  # timm's name for just this
+        if callable(remake):
+            remake()
+        left = [name for name in lost if (buffer := module._buffers[name]) is not None and buffer.is_meta]
+        if left:
+            raise InputError(
+                f"init='meta' cannot build this model: buffer {_some(left)} of {prefix or 'the model'} is made from "
+                "parameters, which have no values while it is built. Use init='device' or init='host'."
+            )
+
+
+def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterable[str]) -> None:
+    for prefix, module in model.named_modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter in unread]
+        if not own:
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None or len(own) < len(list(module.parameters(recurse=False))):
+            raise InputError(
+                f"init='meta' cannot draw fresh values for {_some(names)}: module {prefix!r} "
+                f"({type(module).__name__}) has no reset_parameters for them. Use init='device' or init='host'."
+            )
+        reset()
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

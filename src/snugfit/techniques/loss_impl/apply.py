@@ -1,0 +1,161 @@
+"""The loss of a language model, computed from the input of its head."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import InputError, SnugfitWarning
+from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
+from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits, LossFunction
+from snugfit.techniques.loss_impl.linear_cross_entropy import linear_cross_entropy, piece_count
+
+
+class LossImpl(ModelTechnique):
+    """Puts deferred logits in the place of the head's output."""
+
+    field = "loss_impl"
+    wraps = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.active = False
+        """Whether a forward pass of training or evaluation is under way."""
+
+    def change(self, model: nn.Module) -> None:
+        """Wraps the head, and the model around it."""
+        recipe = self.setup.recipe
+        impl = recipe.loss_impl
+        if recipe.compile != "none":
+            raise InputError(
+                f"loss_impl={impl!r} contradicts compile={recipe.compile!r}: logits that are never computed do not trace, "
+                "and the compiler fuses the loss by itself. Leave one of them out."
+            )
+        loss = linear_cross_entropy if impl == "chunked" else self._fused()
+        name, head = output_head(model, impl)
+        if piece_count(head.weight) == 1:
+            warnings.warn(
+                f"loss_impl={impl!r} has no effect: the head {name!r} has only {head.out_features} outputs for hidden "
+                f"states of {head.in_features}, so its logits are no larger than those.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+            return
+        head.forward = DeferringHead(head, self, loss)  # type: ignore[method-assign]
+        model.forward = ComputingOutput(model, self)
+
+    @contextmanager
+    def _forward_pass(self) -> Iterator[None]:
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """Returns the context in which the head defers its logits."""
+        return self._forward_pass()
+
+    def _fused(self) -> LossFunction:
+        from snugfit.techniques.loss_impl.liger import fused_loss
+
+        return fused_loss(self.setup)
+
+
+class DeferringHead(WrappedForward):
+    """The head's forward method, which hands its input on instead of using it."""
+
+    def __init__(self, head: nn.Linear, technique: LossImpl, loss: LossFunction) -> None:
+        super().__init__(head)
+        self.head = head
+        self.technique = technique
+        self.loss = loss
+        functools.update_wrapper(self, head.forward, assigned=("__doc__",), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Defers the logits, or computes them outside of a forward pass of ours."""
+        if not self.technique.active:
+            return self.forward(*args, **kwargs)
+        hidden = args[0] if args else kwargs["input"]
+        return DeferredLogits(hidden, self.head, self.loss, impl=self.technique.setup.recipe.loss_impl)
+
+
+class ComputingOutput(WrappedForward):
+    """The model's forward method; where it is evaluated without a loss, its logits are computed at the end."""
+
+    def __init__(self, model: nn.Module, technique: LossImpl) -> None:
+        super().__init__(model)
+        self.technique = technique
+        functools.update_wrapper(self, model.forward, assigned=("__doc__",), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model."""
+        output = self.forward(*args, **kwargs)
+        if torch.is_grad_enabled() or not self.technique.active:
+            return output
+        return _computed(output)
+
+
+def _computed(output: Any) -> Any:
+    """An output with ordinary tensors in place of deferred logits that no loss was taken of."""
+    if isinstance(output, DeferredLogits):
+        return output if output.use.in_loss else output.computed()
+    if isinstance(output, Mapping):
+        for key, value in output.items():
+            if isinstance(value, DeferredLogits) and not value.use.in_loss:
+                output[key] = value.computed()  # type: ignore[index]
+        return output
+    if isinstance(output, tuple | list) and any(isinstance(value, DeferredLogits) for value in output):
+        values = [_computed(value) for value in output]
+        return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    return output
+
+
+def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
+    """Returns the linear layer that makes scores of words.
+
+    Args:
+        model: Any module.
+        impl: The recipe's `loss_impl`, for the message.
+
+    Returns:
+        Its name and itself.
+
+    Raises:
+        InputError: There is none, or it is no plain linear layer.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    given = getattr(model, "get_output_embeddings", None)
+    head = given() if callable(given) else None
+    if head is None:
+        head = _by_structure(model)
+    if head is None:
+        raise InputError(
+            f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: get_output_embeddings returns "
+            "nothing, and not exactly one linear layer has as many outputs as the largest embedding has words. "
+            "Set loss_impl='full'."
+        )
+    name = names.get(head, type(head).__name__)
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        adapter = hasattr(head, "base_layer")
+        raise InputError(
+            f"loss_impl={impl!r}: the head {name!r} is a {type(head).__name__}"
+            f"{' with an adapter' if adapter else ''}, no plain linear layer, so its product cannot be taken apart. "
+            f"{'Leave adapter_head out, or set' if adapter else 'Set'} loss_impl='full'."
+        )
+    return name, head
+
+
+def _by_structure(model: nn.Module) -> nn.Module | None:
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not embeddings:
+        return None
+    words = max(embedding.num_embeddings for embedding in embeddings)
+    found = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == words]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,37 @@
+"""Forward passes under autocast."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import InputError
+from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    pass
+
+_COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+class MixedPrecision(ModelTechnique):
+    """Runs forward passes under autocast."""
+
+    field = "precision"
+    values = ("16-mixed", "bf16-mixed")
+
+    def change(self, model: nn.Module) -> None:
+        """Refuses 16-bit weights, of which there is nothing left to mix (and whose gradients no scaler takes)."""
+        halves = [name for name, weight in model.named_parameters() if weight.dtype in _COMPUTE_DTYPES.values()]
+        if halves:
+            raise InputError(
+                f"precision={self.setup.recipe.precision!r} computes in 16 bits from weights in 32, but {halves[0]!r} holds "
+                "16 bits already. Use bf16-true or 16-true, or build the model in fp32."
+            )
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """Returns autocast to the compute dtype."""
+        return torch.autocast(self.setup.device.type, dtype=_COMPUTE_DTYPES[self.setup.recipe.precision])

@@ -1,0 +1,122 @@
+"""Muon for a model's matrices and AdamW for the rest, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting, Settings
+from snugfit.techniques.parameter_roles import embedding_weights, head_weights
+
+ALGORITHM = "algorithm"
+"""Key of a parameter group: muon or adamw."""
+
+
+def muon_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the matrices that Muon updates.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Its two-dimensional parameters, embeddings and the output head left out.
+    """
+    others = embedding_weights(model) | head_weights(model)
+    return {weight for weight in model.parameters() if weight.dim() == 2 and weight not in others}
+
+
+class MuonWithAdamW(Optimizer):
+    """`torch.optim.Muon` and `torch.optim.AdamW` over groups of their own, as one optimizer."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        kernels: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Parts the groups.
+
+        Args:
+            params: Parameters or groups; a group says `algorithm`, and one that does not is parted by dimension.
+            lr: Learning rate of both.
+            weight_decay: Decay of both; None: torch's own for each.
+            betas: AdamW's two decay rates.
+            kernels: AdamW's `fused` or `foreach`.
+        """
+        self._adamw = {"betas": betas, **(kernels or {})}
+        decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+        super().__init__(_parted(params), {"lr": lr, **decay})
+        self._link()
+
+    def _link(self) -> None:
+        """Makes the two parts work on this optimizer's very groups and state."""
+        self._parts: list[Optimizer] = []
+        for algorithm in ("muon", "adamw"):
+            groups = [group for group in self.param_groups if group[ALGORITHM] == algorithm]
+            if groups:
+                part = (
+                    Muon(groups, adjust_lr_fn="match_rms_adamw")
+                    if algorithm == "muon"
+                    else AdamW(groups, **self._adamw)  # type: ignore[arg-type]
+                )
+                part.state = self.state
+                self._parts.append(part)
+
+    @property
+    def parts(self) -> tuple[Optimizer, ...]:
+        """The optimizers this one consists of, in the order in which they step."""
+        return tuple(self._parts)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # torch puts new groups and a new state in place when it loads
+        self._link()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: Not supported.
+        """
+        assert closure is None
+        for part in self._parts:
+            part.step()
+
+
+def _parted(params: Iterable[Any]) -> list[dict[str, Any]]:
+    given = list(params)
+    groups = [dict(group) for group in given] if given and isinstance(given[0], dict) else [{"params": given}]
+    parted = []
+    for group in groups:
+        if ALGORITHM in group:
+            parted.append(group)
+            continue
+        weights = list(group["params"])
+        for algorithm, chosen in (
+            ("muon", [w for w in weights if w.dim() == 2]),
+            ("adamw", [w for w in weights if w.dim() != 2]),
+        ):
+            if chosen:
+                parted.append({**group, ALGORITHM: algorithm, "params": chosen})
+    return parted
+
+
+class MuonOptimizer(OwnOptimizer):
+    """How it is built."""
+
+    cls = MuonWithAdamW
+
+    def parted(self, model: nn.Module) -> Parting:
+        """Returns its matrices."""
+        return muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
+
+    def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
+        """Builds it; AdamW's part takes the kernels."""
+        return MuonWithAdamW(groups, **settings, kernels=kernels)

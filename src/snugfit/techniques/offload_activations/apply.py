@@ -1,0 +1,220 @@
+"""Saved tensors that wait in host memory for their backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
+from snugfit.techniques.blocks import named_blocks
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+
+MIN_BYTES = 1024
+"""Smaller tensors are not worth a copy."""
+DEPTH = 3
+"""Tensors on the device that may wait for their copy to the host."""
+
+
+class ActivationOffload(ModelTechnique):
+    """Moves saved tensors to the host pool and back, by saved-tensor hooks."""
+
+    field = "offload_activations"
+    wraps = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._model: nn.Module | None = None
+        self._staying: set[int] = set()
+        self._leaving: deque[tuple[Tensor, Any]] = deque()
+        self._stashed: dict[tuple[Any, ...], weakref.ref[_Stashed]] = {}
+        self._order: list[weakref.ref[_Stashed]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of a wrapped model takes along: nothing of a pass under way."""
+        return {**vars(self), "_leaving": deque(), "_stashed": {}, "_order": []}
+
+    @classmethod
+    def wanted(cls, recipe: Recipe) -> bool:
+        """Returns whether activations move; inputs of checkpointed blocks are `checkpoint.py`'s."""
+        return recipe.offload_activations not in ("none", "checkpoints")
+
+    def change(self, model: nn.Module) -> None:
+        """Wraps the forward methods of named modules."""
+        self.watch(model)
+        if isinstance(self.setup.recipe.offload_activations, tuple):
+            for module in named_blocks(model, self.setup.recipe.offload_activations, field=self.field).values():
+                module.forward = Offloaded(module, self)
+
+    def watch(self, model: nn.Module) -> None:
+        """Remembers the model whose weights stay on the device.
+
+        Args:
+            model: The model.
+        """
+        self._model = model
+
+    @contextmanager
+    def around_training_forward(self) -> Iterator[None]:
+        """Starts a new pass; with `all`, every saved tensor of it goes to the host."""
+        with self.new_pass():
+            if self.setup.recipe.offload_activations == "all":
+                with self.saving():
+                    yield
+            else:
+                yield
+
+    @contextmanager
+    def new_pass(self) -> Iterator[None]:
+        """Starts the account of a forward pass; at its end every tensor that left has left.
+
+        Yields:
+            Nothing.
+        """
+        assert self._model is not None
+        own = chain(self._model.parameters(), self._model.buffers())
+        self._staying = {tensor.untyped_storage()._cdata for tensor in own}
+        self._stashed.clear()
+        self._order.clear()
+        try:
+            yield
+        finally:
+            while self._leaving:
+                self._let_go()
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """Returns the context in which tensors saved for backward go to the host."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if not self._moves(tensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        known = self._stashed.get(key, _nothing)()
+        if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
+            return known
+        stashed = _Stashed(self, len(self._order), _alive(storage), tensor)
+        self._order.append(weakref.ref(stashed))
+        self._stashed[key] = weakref.ref(stashed)
+        copies = self.setup.copies
+        with copies.copying(after=copies.compute_mark()):
+            stashed.host.copy_(tensor.detach(), non_blocking=True)
+        mark = copies.copy_mark()
+        if mark is not None:
+            self._leaving.append((tensor.detach(), mark))
+            if len(self._leaving) > DEPTH:
+                self._let_go()
+        return stashed
+
+    def _moves(self, tensor: Tensor) -> bool:
+        if tensor.nbytes < MIN_BYTES or tensor.device.type != self.setup.device.type or tensor.layout != torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        return storage.nbytes() >= tensor.nbytes and storage._cdata not in self._staying  # expanded views would grow
+
+    def _let_go(self) -> None:
+        """Frees the oldest tensor that left; compute queued later waits for its copy, so its memory can be used again."""
+        _, mark = self._leaving.popleft()
+        self.setup.copies.compute_waits_for(mark)
+
+    def fetch(self, stashed: _Stashed) -> Tensor:
+        """Returns a stashed tensor on the device and starts the copy of the one that backward will want next.
+
+        Args:
+            stashed: What `_pack` gave to autograd.
+
+        Returns:
+            The tensor, in the strides it was saved with.
+        """
+        tensor = stashed.take()
+        if stashed.position:
+            before = self._order[stashed.position - 1]() if stashed.position <= len(self._order) else None
+            if before is not None:
+                before.start()
+        return tensor
+
+
+class _Stashed:
+    """One saved tensor in the host pool."""
+
+    __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "host", "layout", "position", "source")
+
+    def __init__(self, offload: ActivationOffload, position: int, source: StorageWeakRef, tensor: Tensor) -> None:
+        self._arriving: tuple[Tensor, Any] | None = None  # first of all: `__del__` looks at it whatever happens below
+        self._offload = offload
+        self.position = position
+        self.source = source
+        self.layout = (tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
+        self.host = offload.setup.pool.empty(tensor.shape, tensor.dtype, strides=self.layout[1])
+        self._present: Callable[[], Tensor | None] = _nothing
+
+    def start(self) -> None:
+        """Starts the copy to the device, unless it is under way or there."""
+        if self._arriving is not None or self._present() is not None:
+            return
+        copies = self._offload.setup.copies
+        shape, strides, dtype, device = self.layout
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        with copies.copying(after=copies.compute_mark()):
+            tensor.copy_(self.host, non_blocking=True)
+        self._arriving = (tensor, copies.copy_mark())
+
+    def take(self) -> Tensor:
+        """Returns the tensor on the device."""
+        present = self._present()
+        if present is not None:
+            return present
+        self.start()
+        assert self._arriving is not None
+        tensor, mark = self._arriving
+        self._arriving = None
+        self._offload.setup.copies.compute_waits_for(mark)
+        self._present = weakref.ref(tensor)
+        return tensor
+
+    def __del__(self) -> None:
+        """Lets compute wait for a copy that nobody took, because its memory is free from now on."""
+        if self._arriving is not None:
+            self._offload.setup.copies.compute_waits_for(self._arriving[1])
+
+
+def _unpack(saved: Any) -> Tensor:
+    return saved if isinstance(saved, Tensor) else saved._offload.fetch(saved)
+
+
+def _alive(storage: torch.UntypedStorage) -> StorageWeakRef:
+    """Tells a storage from a later one at the same address."""
+    reference: StorageWeakRef = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+    return reference
+
+
+def _nothing() -> None:
+    return None
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's strides where its elements fill their memory, otherwise contiguous ones (expanded or sliced views)."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+class Offloaded(WrappedForward):
+    """A module's forward method whose saved tensors go to the host; takes the method's place on the instance."""
+
+    def __init__(self, module: nn.Module, offload: ActivationOffload) -> None:
+        super().__init__(module)
+        self.offload = offload
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward method."""
+        with self.offload.saving():
+            return self.forward(*args, **kwargs)

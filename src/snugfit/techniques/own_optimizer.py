@@ -1,0 +1,81 @@
+"""The contract of optimizers that torch.optim does not have as they are; each overrides what it needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from snugfit.errors import InputError
+from snugfit.library_imports import importing
+from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.declaration import loaded
+
+Groups = list[dict[str, Any]]
+Settings = dict[str, Any]
+Parting = tuple[set[nn.Parameter], dict[str, Any], dict[str, Any]]
+"""Some parameters, what their groups are marked with, and what all other groups are marked with."""
+
+
+STORAGE = "storage"
+"""Key of a parameter group: the name of the optimizer that holds its state in a way of its own."""
+
+
+class OwnOptimizer:
+    """How an optimizer is built; its declaration names the class."""
+
+    cls: ClassVar[type[Optimizer] | None] = None
+    """Where it is an algorithm of its own, the class."""
+
+    def __init__(self, name: str) -> None:
+        """Takes its name in a recipe."""
+        self.name = name
+
+    def load(self) -> None:
+        """Imports its library and makes its tables of values, outside of any simulation.
+
+        Raises:
+            InputError: The library is not installed.
+        """
+
+    def announce(self, device: torch.device) -> None:
+        """Says which library it runs on, and what a device cannot do; once a run."""
+
+    def parted(self, model: nn.Module) -> Parting | None:
+        """Returns which parameters it treats apart; None: none."""
+        return None
+
+    def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
+        """Builds the optimizer.
+
+        Args:
+            groups: Parameter groups, marked as `parted` says.
+            device: Where the update runs.
+            settings: lr, weight_decay and betas, where they are not its own.
+            kernels: `fused` or `foreach` of an AdamW here.
+
+        Returns:
+            The optimizer, without state yet.
+        """
+        raise NotImplementedError
+
+
+def own_optimizer(name: str | None) -> OwnOptimizer | None:
+    """Returns how an optimizer is built; None where torch.optim has it, or the name is none of ours."""
+    named = OPTIMIZER_NAMES.get(name or "")
+    return loaded(named.built_by)(named.name) if named is not None and named.built_by else None
+
+
+def library_module(optimizer: str, library: str, module: str) -> Any:
+    """Imports the one module of ours that takes an optimizer from a library; InputError where the library is missing."""
+    try:
+        with importing():
+            return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        raise InputError(
+            f"optimizer {optimizer!r} needs {library}, which cannot be imported ({error}). "
+            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
+        ) from error

@@ -1,0 +1,67 @@
+"""Step in backward: a parameter is updated the moment its gradient is complete, and the gradient is freed at once.
+
+All gradients are then never alive together: 4 bytes a parameter in fp32 (2 in bf16) shrink to those of one parameter.
+Costs nothing but the launch of one update a parameter, and overlaps updates with the backward pass.
+
+Wrong, and refused with the reason, where the update needs all gradients first: accumulation over microbatches, clipping by
+the global norm, fp16 loss scaling. A step whose loss is not finite is not taken at all; if a gradient in the middle of a
+backward pass is not finite, the parameters behind it have been updated and those from there on are left alone.
+
+Fidelity: exact. Source: torch.Tensor.register_post_accumulate_grad_hook and the tutorial "How to save memory by fusing the
+optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.microbatch import splits
+
+_ON = {"step_in_backward": True}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """When parameters are updated."""
+
+    step_in_backward: bool = False
+    """Each parameter is updated as soon as its gradient is complete, and the gradient freed at once."""
+
+
+TECHNIQUE = Technique(
+    name="step_in_backward",
+    fields=("step_in_backward",),
+    rows=(11,),
+    level="exact",
+    summary="all gradients but one parameter's",
+    known_as="fused-backward optimizer-in-backward lomo per-parameter-update",
+    rules={
+        "step_in_backward contradicts precision='16-mixed': the loss scale is only judged when all gradients are "
+        "there. Use bf16-mixed, or leave step_in_backward out.": lambda r: (
+            r.step_in_backward and r.precision == "16-mixed"
+        ),
+        "step_in_backward contradicts accumulate_dtype='fp32': gradients are used at once and never add up. "
+        "Leave one of them out.": lambda r: r.step_in_backward and r.accumulate_dtype == "fp32",
+    },
+    misfits={
+        "step_in_backward contradicts accumulation: microbatches of {recipe.microbatch_size} in a batch of {batch} "
+        "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
+        "as small as the microbatch (another batch: different).": lambda r, w: r.step_in_backward and splits(r, w),
+        "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
+        "Leave one of them out.": lambda r, w: r.step_in_backward and w.clip_norm is not None,
+        "step_in_backward contradicts keep_gradients: it frees each gradient as soon as it is used, so none is left "
+        "to look at. Leave one of them out.": lambda r, w: r.step_in_backward and w.keep_gradients,
+    },
+    may_change="update",
+    per_parameter=True,
+    least=_ON,
+    starts=("in backward", "few bits"),
+    moves=(
+        ("exact", {"microbatch_size": 1, "step_in_backward": False}),
+        ("exact", {"microbatch_size": None, **_ON}),
+        ("exact", _ON),
+    ),
+    updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
+    example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
+)

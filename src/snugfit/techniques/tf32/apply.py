@@ -1,0 +1,50 @@
+"""TF32 allowed inside a step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import SnugfitWarning
+from snugfit.techniques.base import ModelTechnique
+
+if TYPE_CHECKING:
+    pass
+
+
+class TF32(ModelTechnique):
+    """Allows TF32 inside a step and restores the caller's setting after it."""
+
+    field = "precision"
+    values = ("tf32",)
+
+    def change(self, model: nn.Module) -> None:
+        """Warns where the setting has no effect."""
+        if self.setup.device.type == "cpu":
+            warnings.warn(
+                f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+
+    def around_step(self) -> AbstractContextManager[Any]:
+        """Returns the context in which matmuls and convolutions may use TF32."""
+        return _allowed()
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

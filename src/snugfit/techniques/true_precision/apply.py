@@ -1,0 +1,44 @@
+"""Batches cast to the 16-bit dtype of the weights."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from snugfit.errors import SnugfitWarning
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.microbatch.apply import map_tensors
+
+if TYPE_CHECKING:
+    pass
+
+DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+
+
+class TruePrecision(ModelTechnique):
+    """Casts each batch as it comes; `prepare` casts the model on its way to the device (`init.settle`)."""
+
+    field = "precision"
+    values = ("16-true", "bf16-true")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype weights are held in."""
+        return DTYPES[str(self.setup.recipe.true_precision)]
+
+    def change(self, model: nn.Module) -> None:
+        """Says what fp16 without loss scaling risks."""
+        if self.dtype == torch.float16:
+            warnings.warn(
+                "precision='16-true' overflows above 65504 and has no loss scaling; a step that does is not taken and "
+                "stops the run. bf16-true or 16-mixed are safer.",
+                SnugfitWarning,
+                stacklevel=2,
+            )
+
+    def convert(self, batch: Any) -> Any:
+        """Casts floating tensors to the weights' dtype."""
+        return map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)

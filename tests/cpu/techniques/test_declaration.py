@@ -1,0 +1,122 @@
+"""What every declaration must hold to, and that a technique is known by name in few places."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import patience
+import pytest
+
+import snugfit
+from snugfit import Recipe, RecipeError, Workload, fidelity
+from snugfit.fields import field_infos
+from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
+from snugfit.techniques.base import ModelTechnique, model_techniques
+from snugfit.techniques.declaration import LEVELS, STARTS, said
+from snugfit.techniques.own_optimizer import OwnOptimizer, own_optimizer
+from snugfit.training.changeable import CHANGEABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+by_name = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
+
+
+def changes_of(row):
+    """Every change that a declaration names."""
+    found = [row.least, *row.all_turns, *row.all_trials, *row.points.values(), *(row.example or ())]
+    found += [change for _, change in row.all_moves]
+    return [*found, *(choice.changes for choice in (*row.updates, *row.variants))]
+
+
+def test_declarations_load_no_torch():
+    code = "import sys, snugfit.techniques, snugfit.recipe; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience.SECONDS)
+
+
+def test_every_field_of_a_recipe_belongs_to_a_technique():
+    assert {field for row in TECHNIQUES for field in row.fields} == set(field_infos(Recipe))
+    assert len({row.name for row in TECHNIQUES}) == len(TECHNIQUES)
+    for base in Recipe.__mro__[1:-1]:
+        names = {field.name for field in dataclasses.fields(base)}
+        [owner] = [row for row in TECHNIQUES if base.__module__ == f"snugfit.techniques.{row.name}"]
+        assert names == set(owner.fields)
+
+
+@by_name
+def test_what_it_names_exists(row):
+    assert (ROOT / "docs" / "techniques" / f"{row.name}.md").exists()
+    assert (row.example is None) == bool(row.unmeasured)
+    assert row.level in LEVELS and set(row.starts) <= set(STARTS)
+    infos = field_infos(Recipe)
+    for change in changes_of(row):
+        assert set(change) <= set(infos)
+        for field, value in change.items():
+            assert not infos[field].choices or value is None or value in infos[field].choices
+    for words in (row.names, row.never):
+        assert set(words) <= set(row.fields)
+    assert set(row.goes_with) <= set(infos)
+
+
+@by_name
+def test_examples_are_recipes_that_differ_in_it(row):
+    if row.example is not None:
+        without, with_it = (Recipe(**fields) for fields in row.example)
+        assert any(getattr(without, field) != getattr(with_it, field) for field in row.fields)
+
+
+@by_name
+def test_sentences_name_values_that_there_are(row):
+    rules = [*row.rules, *row.misfits, *row.lowers]
+    for sentence in rules:
+        assert sentence.endswith(".")
+        for _, name, _, _ in string.Formatter().parse(sentence):
+            kind, _, field = (name or "batch").partition(".")
+            assert hasattr({"recipe": Recipe(), "workload": Workload(), "batch": ""}[kind], field or "strip"), name
+    assert not list(said(row.rules, Recipe())) and not list(said(row.misfits, Recipe(), Workload()))
+
+
+@by_name
+def test_code_is_found_where_it_says(row):
+    for one in row.optimizers:
+        own = own_optimizer(one.name)
+        assert (own is None) == (not one.built_by) and (own is None or isinstance(own, OwnOptimizer))
+        assert not one.holds or OPTIMIZER_NAMES[one.holds].holds == ""
+    if row.hooks:
+        [hooks] = [one for one in model_techniques() if one.__module__.startswith(f"snugfit.techniques.{row.name}.")]
+        assert issubclass(hooks, ModelTechnique) and hooks.field == row.fields[0]
+        assert hooks.wanted(Recipe()) is False
+
+
+def test_techniques_change_a_model_in_the_order_of_their_stages():
+    names = [one.__name__ for one in model_techniques()]
+    assert names == [
+        "MixedPrecision", "TruePrecision", "TF32", "InPlace", "Adapter", "Attention", "LossImpl", "ActivationOffload",
+        "Checkpointing", "Compile",
+    ]  # fmt: skip
+
+
+def test_a_rule_is_said_with_the_values_it_is_about():
+    with pytest.raises(RecipeError, match="batch of unknown size"):
+        fidelity(Recipe(step_in_backward=True, microbatch_size=4), Workload())
+    with pytest.raises(RecipeError, match="microbatches of 4 in a batch of 16"):
+        fidelity(Recipe(step_in_backward=True, microbatch_size=4), Workload(batch_size=16))
+
+
+def test_what_may_change_belongs_to_techniques_that_say_so():
+    assert set(CHANGEABLE) == {field for row in TECHNIQUES if row.may_change for field in row.fields}
+    assert "precision" not in CHANGEABLE and "checkpoint" in CHANGEABLE
+
+
+def test_central_files_name_no_technique():
+    """Loops do not grow with techniques. Files that are about one field, or about a pair of them, are not central."""
+    central = [
+        "recipe_rules.py", "planner/smallest.py", "training/changeable.py",
+        "training/take_over.py", "techniques/spellings.py", "techniques/base.py", "techniques/own_optimizer.py",
+    ]  # fmt: skip
+    names = {row.name for row in TECHNIQUES} - {"optimizer", "init", "compile", "loading"}
+    for path in central:
+        text = (Path(snugfit.__file__).parent / path).read_text(encoding="utf-8")
+        assert not [name for name in names if f'"{name}"' in text or f"recipe.{name}" in text], path
