@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.gpu.training_run import TrainingRun
-    from snugfit.simulator.session import Recording
+    from snugfit.recording.recording import Recording
 
 STEPS: tuple[Configuration, ...] = (
     line("vit_b_16", precision="bf16-mixed"),

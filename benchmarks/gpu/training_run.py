@@ -18,9 +18,10 @@ from snugfit.fake_device.accelerator import Personality
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
+from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.simulator.session import STEPS, Recording, simulate_training
+from snugfit.simulator.session import STEPS, simulate_training
 from snugfit.techniques.init.apply import build
 from snugfit.workers.pool import Pool
 

@@ -19,9 +19,10 @@ from snugfit.recording import replay as replays
 from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.kernel_times import run_seconds
+from snugfit.recording.recording import Recording
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
-from snugfit.simulator.request import Kind, Recorded
+from snugfit.simulator.request import Kind
 from snugfit.workers.pool import Pool
 
 WORKERS = 2
@@ -33,7 +34,7 @@ NEED_WITHIN = 0.002
 class Subject:
     """What is trained: a function that records it by a recipe on a kind of device, and its other arguments."""
 
-    record: Callable[[tuple[Any, ...], Recipe, Kind], Recorded]
+    record: Callable[[tuple[Any, ...], Recipe, Kind], Recording]
     """Called in a worker."""
     arguments: tuple[Any, ...]
     """Given to `record` first."""
@@ -59,7 +60,7 @@ class Place:
         """Whether training runs on the CPU."""
         return self.kind[0] == "cpu"
 
-    def timing(self, recorded: Recorded) -> Timing | None:
+    def timing(self, recorded: Recording) -> Timing | None:
         """Returns the mean timing of the steady steps, each batch once.
 
         Args:
@@ -117,7 +118,7 @@ class Probe:
     """Its parts."""
     profile: Profile
     """What each block needs."""
-    recorded: Recorded
+    recorded: Recording
     """The recording."""
 
     @property

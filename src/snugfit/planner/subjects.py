@@ -7,7 +7,8 @@ from typing import Any
 
 from snugfit.planner.probe import Subject
 from snugfit.recipe import Recipe
-from snugfit.simulator.request import Kind, NamedModel, Recorded, record_given, record_named
+from snugfit.recording.recording import Recording
+from snugfit.simulator.request import Kind, NamedModel, record_given, record_named
 from snugfit.workload import Workload
 
 _TRAITS = ("batch_norm", "dropout")
@@ -46,11 +47,11 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     return Subject(record=_record_given, arguments=(model, shapes, dict(arguments)), title=title, built=built)
 
 
-def _record_named(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recorded:
+def _record_named(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recording:
     named, batch_size, settings = arguments
     return record_named(named, batch_size, recipe, kind, settings)
 
 
-def _record_given(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recorded:
+def _record_given(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recording:
     model, shapes, settings = arguments
     return record_given(model, shapes, recipe, kind, settings)

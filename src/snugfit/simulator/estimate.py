@@ -17,10 +17,11 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS, generation_of
+from snugfit.recording.recording import Recording
 from snugfit.run import Run
 from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
-from snugfit.simulator.request import Kind, NamedModel, Recorded
+from snugfit.simulator.request import Kind, NamedModel
 from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def estimate(
     shapes = skeleton_of(batch)
     workers = pool or shared_pool()
 
-    def record(kind: Kind) -> Recorded:
+    def record(kind: Kind) -> Recording:
         if step is not None:
             on_host = lives_on_host(batch)
             return workers.call(
@@ -166,7 +167,7 @@ def estimate_named(
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in skipped}
     arguments = (named, batch_size, _uncompiled(recipe))
 
-    def record(kind: Kind) -> Recorded:
+    def record(kind: Kind) -> Recording:
         if pool is None and "torch" not in sys.modules:
             return _without_torch(doing, request.record_named, *arguments, kind, settings)
         from snugfit.workers.pool import shared_pool
@@ -254,10 +255,10 @@ def _uncompiled(recipe: Recipe) -> Recipe:
 
 
 def _estimated(
-    record: Callable[[Kind], Recorded], cards: tuple[Device, ...], recipe: Recipe | None, title: str
+    record: Callable[[Kind], Recording], cards: tuple[Device, ...], recipe: Recipe | None, title: str
 ) -> Estimate:
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
-    recorded: dict[Kind, Recorded] = {}
+    recorded: dict[Kind, Recording] = {}
     for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[1] != GENERATIONS[0]):
         like = next((one for one in recorded.values() if kind[1] in one.same_on), None)
         recorded[kind] = record(kind) if like is None else like.on(kind[1])
@@ -289,7 +290,7 @@ def _doing(title: str) -> str:
     return f"a training step of {title}"
 
 
-def _without_torch(doing: str, function: Callable[..., Recorded], *arguments: Any) -> Recorded:
+def _without_torch(doing: str, function: Callable[..., Recording], *arguments: Any) -> Recording:
     """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
     import pickle
 
@@ -297,7 +298,7 @@ def _without_torch(doing: str, function: Callable[..., Recorded], *arguments: An
 
     if not _plain_worker:
         _plain_worker.append(Worker())
-    answer: Recorded = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0, doing)
+    answer: Recording = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0, doing)
     return answer
 
 

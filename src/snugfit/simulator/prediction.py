@@ -17,9 +17,9 @@ from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import Timing, clock, runs_of_step
+from snugfit.recording.recording import Recording
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import MARK, Trace
-from snugfit.simulator.request import Recorded
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -180,7 +180,7 @@ class Estimate:
 
 
 def assemble(
-    rows: Sequence[tuple[Device, Recorded]], *, headline: Recorded, recipe: Recipe | None, title: str
+    rows: Sequence[tuple[Device, Recording]], *, headline: Recording, recipe: Recipe | None, title: str
 ) -> Estimate:
     """Replays recordings and puts the estimate together.
 
@@ -240,7 +240,7 @@ def assemble(
 
 
 def _fits(
-    rows: Sequence[tuple[Device, Recorded]],
+    rows: Sequence[tuple[Device, Recording]],
     timings: dict[int, list[Timing | None]],
     config: AllocatorConfig | None,
     replayed: dict[int, replays.Replay],
@@ -262,7 +262,7 @@ def _fits(
     return tuple(found)
 
 
-def _timings(recorded: Recorded, card: Device) -> list[Timing | None]:
+def _timings(recorded: Recording, card: Device) -> list[Timing | None]:
     return [clock(recorded.trace, card, step=number) for number in recorded.steady_steps]
 
 
@@ -271,7 +271,7 @@ def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
     return sum(seconds) / len(seconds) if len(seconds) == len(timings) else None
 
 
-def _flops(recorded: Recorded) -> int:
+def _flops(recorded: Recording) -> int:
     """Operations of the steps after the first, on average."""
     trace = recorded.trace
     steps = recorded.steady_steps

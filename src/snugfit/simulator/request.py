@@ -19,8 +19,7 @@ from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
-from snugfit.recording.generations import Capability, on_generation
-from snugfit.recording.trace import Trace
+from snugfit.recording.recording import Recording
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import loaded
 from snugfit.workers import real_run
@@ -30,8 +29,6 @@ from snugfit.workload import Workload, algorithm_and_storage
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.simulator.session import Recording
-    from snugfit.workers.pool import Pool
     from snugfit.workloads.model_batches import TrainingBatch
 
 Kind = tuple[str, tuple[int, int]]
@@ -61,61 +58,9 @@ class NamedModel:
     """What may be taken for granted about values."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """A recorded run, without anything of torch."""
-
-    trace: Trace
-    """Every storage and operator."""
-    answered: tuple[str, ...]
-    """Questions about values that were answered although fake tensors have none."""
-    warnings: tuple[str, ...]
-    """What the simulated code warned of."""
-    torch_version: str
-    """The torch whose operators were recorded."""
-    processor: str | None
-    """The processor on which a CPU run was asked what operators take; None for a card."""
-    same_on: tuple[Capability, ...]
-    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
-    workload: Workload | None
-    """What is learned, with the traits of the model; None for a hand-written step."""
-    batch_shape: str
-    """The batch in words, such as `64 x 3 x 224 x 224`."""
-    batches: int
-    """How many batches the steps go through before they repeat."""
-    weight_bytes: Mapping[str, int]
-    """Module that owns parameters -> their bytes as they were built; tied ones once."""
-    parameters: int
-    """Number of parameters, tied ones once."""
-    expert_modules: tuple[str, ...] = ()
-    """Modules that hold the experts of a mixture."""
-    block_names: tuple[str, ...] = ()
-    """Repeated blocks of the model, in its order."""
-    steps: int | None = None
-    """Calls of a hand-written step that were recorded; None for training by a recipe."""
-
-    switchable: tuple[str, ...] = ()
-    """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
-
-    def on(self, capability: Capability) -> Recorded:
-        """Returns the recording on another generation of cards, one of `same_on`.
-
-        Args:
-            capability: The generation.
-        """
-        trace = on_generation(self.trace, capability)
-        return self if trace is self.trace else dataclasses.replace(self, trace=trace)
-
-    @property
-    def steady_steps(self) -> range:
-        """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
-        last = self.batches + 1 if self.steps is None else self.steps
-        return range(min(1, last - 1), last)
-
-
 def record_named(
     named: NamedModel, batch_size: int, recipe: Recipe, kind: Kind, settings: Mapping[str, Any]
-) -> Recorded:
+) -> Recording:
     """Records training of a model by name; runs in a worker.
 
     Args:
@@ -224,7 +169,7 @@ def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
 
 def record_given(
     model: Any, batch: Any, recipe: Recipe, kind: Kind, arguments: Mapping[str, Any], *, task: Any = None
-) -> Recorded:
+) -> Recording:
     """Records training of a model that was given; runs in a worker.
 
     Args:
@@ -245,7 +190,7 @@ def record_given(
     from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, simulate_training
+    from snugfit.simulator.session import STEPS, record_training
     from snugfit.techniques.blocks import find_blocks
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workers import skeleton
@@ -268,17 +213,15 @@ def record_given(
     workload = _workload(given, model_traits(model))
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
-    weights, parameters = _weights(model)
+    weights = _weights(model)
     personality = _personality(kind)
 
     def run() -> Recording:
         # One step more than batches, so that each of them also meets the optimizer's state.
         steps = max(STEPS, len(batches) + 1)
-        return simulate_training(
-            model, recipe, batches, personality=personality, steps=steps, task=task, pool=_here(), arguments=given
-        )
+        return record_training(model, recipe, batches, personality, steps, True, task, given)
 
-    recorded = _recorded(run, model, workload, batches, weights, parameters, kind)
+    recorded = _of_model(run, model, workload, batches, weights, kind)
     answered = (*recorded.answered, *dense)
     return dataclasses.replace(recorded, answered=answered, block_names=block_names, switchable=switchable)
 
@@ -293,7 +236,7 @@ def record_step(
     *,
     on_host: bool,
     steps: int | None = None,
-) -> Recorded:
+) -> Recording:
     """Records a hand-written step as it is; runs in a worker.
 
     Args:
@@ -319,7 +262,7 @@ def record_step(
     from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, simulate_step
+    from snugfit.simulator.session import STEPS, record_own_step
     from snugfit.techniques.blocks import find_blocks
     from snugfit.training.phases import phase
     from snugfit.workers import skeleton
@@ -346,23 +289,15 @@ def record_step(
         step(model, optimizer, given)
 
     block_names = tuple(find_blocks(model))
-    weights, parameters = _weights(model)
+    weights = _weights(model)
     calls = steps or max(STEPS, len(batches) + 1)
 
     def run() -> Recording:
-        return simulate_step(
-            each,
-            model,
-            used,
-            batches[0] if len(batches) == 1 else None,
-            personality=personality,
-            steps=calls,
-            batch_on="host" if on_host else "device",
-            pool=_here(),
-            assumptions=assumptions,
-        )
+        given = batches[0] if len(batches) == 1 else None
+        batch_on = "host" if on_host else "device"
+        return record_own_step(each, model, used, given, personality, calls, batch_on, assumptions)
 
-    recorded = _recorded(run, model, None, batches, weights, parameters, kind)
+    recorded = _of_model(run, model, None, batches, weights, kind)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls, block_names=block_names)
 
 
@@ -426,29 +361,15 @@ def _personality(kind: Kind) -> Any:
     return Personality(kind="cpu" if kind[0] == "cpu" else "cuda", capability=kind[1])
 
 
-def _here() -> Pool:
-    """A pool that runs what it is given in this process: we are in the worker already."""
-    from snugfit.workers.pool import Pool
-
-    class Here(Pool):
-        def __init__(self) -> None:
-            pass
-
-        def call(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 0.0, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-    return Here()
-
-
-def _recorded(
+def _of_model(
     run: Callable[[], Recording],
     model: torch.nn.Module,
     workload: Workload | None,
     batches: list[Any],
-    weights: Mapping[str, int],
-    parameters: int,
+    weights: tuple[dict[str, int], int],
     kind: Kind,
-) -> Recorded:
+) -> Recording:
+    """Returns what `run` records, with what is known of the model and its batches."""
     _without_logs()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
@@ -459,18 +380,14 @@ def _recorded(
             raise
         except Exception as error:
             raise _refused(error, model, kind) from error
-    return Recorded(
-        trace=recording.trace,
-        answered=recording.answered,
+    return dataclasses.replace(
+        recording,
         warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
-        torch_version=str(recording.torch_version),  # torch has a class of its own for it
-        processor=recording.processor,
-        same_on=recording.same_on,
         workload=workload,
         batch_shape=_shape(batches),
         batches=len(batches),
-        weight_bytes=weights,
-        parameters=parameters,
+        weight_bytes=weights[0],
+        parameters=weights[1],
         expert_modules=expert_modules(model),
     )
 

@@ -18,34 +18,13 @@ from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
-from snugfit.recording.generations import Capability
-from snugfit.recording.trace import Trace
+from snugfit.recording.recording import Recording
 from snugfit.workers.pool import Pool, shared_pool
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
 EVALUATED = 2
 """Batches that are evaluated: the first finds the cache as training left it, the second is like all later ones."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Recording:
-    """A recorded run."""
-
-    trace: Trace
-    """Every storage and operator."""
-
-    answered: tuple[str, ...] = ()
-    """Questions about values that were answered although fake tensors have none."""
-
-    torch_version: str = ""
-    """The torch whose operators were recorded."""
-
-    processor: str | None = None
-    """The processor on which a CPU run was asked what operators take; None for a card."""
-
-    same_on: tuple[Capability, ...] = ()
-    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
 
 
 def record(
@@ -111,7 +90,7 @@ def record(
     return Recording(
         trace=trace,
         answered=tuple(sorted(recorder.answered)),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),  # torch has a class of its own for it
         processor=recorder.processor,
         same_on=recorder.card.same,
     )
@@ -150,7 +129,7 @@ def simulate_step(
         CannotSimulateError: Something in the step needs values.
     """
     return (pool or shared_pool()).call(
-        _step_job, step, model, optimizer, batch, personality or Personality(), steps, batch_on, assumptions
+        record_own_step, step, model, optimizer, batch, personality or Personality(), steps, batch_on, assumptions
     )
 
 
@@ -188,7 +167,15 @@ def simulate_training(
         CannotSimulateError: Something in the step needs values.
     """
     return (pool or shared_pool()).call(
-        _training_job, model, recipe, batch, personality or Personality(), steps, evaluate, task, dict(arguments or {})
+        record_training,
+        model,
+        recipe,
+        batch,
+        personality or Personality(),
+        steps,
+        evaluate,
+        task,
+        dict(arguments or {}),
     )
 
 
@@ -208,7 +195,7 @@ def _built(model: Any) -> Any:
     return made
 
 
-def _step_job(
+def record_own_step(
     step: Callable[[Any, Any, Any], Any],
     model: Any,
     optimizer: Any,
@@ -218,6 +205,7 @@ def _step_job(
     batch_on: str,
     assumptions: Assumptions | None,
 ) -> Recording:
+    """`simulate_step` itself, in the worker that this process is."""
     import torch
 
     from snugfit.fake_device.captured import captured_tensors
@@ -247,7 +235,7 @@ def _step_job(
     return record(run, personality, captured, assumptions)
 
 
-def _training_job(
+def record_training(
     model: Any,
     recipe: Recipe,
     batch: Any,
@@ -257,6 +245,7 @@ def _training_job(
     task: Any,
     arguments: dict[str, Any],
 ) -> Recording:
+    """`simulate_training` itself, in the worker that this process is."""
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries

@@ -1,0 +1,62 @@
+"""A recording: the trace of a run, what was found out on the way, and what is known of model and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from snugfit.recording.generations import Capability, on_generation
+from snugfit.recording.trace import Trace
+from snugfit.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """What one run did, and of what run that is known: the model's parts where it was a model."""
+
+    trace: Trace
+    """Every storage and operator."""
+    answered: tuple[str, ...] = ()
+    """Questions about values that were answered although fake tensors have none."""
+    warnings: tuple[str, ...] = ()
+    """What the simulated code warned of."""
+    torch_version: str = ""
+    """The torch whose operators were recorded."""
+    processor: str | None = None
+    """The processor on which a CPU run was asked what operators take; None for a card."""
+    same_on: tuple[Capability, ...] = ()
+    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
+    workload: Workload | None = None
+    """What is learned, with the traits of the model; None for a hand-written step."""
+    batch_shape: str = ""
+    """The batch in words, such as `64 x 3 x 224 x 224`."""
+    batches: int = 1
+    """How many batches the steps go through before they repeat."""
+    weight_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Module that owns parameters -> their bytes as they were built; tied ones once."""
+    parameters: int = 0
+    """Number of parameters, tied ones once."""
+    expert_modules: tuple[str, ...] = ()
+    """Modules that hold the experts of a mixture."""
+    block_names: tuple[str, ...] = ()
+    """Repeated blocks of the model, in its order."""
+    steps: int | None = None
+    """Calls of a hand-written step that were recorded; None for training by a recipe."""
+
+    switchable: tuple[str, ...] = ()
+    """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
+
+    def on(self, capability: Capability) -> Recording:
+        """Returns the recording on another generation of cards, one of `same_on`.
+
+        Args:
+            capability: The generation.
+        """
+        trace = on_generation(self.trace, capability)
+        return self if trace is self.trace else dataclasses.replace(self, trace=trace)
+
+    @property
+    def steady_steps(self) -> range:
+        """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
+        last = self.batches + 1 if self.steps is None else self.steps
+        return range(min(1, last - 1), last)
