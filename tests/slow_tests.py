@@ -11,7 +11,7 @@ import xml.etree.ElementTree
 from collections import Counter
 from pathlib import Path
 
-SECONDS = 0.4
+SECONDS = 0.25
 LIST = Path(__file__).parent / "cpu" / "slow_tests.txt"
 
 

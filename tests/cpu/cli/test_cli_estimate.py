@@ -113,7 +113,7 @@ def test_timeline_and_snapshot_are_written(there, capsys):
         ([*WORDS, "--device", "rtx4091"], 2, "did you mean 'rtx-4090'"),
         ([*WORDS, "--device", "local"], 2, "there is none that torch can use"),
         ([*WORDS, "--timeline", "out.pdf"], 2, ".html or .png"),
-        ([*WORDS, "--timeline", "no/out.png"], 2, "its folder does not exist"),
+        ([*WORDS, "--timeline", "no/out.png"], 2, "Give a file in a folder that exists"),
         ([*WORDS, "--microbatch-size", "32", "--step-in-backward"], 2, "larger than the batch of 16"),
         ([*WORDS, "--seq-len", "12"], 2, "no meaning for image-classification"),
         ([*WORDS, "--task", "imageclassification"], 2, "did you mean 'image-classification'"),

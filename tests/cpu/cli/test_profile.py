@@ -92,9 +92,9 @@ def test_a_script_that_fails_shows_its_traceback_and_its_profile(folder):
         (["nothing.py"], "script 'nothing.py' does not exist. Give the path of a Python file, then its own arguments."),
         (["."], "is a folder"),
         ([], "SCRIPT"),
-        (["--steps", "0", "train.py"], "steps is 0; watch at least 1."),
+        (["--steps", "0", "train.py"], "--steps: 0 is out of range; give a whole number from 1"),
         (["--timeline", "t.gif", "train.py"], ".html or .png"),
-        (["--snapshot", "no/such/s.pickle", "train.py"], "no folder that can be written to"),
+        (["--snapshot", "no/such/s.pickle", "train.py"], "Give a file in a folder that exists"),
         (["--stpes", "3", "train.py"], "--stpes"),
     ],
 )

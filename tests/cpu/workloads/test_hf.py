@@ -104,7 +104,7 @@ def test_bad_configs_are_said(tmp_path, text, says):
 
 
 def test_names_are_not_downloaded(specs):
-    with pytest.raises(InputError, match="Nothing is downloaded"):
+    with pytest.raises(InputError, match="nothing is downloaded unless asked for"):
         build_model("hf:nobody/no-such-model")
     with pytest.raises(InputError, match="does not exist"):
         build_model("hf:./nowhere")
