@@ -87,8 +87,8 @@ def carry_out(
     total_steps = steps_of_run(settings, len(data.train))
     meter = Meter(device)
     chosen = choose(request, data, task, device)
+    memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
     with chosen.limited(device), _measuring(meter, None if given is None else given.model) as built:
-        memory = memory_reader(device)
         trainer = build_trainer(chosen, request, data, device, task, total_steps)
         built()
         if given is not None and settings.evaluate:
