@@ -114,7 +114,8 @@ def accuracy(rows: Sequence[Row], folder: str) -> str:
             parts.append(
                 "On a CPU most models are small stand-ins of the same structure, with "
                 f"{min(STAND_INS.values()) / 1e6:.2g} to {max(STAND_INS.values()) / 1e6:.2g} million parameters, so their "
-                f"bytes are not those of the models that they are named after. Of full size are {', '.join(full)}."
+                "bytes are not those of the models that they are named after."
+                + (f" Of full size are {', '.join(full)}." if full else "")
             )
         title = "Tensor bytes" if folder.startswith("cpu-") else f"{word.capitalize()} bytes"
         parts.append(f"**{title}**\n\n" + distributions(halves, key, "half"))
