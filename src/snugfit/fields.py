@@ -241,3 +241,12 @@ def to_mapping(settings: Any, *, defaults: bool = True) -> dict[str, Any]:
         if defaults or value != field.default:
             plain[field.name] = list(value) if isinstance(value, tuple) else value
     return plain
+
+
+def as_typed(value: Any) -> str:
+    """Returns the value of a field as people type it: several names with commas between them.
+
+    Args:
+        value: Any value of a field, plain or not.
+    """
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -265,6 +265,17 @@ def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
     return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
 
 
+@functools.cache
+def places_written(operator: Any) -> list[tuple[int, str]]:
+    """Returns positions and names of the arguments that an operator writes to.
+
+    Args:
+        operator: The overload.
+    """
+    arguments = enumerate(operator._schema.arguments)
+    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
+
+
 def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs an operator's kernel for cpu without the dispatcher, so that a mode sees the operators inside it.
 
@@ -395,7 +406,7 @@ def register_backend(name: str, module: Any) -> None:
     library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
     library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
     for update in ("_fused_sgd_", "_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{update}", "Meta"):
+        if not has_kernel(f"aten::{update}", "Meta"):
             library.impl(update, _update_in_place, "Meta")  # type: ignore[no-untyped-call]
     _libraries.append(library)
 

@@ -322,6 +322,13 @@ def test_state_of_a_first_step(kind):
     assert not private_torch.make_state(torch.optim.LBFGS(weights))
 
 
+def test_places_that_operators_write_to():
+    """places_written"""
+    assert private_torch.places_written(torch.ops.aten.add.Tensor) == []
+    assert private_torch.places_written(torch.ops.aten.add_.Tensor) == [(0, "self")]
+    assert private_torch.places_written(torch.ops.aten.add.out) == [(3, "out")]
+
+
 def test_bodies_in_python():
     """python_body"""
     assert private_torch.python_body(torch.ops.aten.mm.default) is None

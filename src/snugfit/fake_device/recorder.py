@@ -9,7 +9,6 @@ else is fake and has no values.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -657,15 +656,8 @@ def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the arguments that an operator writes to."""
-    places = _places_written(func)
+    places = private_torch.places_written(func)
     return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
-
-
-@functools.cache
-def _places_written(func: Any) -> list[tuple[int, str]]:
-    """Positions and names of the arguments that an operator writes to."""
-    arguments = enumerate(func._schema.arguments)
-    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:

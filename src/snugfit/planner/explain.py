@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snugfit.fidelity import fidelity
-from snugfit.fields import field_infos
+from snugfit.fields import as_typed, field_infos
 from snugfit.planner.probe import Probe
 from snugfit.planner.search import Search
 from snugfit.planner.space import NEVER
@@ -44,7 +44,7 @@ def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
     for name in field_infos(Recipe):
         value = getattr(best.recipe, name)
         if name in constraints.pins:
-            found[name] = f"pinned to {_word(value)}."
+            found[name] = f"pinned to {as_typed(value)}."
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
         elif value != getattr(plain, name):
@@ -66,7 +66,7 @@ def _in_words(best: Probe, name: str) -> str:
             return f"{len(value)} of {len(blocks)} blocks"
         if value == "all" and name == "checkpoint":
             return f"all {len(blocks)} blocks"
-    return "on" if value is True else _word(value)
+    return "on" if value is True else as_typed(value)
 
 
 def _why_on(search: Search, best: Probe, name: str) -> str:
@@ -97,7 +97,7 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
     if pair is not None:
         saved, cost = pair[1].need_bytes - pair[0].need_bytes, pair[0].seconds - pair[1].seconds
         fits = "it is not needed: " if best.need_bytes + max(saved, 0) <= capacity_bytes and cost >= 0 else ""
-        what = _word(getattr(pair[0].recipe, name))
+        what = as_typed(getattr(pair[0].recipe, name))
         given = "" if what == "True" else f"{name}={what} " if len(what) < 40 else "on some blocks it "
         text = _trade(saved, cost, done=False)
         return f"{fits}{given or 'it '}{text}{_seen(pair[1], best, name)}{_instead(best, name)}."
@@ -193,13 +193,10 @@ def _seen(probe: Probe, best: Probe, name: str) -> str:
     if not names:
         return ""
     parts = [
-        f"{other}={text if len(text := _word(getattr(probe.recipe, other))) < 30 else 'some blocks'}" for other in names
+        f"{other}={text if len(text := as_typed(getattr(probe.recipe, other))) < 30 else 'some blocks'}"
+        for other in names
     ]
     return f" (seen at {', '.join(parts[:3])})"
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
@@ -239,6 +236,6 @@ def _difference(recipe: Recipe, other: Recipe) -> str:
     for name in field_infos(Recipe):
         value = getattr(recipe, name)
         if value != getattr(other, name):
-            text = _word(value)
+            text = as_typed(value)
             parts.append(f"{name}={text if len(text) < 30 else f'{len(value)} blocks'}")
     return ", ".join(parts)

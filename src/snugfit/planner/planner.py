@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
 from snugfit.fidelity import fidelity
+from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
@@ -261,7 +262,9 @@ class Planner:
             if probe is None:
                 continue
             found[level] = self.budget_bytes(probe.need_bytes)
-            how = ", ".join(f"{name}={_word(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items())
+            how = ", ".join(
+                f"{name}={as_typed(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items()
+            )
             wider = "" if level == LEVELS[widest] else f" with --allow {','.join(LEVELS[1 : LEVELS.index(level) + 1])}"
             lines.append(f"  {found[level] // MIB} MiB{wider}: {how or 'plain'}")
         context = self.place.card.context_bytes
@@ -298,10 +301,6 @@ def _with_checkpoints(base: Recipe) -> list[Recipe]:
         return [base.replace(**POINTS["checkpoint"])]
     except RecipeError:
         return []
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _widest(constraints: Constraints) -> Any:

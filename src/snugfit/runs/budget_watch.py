@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import SnugfitWarning
+from snugfit.fields import as_typed
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
 
@@ -152,7 +153,7 @@ class BudgetWatch:
                 "a larger --budget, or --allow rounding."
             )
         found = over.next_recipe.to_mapping(defaults=False)
-        words = ", ".join(f"{name}={_word(value)}" for name, value in found.items()) or "the plain recipe"
+        words = ", ".join(f"{name}={as_typed(value)}" for name, value in found.items()) or "the plain recipe"
         why = ", whose steps took the least of all that were measured" if self._at_end else ", which needs less"
         return f"The run goes on with {words}{why}; the update is the same."
 
@@ -177,7 +178,3 @@ class BudgetWatch:
         if self.exceeded:
             found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None
         return found
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

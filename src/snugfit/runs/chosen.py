@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
+from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
 from snugfit.runs import text_parts
@@ -205,7 +206,7 @@ def chosen_by(plan: Plan) -> Chosen:
         plan: The plan.
     """
     promised = _predicted(plan)
-    changed = ", ".join(f"{name}={_word(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
+    changed = ", ".join(f"{name}={as_typed(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
     peak = promised.get("peak_reserved_bytes", plan.estimate.peak_allocated_bytes)
     _LOGGER.info(
         "planned for %s, %s of it margin: %s",
@@ -290,7 +291,3 @@ def _under_measured_names(estimate: Estimate) -> dict[str, Any]:
         "peak_phase": estimate.peak_phase,
         "peak_operator": estimate.peak_operator,
     }
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

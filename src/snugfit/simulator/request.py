@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+from snugfit.errors import SnugfitError, SnugfitWarning
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
@@ -190,13 +190,13 @@ def record_given(
     from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, record_training
+    from snugfit.simulator.session import STEPS, built, record_training
     from snugfit.techniques.blocks import find_blocks
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workers import skeleton
     from snugfit.workloads.traits import model_traits
 
-    model = _module(model)
+    model = built(model)
     batches = batch if isinstance(batch, list) else [batch]
     give_shapes(model, batches[0], arguments.get("forward"))
     if real_run.is_wanted():
@@ -262,12 +262,12 @@ def record_step(
     from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.sparse_gradients import without_sparse_gradients
     from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, record_own_step
+    from snugfit.simulator.session import STEPS, built, record_own_step
     from snugfit.techniques.blocks import find_blocks
     from snugfit.training.phases import phase
     from snugfit.workers import skeleton
 
-    model = _module(model)
+    model = built(model)
     batches = batch if isinstance(batch, list) else [batch]
     give_shapes(model, batches[0], None)
     settings = dict(settings)
@@ -299,30 +299,6 @@ def record_step(
 
     recorded = _of_model(run, model, None, batches, weights, kind)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls, block_names=block_names)
-
-
-def _module(model: Any) -> torch.nn.Module:
-    """Returns the model itself, built without memory when it is a function."""
-    import torch
-
-    from snugfit.fake_device.materialise import without_memory
-    from snugfit.workloads.model_files import describe
-
-    if isinstance(model, torch.nn.Module):
-        return model
-    try:
-        made = without_memory(lambda _: model())
-    except SnugfitError:
-        raise
-    except Exception as error:
-        import inspect
-
-        code = getattr(inspect.unwrap(model), "__code__", None)
-        where = Path(code.co_filename) if code is not None else None
-        raise InputError(f"the model function failed: {describe(error, where)}.") from error
-    if not isinstance(made, torch.nn.Module):
-        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
-    return made
 
 
 def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Literal
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
@@ -179,17 +181,25 @@ def simulate_training(
     )
 
 
-def _built(model: Any) -> Any:
-    """Returns the model, built without memory when it is a function."""
+def built(model: Any) -> Any:
+    """Returns the model itself, built without memory when it is a function."""
     import torch
 
     from snugfit.fake_device.materialise import without_memory
+    from snugfit.workloads.model_files import describe
 
     if isinstance(model, torch.nn.Module):
         return model
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
-    made = without_memory(lambda _: model())
+    try:
+        made = without_memory(lambda _: model())
+    except SnugfitError:
+        raise
+    except Exception as error:
+        code = getattr(inspect.unwrap(model), "__code__", None)
+        where = Path(code.co_filename) if code is not None else None
+        raise InputError(f"the model function failed: {describe(error, where)}.") from error
     if not isinstance(made, torch.nn.Module):
         raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
     return made
@@ -212,7 +222,7 @@ def record_own_step(
     from snugfit.fake_device.materialise import Materialiser
     from snugfit.workers import skeleton
 
-    model = _built(model)
+    model = built(model)
     captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
 
     def run(recorder: Any) -> None:
@@ -255,7 +265,7 @@ def record_training(
     own = own_optimizer(recipe.optimizer)
     if own is not None:
         own.load()  # outside of the recording: it makes tables of real values
-    model = _built(model)
+    model = built(model)
     evaluation = None
     if evaluate and arguments.get("evaluate", True):
         widest = max(batch, key=elements) if isinstance(batch, list) else batch

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.errors import OutOfMemoryError
-from snugfit.private_torch import DirectMode, has_kernel, run_on_cpu
+from snugfit.private_torch import DirectMode, has_kernel, places_written, run_on_cpu
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.techniques.parameter_update import JointUpdate
@@ -138,10 +138,9 @@ class UnbrokenUpdate(DirectMode):
         return result
 
     def _note_change(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written = args[position] if position < len(args) else kwargs.get(argument.name)
-                self.changed = self.changed or not self._before.isdisjoint(_storages(written))
+        for position, name in places_written(func):
+            written = args[position] if position < len(args) else kwargs.get(name)
+            self.changed = self.changed or not self._before.isdisjoint(_storages(written))
 
     def _with_room(self, action: Callable[[], Any], needed: set[int]) -> Any:
         """Does something that may find no memory; what it does not need leaves until it fits."""
