@@ -11,8 +11,9 @@ device does:
   body is run on tensors without memory, and if it makes more than its results (`logsumexp`, the loss of logits), the
   body is recorded in place of the operator.
 
-Which operators have a kernel, torch's dispatcher says; a build of torch without CUDA does not know CUDA's, so for those
-`own_kernels_table.py` says where CUDA and CPU differ.
+Which operators have a kernel, torch's dispatcher says. A build of torch without CUDA does not know CUDA's; there an operator
+counts as having one if the CPU has one, and so does every operator on lists of tensors (`_foreach_...`), which CUDA alone
+runs whole. The few that keep to neither rule are named below, and a test holds them against a build with CUDA.
 """
 
 from __future__ import annotations
@@ -24,8 +25,32 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import own_kernels_table
 from snugfit.private_torch import TorchDispatchMode
+
+_ON_CUDA_ALONE = frozenset(
+    {
+        "aten::_chunk_cat",
+        "aten::_chunk_cat.out",
+        "aten::_fused_rms_norm",
+        "aten::_grouped_mm",
+        "aten::_scaled_grouped_mm_v2",
+        "aten::convolution_backward",
+        "aten::split_with_sizes_copy.out",
+    }
+)
+_ON_CPU_ALONE = frozenset(
+    {
+        "aten::_stack",
+        "aten::_stack.out",
+        "aten::_upsample_lanczos2d_aa",
+        "aten::_upsample_lanczos2d_aa_backward",
+        "aten::narrow_copy",
+        "aten::native_channel_shuffle",
+        "aten::pixel_shuffle",
+        "aten::pixel_unshuffle",
+    }
+)
+_LISTS, _LISTS_WITHOUT_KERNEL = "aten::_foreach_", ("aten::_foreach_copy", "aten::_foreach_zero")
 
 WHOLE, APART, APART_WHERE_IT_HOLDS_MORE = "whole", "apart", "apart where it holds more"
 
@@ -40,11 +65,11 @@ def has_own_kernel(name: str, kind: str) -> bool:
         name: The operator as the dispatcher names it, such as `aten::silu_backward` or `aten::add.Tensor`.
         kind: `cuda` or `cpu`.
     """
-    if kind == "cuda" and not private_torch.knows_cuda_kernels():
-        return name in own_kernels_table.CUDA_ONLY or (
-            private_torch.has_kernel(name, "CPU") and name not in own_kernels_table.CPU_ONLY
-        )
-    return private_torch.has_kernel(name, kind.upper())
+    if kind == "cpu" or private_torch.knows_cuda_kernels():
+        return private_torch.has_kernel(name, kind.upper())
+    if name.startswith(_LISTS):
+        return not name.endswith("out") and name not in _LISTS_WITHOUT_KERNEL
+    return name in _ON_CUDA_ALONE or (private_torch.has_kernel(name, "CPU") and name not in _ON_CPU_ALONE)
 
 
 @functools.cache
