@@ -151,11 +151,11 @@ def _measure_by_hand(rung: Rung, place: Place) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import in_one_form, wait
-    from snugfit.measure.meter import Meter
+    from snugfit.measure.meter import meter_for
 
     device = torch.device(place.kind)
     torch.manual_seed(0)
-    meter = Meter(device)
+    meter = meter_for(device)
     meter.start()
     made = rung.model().to(device)
     optimizer = rung.optimizer(made.parameters())

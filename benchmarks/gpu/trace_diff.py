@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from snugfit.profiler.operator_events import Taken
+from benchmarks.gpu.operator_events import Taken
 
 MADE = "(made by the caller)"
 _OUTSIDE_THE_STEP = ("build", "load", "data", "")

@@ -1,7 +1,7 @@
 """Ten runs compared event by event: every allocation that was not predicted, and every predicted one that did not happen.
 
 The real events are those of the CUDA caching allocator's memory history, or of torch's CPU allocator; each belongs to the
-operator in whose run it fell (`snugfit.profiler.operator_events`). The rows say what to fix next, ranked by bytes.
+operator in whose run it fell (`benchmarks.gpu.operator_events`). The rows say what to fix next, ranked by bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from benchmarks.gpu.part import Case, Part, Place
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
+    from benchmarks.gpu.operator_events import Taken
     from benchmarks.gpu.training_run import TrainingRun
-    from snugfit.profiler.operator_events import Taken
 
 RUNS = (
     "vit_b_16 plain",
@@ -61,9 +61,9 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     Returns:
         `trace_diff.Difference` as plain data.
     """
+    from benchmarks.gpu.operator_events import predicted_taken
     from benchmarks.gpu.trace_diff import compare
     from benchmarks.gpu.training_run import record
-    from snugfit.profiler.operator_events import predicted_taken
     from snugfit.workers.pool import Pool
 
     run = BY_NAME[name].run(place.kind)
@@ -85,10 +85,10 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     import torch
 
     import snugfit
+    from benchmarks.gpu.operator_events import OperatorEvents
     from benchmarks.gpu.training_run import built
     from benchmarks.held_out import take_course
     from snugfit.measure.allocator_events import warm_up
-    from snugfit.profiler.operator_events import OperatorEvents
     from snugfit.simulator.session import STEPS
     from snugfit.training.phases import phase
     from snugfit.training.run_state import Unobserved

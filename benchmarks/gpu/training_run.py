@@ -15,7 +15,7 @@ from benchmarks.gpu.part import Place
 from benchmarks.held_out import take_course
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.accelerator import Personality
-from snugfit.measure.meter import Meter
+from snugfit.measure.meter import Meter, meter_for
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
 from snugfit.recording.recording import Recording
@@ -59,7 +59,7 @@ def measure(run: TrainingRun, place: Place) -> dict[str, Any]:
     """
     device = torch.device(place.kind)
     torch.manual_seed(0)
-    meter = Meter(device, window_steps=STEPS)
+    meter = meter_for(device, window_steps=STEPS)
     meter.start()
     model = built(run, device)
     trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
@@ -119,7 +119,7 @@ def in_one_form(result: dict[str, int | None]) -> dict[str, int | None]:
     """Returns what a meter says under names that hold for cards and CPUs.
 
     Args:
-        result: From `Meter.result`.
+        result: From `meter.result`.
     """
     return {
         "allocated_bytes": result.get("peak_allocated_bytes", result.get("peak_tensor_bytes")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class SnugfitError(ValueError):
@@ -14,6 +15,17 @@ class SnugfitError(ValueError):
     """
 
     exit_code = 2
+
+    def __reduce__(self) -> Any:
+        """How it travels between processes: as the message, whatever its class is made of, and what is plain of the rest."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | tuple)}
+        return _travelled, (type(self), str(self), plain)
+
+
+def _travelled(kind: type[SnugfitError], message: str, attributes: dict[str, Any]) -> SnugfitError:
+    error = kind.__new__(kind, message)
+    vars(error).update(attributes)
+    return error
 
 
 class InputError(SnugfitError):

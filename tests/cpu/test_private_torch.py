@@ -1,4 +1,4 @@
-"""What is expected of each thing that torch does not promise: one test for each name of `private_torch.py`.
+"""What is expected of each thing that torch does not promise: one test for each name of `private_torch/`.
 
 `make test-torch VERSION=...` runs them with another torch; those that need the fake accelerator run in a process of its own.
 """
@@ -15,9 +15,11 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
+from snugfit.private_torch import allocators
 from snugfit.recording import allocator
 
-SOURCE = Path(private_torch.__file__).parent
+PRIVATE = Path(private_torch.__file__).parent
+SOURCE = PRIVATE.parent
 HEADERS = Path(torch.__path__[0]) / "include"
 
 
@@ -57,7 +59,7 @@ def _dotted(node):
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nothing_else_reaches_into_torch(path):
-    if path.name == "private_torch.py":
+    if path.parent == PRIVATE:
         return
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -68,13 +70,12 @@ def test_nothing_else_reaches_into_torch(path):
         elif isinstance(node, ast.Attribute) and _dotted(node).startswith("torch."):
             found.append(_dotted(node))
     private = [name for name in found if _is_private(name) and not DOCUMENTED.match(name)]
-    assert not private, f"{private}: use it through private_torch.py, with a test here"
+    assert not private, f"{private}: use it through private_torch, with a test here"
 
 
 def test_each_name_has_a_test():
-    tree = ast.parse(Path(private_torch.__file__).read_text(encoding="utf-8"))
     names = set(private_torch.__all__)
-    for node in tree.body:
+    for node in (node for path in PRIVATE.glob("*.py") for node in ast.parse(path.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -103,15 +104,16 @@ def macro(text, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "table"),
+    ("name", "policy"),
     [
-        ("AT_FORALL_LOWER_PRECISION_FP", autocast.LOWER_PRECISION),
-        ("AT_FORALL_FP32", autocast.FLOAT32),
-        ("AT_FORALL_FP32_SET_OPT_DTYPE", autocast.FLOAT32_DTYPE),
-        ("AT_FORALL_PROMOTE", autocast.PROMOTE),
+        ("AT_FORALL_LOWER_PRECISION_FP", "lower_precision"),
+        ("AT_FORALL_FP32", "float32"),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", "float32_dtype"),
+        ("AT_FORALL_PROMOTE", "promote"),
     ],
 )
-def test_autocast_casts_what_the_header_lists(name, table):
+def test_autocast_casts_what_the_header_lists(name, policy):
+    table = autocast.operators()[policy]
     listed = macro((HEADERS / "ATen" / "autocast_mode.h").read_text(encoding="utf-8"), name)
     # Overloads by names of dimensions are gone from torch 2.13 on, and no training code has named tensors.
     known = {one for one in listed if hasattr(torch.ops.aten, one.partition(".")[0]) and "imname" not in one}
@@ -567,13 +569,13 @@ def test_the_processor():
 
 
 def test_events_of_the_allocator():
-    """start_allocator_events, stop_allocator_events"""
-    private_torch.start_allocator_events()
+    """start_allocator_events, stop_allocator_events, watched"""
+    allocators.start_allocator_events()
     kept = torch.empty(1000)
     passing = torch.empty(10, dtype=torch.float64)
     passing_address = passing.untyped_storage().data_ptr()
     del passing
-    events = private_torch.stop_allocator_events()
+    events = allocators.stop_allocator_events()
     assert [nbytes for nbytes, _ in events] == [4000, 80, -80]
     assert [address for _, address in events] == [kept.data_ptr(), passing_address, passing_address]
 

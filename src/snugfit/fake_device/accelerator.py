@@ -11,6 +11,7 @@ of torch, and host and device can be told apart. Two kinds of run are known:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
@@ -180,8 +181,6 @@ class Backend:
 
     def device(self, device: Any) -> Any:
         """Returns a context in which a device is current; there is one."""
-        import contextlib
-
         return contextlib.nullcontext()
 
     def get_device_capability(self, device: Any = None) -> Capability:
@@ -229,8 +228,6 @@ class Backend:
 
     def stream(self, stream: Stream | None) -> Any:
         """Returns a context in which a stream is current."""
-        import contextlib
-
         return stream if stream is not None else contextlib.nullcontext()
 
     def set_stream(self, stream: Stream) -> None:
@@ -254,12 +251,24 @@ class Backend:
         """Returns bytes of tensors alive now."""
         return self.memory()[0]
 
+    memory_reserved = memory_allocated
+
     def max_memory_allocated(self, device: Any = None) -> int:
         """Returns the most bytes of tensors alive so far."""
         return self.memory()[1]
 
+    max_memory_reserved = max_memory_allocated
+
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Does nothing: a recording keeps all of its history."""
 
+    reset_max_memory_allocated = reset_peak_memory_stats
+
 
 backend = Backend()
+
+
+def names_of_cuda() -> list[str]:
+    """Returns the names of `torch.cuda` that the fake accelerator answers to as well."""
+    functions = [name for name in vars(Backend) if not name.startswith("__") and hasattr(torch.cuda, name)]
+    return [*functions, "Stream", "Event"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from snugfit import private_torch
 from snugfit.fake_device.accelerator import backend
 
 _FLASH_MIN_CAPABILITY = (8, 0)
@@ -21,7 +22,6 @@ _FLASH_HEAD_ALIGNMENT = 8
 _MASK_ALIGNMENT = 8
 _FLASH_MAX_HEAD = 256
 _HALF = (torch.float16, torch.bfloat16)
-_library: list[torch.library.Library] = []
 
 
 def choose(
@@ -130,9 +130,7 @@ def attention(
 
 def register() -> None:
     """Registers attention for the fake accelerator; once in a process."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
-    _library.append(library)
+    private_torch.claim_kernel("aten::scaled_dot_product_attention", attention, "AutogradPrivateUse1")
 
 
 def runs_whole(operator: Any) -> bool:

@@ -67,7 +67,7 @@ class CpuOperators:
         """
         self.processor: Processor = this_processor()
         self._cache = OperatorCache(
-            {**self.processor.identity(), "settings": list(private_torch.processor_settings())}, folder
+            {**self.processor.identity(), "settings": private_torch.processor_settings()}, folder
         )
         self.asked = 0
         """Calls that were not known."""

@@ -15,14 +15,13 @@ Source: torchvision `models/detection/_utils.py`, BalancedPositiveNegativeSample
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from snugfit.fake_device.replaced import Change, replaced
+from snugfit.fake_device.replaced import Change
 
 ANSWER = (
     "detector: each image has {count} sampled proposals, {positive} of them on objects, read from the finest level; no "
@@ -33,21 +32,13 @@ _RESIZING = "torchvision.models.detection.transform"
 _FIRST_STAGE, _POOLERS, _BOXES = "torchvision.models.detection.rpn", "torchvision.ops.poolers", "torchvision.ops.boxes"
 
 
-@contextmanager
-def stated_counts(answered: Callable[[str], None]) -> Iterator[None]:
-    """Answers a detector's questions about numbers of boxes while the context is open, where torchvision is loaded.
+def stated_counts(answered: Callable[[str], None]) -> list[Change]:
+    """Returns what answers a detector's questions about numbers of boxes, where torchvision's are loaded.
 
     Args:
         answered: Gets what was assumed, in words.
-
-    Yields:
-        Nothing.
     """
-    if _HEADS not in sys.modules:
-        yield
-        return
-    with replaced(_Counts(answered).changes()):
-        yield
+    return _Counts(answered).changes() if _HEADS in sys.modules else []
 
 
 class _Torch:

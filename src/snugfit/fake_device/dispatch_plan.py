@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit.fake_device.kernels import InnerBytes
-from snugfit.fake_device.operator_call import ALIGNMENT
+from snugfit.fake_device.operator_call import ALIGNMENT, extent
 from snugfit.fake_device.operator_costs import Cost
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability
@@ -186,7 +186,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
                 beyond = value.storage_offset() - tensors[index].storage_offset()
                 outputs.append(Output(_VIEW, index, *layout)._replace(offset=int(beyond)))
             else:
-                if key in new or value.untyped_storage().nbytes() != _extent_bytes(value):
+                if key in new or value.untyped_storage().nbytes() != extent(*layout[:2]) * value.dtype.itemsize:
                     return None
                 new.add(key)
                 outputs.append(Output(_NEW, -1, *layout))
@@ -197,13 +197,6 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
         else:
             return None
     return tuple(outputs), (type(result) if several else None)
-
-
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    if 0 in tensor.shape:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.dtype.itemsize
 
 
 def follow(plan: Plan, tensors: Sequence[torch.Tensor], factory: FakeFactory) -> tuple[Any, list[torch.Tensor]]:

@@ -2,8 +2,7 @@
 
 One table by operator, each row with its source; for CPU runs the machine is asked (`cpu_operators.py`). A row by
 technique or by model would be a bug: it would mean that the step is not recorded as it runs. A kernel whose temporary
-memory no source gives counts 0, and is named in `UNKNOWN`: cuDNN's convolution workspace depends on the algorithm its
-heuristics pick on the card.
+memory no source gives counts 0: cuDNN's convolution workspace depends on the algorithm its heuristics pick on the card.
 """
 
 from __future__ import annotations
@@ -32,12 +31,6 @@ class InnerBytes(NamedTuple):
 MIB = 2**20
 Args = Sequence[Any]
 Row = Callable[[Args, Mapping[str, Any], tuple[int, int]], Sequence[int]]
-
-UNKNOWN = {
-    "aten.convolution.default": "cuDNN chooses an algorithm by its own heuristics; its workspace is not counted.",
-    "aten.convolution_backward.default": "cuDNN chooses an algorithm by its own heuristics; its workspace is not counted.",
-}
-"""CUDA operators that take workspace of a size that no source gives -> what is done about it."""
 
 
 def workspaces(

@@ -18,38 +18,32 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from snugfit.errors import SnugfitWarning
-from snugfit.fake_device.replaced import Change, replaced
+from snugfit.fake_device.replaced import Change
 
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
 _library: list[torch.library.Library] = []
 
 
-@contextmanager
-def stand_ins(kind: str) -> Iterator[None]:
-    """Replaces the kernels of optimizer libraries that are loaded, while the context is open.
+def stand_ins(kind: str) -> list[Change]:
+    """Returns what stands for the kernels of optimizer libraries that are loaded.
 
     Args:
         kind: `cuda` or `cpu`.
-
-    Yields:
-        Nothing.
     """
     changes: list[Change] = []
     if _BITSANDBYTES in sys.modules:
         changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
     if _TORCHAO in sys.modules and kind != "cpu":
         changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
-    with replaced(changes):
-        yield
+    return changes
 
 
 def _bitsandbytes_on_cpu() -> list[Change]:

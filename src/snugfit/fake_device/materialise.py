@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from snugfit.fake_device.operator_call import extent
 from snugfit.techniques.init.apply import own_tables, parameters_on_meta
 from snugfit.techniques.microbatch.apply import map_tensors
 
@@ -40,7 +41,7 @@ class Materialiser:
         key = (storage._cdata, device)
         elements = storage.nbytes() // meta.dtype.itemsize
         dtype = dtype or meta.dtype
-        own = meta.storage_offset() == 0 and _extent(meta) == elements
+        own = meta.storage_offset() == 0 and extent(meta.shape, meta.stride()) == elements
         if key in self._storages:
             base = self._storages[key]
             flat = base.view(-1) if base.is_contiguous() else torch.as_strided(base, (elements,), (1,), 0)
@@ -74,14 +75,7 @@ class Materialiser:
             cast = dtype is not None and meta.is_floating_point() and id(meta) not in kept
             return self.tensor(meta, device, dtype if cast else None)
 
-        for module in model.modules():
-            for table in (module._parameters, module._buffers):
-                for name, meta in table.items():
-                    if meta is not None:
-                        table[name] = fake(meta)  # type: ignore[assignment]
-            for name, value in list(vars(module).items()):
-                if isinstance(value, torch.Tensor) and value.device.type == "meta":
-                    vars(module)[name] = fake(value)
+        change_tensors(model, fake)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         """Gives an optimizer the fake parameters of the model it belongs to, and fake state, in place.
@@ -120,10 +114,14 @@ class Materialiser:
         return map_tensors(value, one)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    if 0 in tensor.shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def change_tensors(model: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Puts other tensors in the place of a model's parameters, buffers and plain attributes."""
+    for module in model.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        for table in tables:
+            for name, tensor in list(table.items()):
+                if isinstance(tensor, torch.Tensor):
+                    table[name] = change(tensor)
 
 
 def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:

@@ -25,6 +25,7 @@ from snugfit import private_torch
 from snugfit.fake_device import operator_truth
 from snugfit.fake_device.operator_call import Call, Layout
 from snugfit.fake_device.operator_truth import CannotRun, Result, Truth
+from snugfit.measure.process_memory import kernel_bytes
 
 MIB = 2**20
 _TOLERANCE = 0.0005
@@ -190,35 +191,33 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
         return None
     step = points[0] - points[-1]
 
-    def line(values: Sequence[int], *, exact: bool) -> int | None:
+    def line(values: Sequence[int], *, exact: bool = True) -> int:
         slope = (values[0] - values[-1]) / step
         for point, value in zip(points, values, strict=True):
             aside = abs(values[-1] + slope * (point - points[-1]) - value)
             if aside > (0.01 if exact else max(_TOLERANCE_BYTES, _TOLERANCE * value)):
-                return None
+                raise _NoLine
         there = round(values[-1] + slope * (number - points[-1]))
-        return there if there >= 0 else None
+        if there < 0:
+            raise _NoLine
+        return there
 
-    peaks = [line([t.peaks[i] for t in truths], exact=False) for i in range(len(first.peaks))]
-    results = []
-    for i in range(len(first.results)):
-        rows = [t.results[i] for t in truths]
-        shape = [line([r.shape[d] for r in rows], exact=True) for d in range(len(rows[0].shape))]
-        stride = [line([r.stride[d] for r in rows], exact=True) for d in range(len(rows[0].shape))]
-        nbytes = line([r.nbytes for r in rows], exact=True)
-        if nbytes is None or None in shape or None in stride:
-            return None
-        results.append(
-            Result(tuple(map(_whole, shape)), tuple(map(_whole, stride)), rows[0].dtype, nbytes, rows[0].shares)
-        )
-    if None in peaks:
+    def lines(rows: Sequence[Sequence[int]], *, exact: bool = True) -> tuple[int, ...]:
+        return tuple(line(values, exact=exact) for values in zip(*rows, strict=True))
+
+    try:
+        peaks = lines([t.peaks for t in truths], exact=False)
+        results = []
+        for rows in zip(*(t.results for t in truths), strict=True):
+            shape, stride = lines([r.shape for r in rows]), lines([r.stride for r in rows])
+            results.append(Result(shape, stride, rows[0].dtype, line([r.nbytes for r in rows]), rows[0].shares))
+    except _NoLine:
         return None
-    return Truth(tuple(map(_whole, peaks)), first.order, tuple(results))
+    return Truth(peaks, first.order, tuple(results))
 
 
-def _whole(value: int | None) -> int:
-    assert value is not None
-    return value
+class _NoLine(Exception):
+    pass
 
 
 def with_size(call: Call, number: int, other: int) -> Call | None:
@@ -376,9 +375,4 @@ def _guessed(call: Call, size: Size, run: Run) -> Truth:
 
 def free_memory_bytes() -> int:
     """Returns the memory that this machine can spare now; 0 where it does not say."""
-    try:
-        with Path("/proc/meminfo").open() as file:
-            rows = dict(line.split(":", 1) for line in file)
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 0
+    return kernel_bytes(Path("/proc/meminfo")).get("MemAvailable", 0)

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import allocator_window
-from snugfit.fake_device.allocator_window import Block
 from snugfit.fake_device.operator_call import Call
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.private_torch.allocators import watched
 
 _CPU = torch.device("cpu")
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
@@ -105,7 +104,7 @@ def _run(call: Call, fill: int) -> Truth:
     if call.operator._opname in _GROUPED:
         _share_rows(args, kwargs)
     call.operator(*args, **kwargs)
-    result, blocks = allocator_window.watched(lambda: call.operator(*args, **kwargs))
+    result, blocks = watched(lambda: call.operator(*args, **kwargs))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
     return _truth(new_tensors(result, given), blocks)
 
@@ -120,7 +119,7 @@ def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     offsets.copy_(torch.tensor([rows * (group + 1) // groups for group in range(groups)], dtype=offsets.dtype))
 
 
-def _truth(results: Sequence[torch.Tensor], blocks: Sequence[Block]) -> Truth:
+def _truth(results: Sequence[torch.Tensor], blocks: Sequence[tuple[int, int]]) -> Truth:
     layouts = results_of(results)
     owners = {
         tensor.untyped_storage().data_ptr(): number
@@ -128,9 +127,7 @@ def _truth(results: Sequence[torch.Tensor], blocks: Sequence[Block]) -> Truth:
         if layout.shares < 0
     }
     made = _left_at_end(blocks)
-    order = [
-        number for i, block in enumerate(blocks) if i in made and (number := owners.get(block.address)) is not None
-    ]
+    order = [number for i, (_, place) in enumerate(blocks) if i in made and (number := owners.get(place)) is not None]
     without_memory = [number for number in range(len(results)) if number not in order]
     peaks = [0] * (len(results) + 1)
     inner, exist = 0, len(without_memory)
@@ -148,7 +145,7 @@ def _truth(results: Sequence[torch.Tensor], blocks: Sequence[Block]) -> Truth:
     return Truth(tuple(peaks), (*without_memory, *order), layouts)
 
 
-def _left_at_end(blocks: Sequence[Block]) -> set[int]:
+def _left_at_end(blocks: Sequence[tuple[int, int]]) -> set[int]:
     """Indices of the events that gave blocks which were not taken back."""
     open_at: dict[int, int] = {}
     for i, (nbytes, address) in enumerate(blocks):

@@ -19,13 +19,13 @@ runs whole. The few that keep to neither rule are named below, and a test holds 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from snugfit import private_torch
-from snugfit.private_torch import TorchDispatchMode
+from snugfit.private_torch import TorchDispatchMode, tree_leaves, tree_map
 
 _ON_CUDA_ALONE = frozenset(
     {
@@ -105,13 +105,13 @@ def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[st
         kwargs: Its keyword arguments.
     """
     made = _Made(kind)
-    on_meta = _on_meta(args), _on_meta(kwargs)
+    on_meta = tree_map(_on_meta, (args, kwargs))
     try:
         with made:
             result = private_torch.run_explicit_body(operator, *on_meta)
     except (RuntimeError, NotImplementedError, TypeError):
         return False  # no body over other operators, but code for tensors with memory
-    results = {storage_of(tensor) for tensor in _tensors((result,))}
+    results = {storage_of(tensor) for tensor in _tensors(result)}
     return any(storage not in results for storage in made.storages)
 
 
@@ -128,7 +128,7 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = self._run(func, args, kwargs or {})
         known = {storage_of(tensor) for tensor in _tensors((args, kwargs or {}))}
-        for tensor in _tensors((result,)):
+        for tensor in _tensors(result):
             if tensor.is_meta and storage_of(tensor) not in known and tensor.numel():
                 self.storages.setdefault(storage_of(tensor), tensor)
         return result
@@ -152,24 +152,14 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, Mapping):
-        return {name: _on_meta(part) for name, part in value.items()}
-    return type(value)(map(_on_meta, value)) if type(value) in (list, tuple) else value
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def told_to_the_dispatcher() -> list[str]:

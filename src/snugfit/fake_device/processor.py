@@ -38,11 +38,7 @@ class Processor:
 
     def identity(self) -> dict[str, object]:
         """Returns all of it as plain data, the same in every process."""
-        return {
-            **dataclasses.asdict(self),
-            "features": list(self.features),
-            "limits": [list(one) for one in self.limits],
-        }
+        return dataclasses.asdict(self)
 
 
 def this_processor() -> Processor:

@@ -6,8 +6,7 @@ The rule is that of `assumptions.py`; who asks does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from snugfit.errors import CannotSimulateError
 from snugfit.fake_device import fake_failure
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.known_values import known_value
-from snugfit.fake_device.replaced import replaced
+from snugfit.fake_device.replaced import Change
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import FakeTensor
 
@@ -52,6 +51,31 @@ FACTS: dict[Any, _Facts] = {
     _aten.ne.Tensor: _compared(False),
 }
 """Operators whose result, all elements alike, follows from everything being finite."""
+_CARRIES: dict[Any, Callable[[float], float]] = {
+    _aten.bitwise_not.default: lambda value: 1 - value,
+    _aten.logical_not.default: lambda value: 1 - value,
+    _aten._to_copy.default: lambda value: value,
+    _aten.all.default: lambda value: value,
+    _aten.any.default: lambda value: value,
+    _aten.all.dim: lambda value: value,
+    _aten.any.dim: lambda value: value,
+    _aten.view.default: lambda value: value,
+    _aten.detach.default: lambda value: value,
+}
+"""Operators that carry a known truth value on."""
+_NEUTRAL: dict[Any, float] = {
+    _aten.mul.Tensor: 1.0,
+    _aten.logical_and.default: 1.0,
+    _aten.bitwise_and.Tensor: 1.0,
+    _aten.maximum.default: 0.0,
+    _aten.logical_or.default: 0.0,
+    _aten.bitwise_or.Tensor: 0.0,
+}
+"""Operators of two truth values -> the value that leaves the other as it is."""
+_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
+"""Operators that make zero of what is nowhere true."""
+KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
+"""Operators whose results may carry on what is known of their arguments' values."""
 
 
 class ReadValues:
@@ -69,14 +93,38 @@ class ReadValues:
         self._ledger = ledger
         self._answered = answered
 
-    def fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Takes down what finite numbers make of an operator's result.
+    def is_true(self, tensor: torch.Tensor) -> None:
+        """Says that a tensor of one truth value would be true in a run where all goes well."""
+        self._ledger.set_value(tensor, 1.0)
+
+    def carry(
+        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None:
+        """Takes down what is known of an operator's results.
 
         Args:
-            func: One of `FACTS`, or a check.
-            args: Its arguments.
-            result: Its result.
+            func: One of `KNOWING`.
+            args: Its positional arguments.
+            sources: The tensors among its arguments, at least one.
+            copies: Its new results, at least one.
         """
+        if func in FACTS or func is _aten._is_all_true.default:
+            self._fact(func, args, copies[0])
+        known = [self._ledger.value(source) for source in sources]
+        first = known[0]
+        if first is None:
+            return
+        if func in _CARRIES:
+            self._ledger.set_value(copies[0], _CARRIES[func](first))
+        elif func in _NEUTRAL and len(known) == 2:
+            other, neutral = known[1], _NEUTRAL[func]
+            if other is not None:
+                self._ledger.set_value(copies[0], other if first == neutral else first)
+        elif func in _NOTHING_THERE and first == 0.0:
+            self._ledger.set_value(copies[0], 0.0)
+
+    def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Takes down what finite numbers make of an operator's result."""
         if func is _aten._is_all_true.default:
             if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
                 self._ledger.set_value(result, 1.0)
@@ -232,16 +280,8 @@ def _whole(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-@contextmanager
-def arrays_given(values: ReadValues) -> Iterator[None]:
-    """Lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed, while the context is open.
-
-    Args:
-        values: Answers.
-
-    Yields:
-        Nothing.
-    """
+def arrays_given(values: ReadValues) -> list[Change]:
+    """Returns what lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed."""
     numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
 
     def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
@@ -267,14 +307,11 @@ def arrays_given(values: ReadValues) -> Iterator[None]:
         except CannotSimulateError:  # text decides nothing: libraries word the message of a check that holds
             return "?"
 
-    with replaced(
-        [
-            (torch.Tensor, "numpy", to_numpy),
-            (torch.Tensor, "__format__", to_text),
-            (FakeTensor, "tolist", to_list),
-        ]
-    ):
-        yield
+    return [
+        (torch.Tensor, "numpy", to_numpy),
+        (torch.Tensor, "__format__", to_text),
+        (FakeTensor, "tolist", to_list),
+    ]
 
 
 def size_from_values(values: ReadValues, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:

@@ -3,46 +3,35 @@
 The recorder is a dispatch mode below everything else, so it sees what reaches the kernels: after autograd, after autocast,
 after composite operators were taken apart.
 
-Small host tensors that Python code makes (a step count, an index list) are real, so their values stay true; everything
-else is fake and has no values.
+What an operator does to fake tensors is worked out once (`fake_calls.py`), remembered (`dispatch_plan.py`) and followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import (
-    accelerator,
-    attention_kernels,
-    cpu_operators,
-    dispatch_plan,
-    fake_failure,
-    kernels,
-    operator_truth,
-    own_kernels,
-)
-from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality
+from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, own_kernels
+from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
+from snugfit.fake_device.fake_calls import LIFT, FakeCalls, written_by
 from snugfit.fake_device.known_values import follow
-from snugfit.fake_device.operator_costs import cost_of, tensors_in
-from snugfit.fake_device.operator_truth import Result
-from snugfit.fake_device.read_values import FACTS, ReadValues, size_from_values
+from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.operator_truth import new_tensors
+from snugfit.fake_device.read_values import KNOWING, ReadValues
+from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor
-from snugfit.recording.generations import CUBLAS, Capability, CardQuestions, cublas_workspace_bytes
+from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
-
-REAL_ELEMENTS = 1024
-"""Host tensors up to this size that Python code makes from values stay real."""
 
 _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
@@ -50,37 +39,10 @@ _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _equal = _aten.equal.default
 _PUTS = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
-_lift = _aten.lift_fresh.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
-_CARRIES: dict[Any, Callable[[float], float]] = {
-    _aten.bitwise_not.default: lambda value: 1 - value,
-    _aten.logical_not.default: lambda value: 1 - value,
-    _aten._to_copy.default: lambda value: value,
-    _aten.all.default: lambda value: value,
-    _aten.any.default: lambda value: value,
-    _aten.all.dim: lambda value: value,
-    _aten.any.dim: lambda value: value,
-    _aten.view.default: lambda value: value,
-    _aten.detach.default: lambda value: value,
-}
-"""Operators that carry a known truth value on."""
-_NEUTRAL: dict[Any, float] = {
-    _aten.mul.Tensor: 1.0,
-    _aten.logical_and.default: 1.0,
-    _aten.bitwise_and.Tensor: 1.0,
-    _aten.maximum.default: 0.0,
-    _aten.logical_or.default: 0.0,
-    _aten.bitwise_or.Tensor: 0.0,
-}
-"""Operators of two truth values -> the value that leaves the other as it is."""
-_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
-"""Operators that make zero of what is nowhere true."""
-_is_all_true = _aten._is_all_true.default
-_KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _is_all_true})
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
 _holds_more: dict[Any, bool] = {}
-_bodies: dict[Any, Callable[..., Any] | None] = {}
 
 
 class Recorder(DirectMode):
@@ -103,14 +65,13 @@ class Recorder(DirectMode):
         """Answers about the card; knows on which generations the recording is the same."""
         self.modules = ModulePath()
         self._plans: dict[Any, OperatorPlans] = {}
-        self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
         self._builder = TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
         self.values = ReadValues(assumptions or Assumptions(), self._ledger, self.answered)
         """Answers to questions about values."""
-        self._mode = private_torch.new_fake_mode()
-        self._factory = private_torch.FakeFactory(self._mode)
+        self._factory = private_torch.FakeFactory(private_torch.new_fake_mode())
+        self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
         self._state = _FORWARD
         self._marks: list[str] = []
         self._in_optimizer = 0
@@ -126,17 +87,20 @@ class Recorder(DirectMode):
 
     def __enter__(self) -> Recorder:
         """Starts to record."""
-        backend = accelerator.backend
-        self._before = (backend.observer, backend.memory, backend.of_card, backend.current)
-        backend.observer = self._on_backend
-        backend.memory, backend.of_card = self._memory, self.card.ask
+        told = {
+            "observer": self._on_backend,
+            "memory": self._memory,
+            "of_card": self.card.ask,
+            "current": backend.current,
+        }
+        self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:
             self._plans = _plans.setdefault(self.personality, {})
         else:
-            self._operators = cpu_operators.of_this_processor()
-            self._plans = _plans.setdefault(self._operators, {})
-            self._entered.enter_context(self._operators.in_use())
+            operators = self._calls.operators = cpu_operators.of_this_processor()
+            self._plans = _plans.setdefault(operators, {})
+            self._entered.enter_context(operators.in_use())
         self._entered.enter_context(self.modules)
         self._entered.enter_context(self._watch_optimizers())
         self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
@@ -147,8 +111,6 @@ class Recorder(DirectMode):
         """Stops to record."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._entered.close()
-        backend = accelerator.backend
-        backend.observer, backend.memory, backend.of_card, backend.current = self._before
 
     @contextmanager
     def _also_inside(self) -> Iterator[None]:
@@ -178,15 +140,6 @@ class Recorder(DirectMode):
         self.modules.watch(model)
         self._claim_weights(model)
 
-    def claim(self, tensors: Iterable[torch.Tensor | None], category: str) -> None:
-        """Says what the storages of tensors are.
-
-        Args:
-            tensors: Tensors of this recording; None and others are passed over.
-            category: One of `CATEGORIES`.
-        """
-        self._ledger.claim(tensors, category)
-
     def saw(self, tensor: torch.Tensor) -> None:
         """Takes down a tensor that no operator made.
 
@@ -194,14 +147,6 @@ class Recorder(DirectMode):
             tensor: A real host tensor, such as a copy of the random state.
         """
         self._ledger.see(tensor, operator="", module=self._where(), phase=self.phase, stream=self._stream)
-
-    def is_true(self, tensor: torch.Tensor) -> None:
-        """Says that a tensor of one truth value would be true in a run where all goes well.
-
-        Args:
-            tensor: A tensor of this recording.
-        """
-        self._ledger.set_value(tensor, 1.0)
 
     def host_pool(self) -> AbstractContextManager[None]:
         """Returns a context in which tensors count as host memory, also in a run on cpu."""
@@ -232,7 +177,8 @@ class Recorder(DirectMode):
     @property
     def processor(self) -> str | None:
         """The processor that was asked what operators take, in words; None for a card."""
-        return None if self._operators is None else self._operators.processor.in_words()
+        operators = self._calls.operators
+        return None if operators is None else operators.processor.in_words()
 
     def build(self) -> Trace:
         """Returns the trace so far, with the category of everything that is still alive decided."""
@@ -259,7 +205,7 @@ class Recorder(DirectMode):
             self._take_captured(args, kwargs, module)
         known = self._plans.get(func)
         if known is None:
-            known = self._plans[func] = OperatorPlans(func, knows=func in _KNOWING)
+            known = self._plans[func] = OperatorPlans(func, knows=func in KNOWING)
         found = known.key(args, kwargs)
         if found is not None:
             plan = known.plans.get(found[0])
@@ -281,9 +227,7 @@ class Recorder(DirectMode):
             self._builder.taken_apart[str(func), module] = None
             with self._also_inside():
                 return private_torch.run_explicit_body(func, args, kwargs)
-        if func not in _bodies:
-            _bodies[func] = private_torch.python_body(func)
-        body = _bodies[func]
+        body = private_torch.python_body(func)
         if body is not None:
             with self._also_inside():
                 return body(*args, **kwargs)
@@ -302,13 +246,10 @@ class Recorder(DirectMode):
         """Whether the device takes an operator apart, and its body makes more than its results."""
         if not any(type(tensor) is FakeTensor for tensor in tensors_in((*args, *kwargs.values()))):
             return False
-        if found is None:
-            return own_kernels.holds_more(func, self.personality.kind, args, kwargs)
-        key = (self.personality.kind, func, found[0])
-        known = _holds_more.get(key)
-        if known is None:
-            known = _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
-        return known
+        key = None if found is None else (self.personality.kind, func, found[0])
+        if key is None or key not in _holds_more:
+            _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
+        return _holds_more[key]
 
     def _work_out(
         self,
@@ -320,164 +261,52 @@ class Recorder(DirectMode):
     ) -> Any:
         """Runs an operator that has no plan, and makes one where that is possible."""
         tensors = tensors_in((*args, *kwargs.values()))
-        written = _mutated(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
-            return self._item(tensors[0], module)
+            return self.values.number(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
             tensors = tensors_in((*args, *kwargs.values()))
-            self._take_captured(args, kwargs, module)
         refuse_sparse(str(func), args, kwargs)
-        as_given = args, kwargs
         if func is _equal:
             return self.values.condition(str(func), module)
-        sized = None if _all_real(tensors, kwargs) else self._sized(func, args, kwargs, module)
-        if sized is not None:
-            result, found = sized, None  # it holds for these values alone
-            if result is not None and type(result) is _Whole:
-                return result.value
-        elif _all_real(tensors, kwargs):
-            result = func(*args, **kwargs)
-        else:
-            if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
-                args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
-            try:
-                result = private_torch.viewed(self._factory, func, args, kwargs)
-                if result is None:
-                    with self._mode:
-                        result = func(*args, **kwargs)
-            except Exception as error:
-                problem = fake_failure.explain(error, str(func), module)
-                if problem is not None:
-                    raise problem from error
-                result = self._as_the_machine_does(func, args, kwargs)
-                if result is None:
-                    raise
-            private_torch.forget_conversions(self._mode)
-            if func is _lift and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
-                result.constant = None  # torch computes with such values, and on this device there are none
+        selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
+        if selects and any(map(_is_mask, args[1])):
+            return self._selected(func, args, kwargs, module)
+        call = self._calls.run(func, args, kwargs, tensors, module)
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
         if unscaling:
-            self._ledger.set_value(args[1], 0.0)
+            self._ledger.set_value(call.args[1], 0.0)
             self.answered.add("the loss scaler was told that all gradients are finite")
         resizing = func._opname in _RESIZING or sizes != [tensor.untyped_storage().nbytes() for tensor in written]
         if resizing:  # by name, or an empty `out=` that was given its size
             for tensor in written:
                 self._ledger.resized(tensor.untyped_storage())
-        known = {tensor.untyped_storage()._cdata for tensor in tensors}
-        made_of_values = func is _lift  # torch.tensor(...): made below all modes, first seen here
-        fresh = operator_truth.new_tensors(result, set() if made_of_values else known)
-        plan, corrected = self._plan(func, args, kwargs, result, tensors, fresh, ask=sized is None)
-        if corrected:
-            made = dict(enumerate(fresh))
-            for number, real in corrected:
-                made[number] = self._tensor(real, made)
-            fresh = list(made.values())
-            result = _replaced(result, known, iter(fresh))
-        if found is not None and not resizing and not unscaling and torch.Tag.inplace_view not in func.tags:
+        # What is made of values was made below all modes, and is first seen here.
+        known = set() if func is LIFT else {tensor.untyped_storage()._cdata for tensor in tensors}
+        fresh = new_tensors(call.result, known)
+        plan, result, fresh = self._calls.plan(func, call, tensors, fresh)
+        once = call.by_values or resizing or unscaling or torch.Tag.inplace_view in func.tags
+        if found is not None and not once:
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
                 self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
         self._note(plan, fresh, module)
-        if func in _KNOWING:
-            self._know(func, args, tensors, fresh)
-        follow(func, *as_given, tensors, result)
+        if func in KNOWING:
+            self._know(func, call.args, tensors, fresh)
+        follow(func, args, kwargs, tensors, result)
         return result
 
-    def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Returns the result of an operator whose size depends on values; None for all others."""
-        selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
-        if selects and any(_is_mask(index) for index in args[1]):
-            for index in filter(_is_mask, args[1]):
-                self.values.count(index, str(func), module)
-            with self._also_inside():
-                places: list[Any] = []
-                for index in args[1]:
-                    places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
-                return _Whole(func(args[0], places, *args[2:], **kwargs))
-        make = size_from_values(self.values, func, args, kwargs, module)
-        if make is None:
-            return None
-        device = args[0].device
-
-        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            strides = [1] * len(shape)
-            for at in range(len(shape) - 2, -1, -1):
-                strides[at] = strides[at + 1] * max(1, shape[at + 1])
-            return self._factory.empty(shape, strides, dtype, device)
-
-        return make(empty)
-
-    def _fakes(self, value: Any) -> Any:
-        """Returns arguments with fake tensors in place of real host tensors."""
-        if isinstance(value, torch.Tensor):
-            return self._factory.empty(value.shape, value.stride(), value.dtype, value.device)
-        return type(value)(map(self._fakes, value)) if isinstance(value, list | tuple) else value
-
-    def _plan(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        result: Any,
-        tensors: Sequence[torch.Tensor],
-        fresh: Sequence[torch.Tensor],
-        *,
-        ask: bool,
-    ) -> tuple[Plan, Sequence[tuple[int, Result]]]:
-        """Returns what a run of an operator costs, without the results, and the new results that are not as they seem."""
-        written = [*fresh, *_mutated(func, args, kwargs)]
-        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
-        link = self._cuda and devices == {"cpu", DEVICE_TYPE}
-        on_host = self._cuda and DEVICE_TYPE not in devices
-        waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and len(args) > 2 and args[2]))
-        cost = cost_of(func, args, kwargs, result, written)
-        inner, differs = cpu_operators.NOTHING, tuple[Capability, ...]()
-        if self._operators is not None and cost.kernels and ask:  # the machine's own values would give another size
-            inner = self._operators.ask(func, args, kwargs, fresh, cost)
-        elif self._cuda and not on_host:
-
-            def spaces(capability: Capability) -> Any:
-                return kernels.workspaces(str(func), args, kwargs, capability)
-
-            inner, differs = inner._replace(spaces=spaces(self.card.own)), self.card.differing(spaces)
-        plan = Plan(
-            name=str(func),
-            outputs=(),
-            shape=None,
-            cost=cost,
-            workspaces=inner.spaces,
-            order=inner.order,
-            device="link" if link else "host" if on_host else "device",
-            blocking=link and waits,
-            differs=differs,
-        )
-        return plan, inner.corrected
-
-    def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
-        if self._operators is None:
-            return None
-        results = self._operators.results_of(func, args, kwargs)
-        if results is None:
-            return None
-        made: dict[int, torch.Tensor] = {}
-        for number, layout in enumerate(results):
-            made[number] = self._tensor(layout, made)
-        return made[0] if len(made) == 1 else tuple(made.values())
-
-    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
-        """Returns a fake tensor as the machine makes it."""
-        if layout.shares >= 0:
-            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
-        made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
-        if made.untyped_storage().nbytes() != layout.nbytes:
-            made.untyped_storage().resize_(layout.nbytes)
-        return made
-
-    def _item(self, tensor: torch.Tensor, module: str) -> Any:
-        return self.values.number(tensor, module)
+    def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Runs an operator that selects by masks as one that selects by the places where they are true."""
+        for index in filter(_is_mask, args[1]):
+            self.values.count(index, str(func), module)
+        with self._also_inside():
+            places: list[Any] = []
+            for index in args[1]:
+                places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
+            return func(args[0], places, *args[2:], **kwargs)
 
     # -- taking down
 
@@ -561,20 +390,7 @@ class Recorder(DirectMode):
             return
         if self._ledger.category(sources[0]) == "inputs":
             self._ledger.claim(copies, "inputs")
-        if func in FACTS or func is _is_all_true:
-            self.values.fact(func, args, copies[0])
-        known = [self._ledger.value(source) for source in sources]
-        first = known[0]
-        if first is None:
-            return
-        if func in _CARRIES:
-            self._ledger.set_value(copies[0], _CARRIES[func](first))
-        elif func in _NEUTRAL and len(known) == 2:
-            other, neutral = known[1], _NEUTRAL[func]
-            if other is not None:
-                self._ledger.set_value(copies[0], other if first == neutral else first)
-        elif func in _NOTHING_THERE and first == 0.0:
-            self._ledger.set_value(copies[0], 0.0)
+        self.values.carry(func, args, sources, copies)
 
     def _library_workspace(self, phase: str) -> None:
         """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""
@@ -599,7 +415,7 @@ class Recorder(DirectMode):
 
     def _claim_gradients(self) -> None:
         for model in self._models:
-            self.claim((parameter.grad for parameter in model.parameters()), "gradients")
+            self._ledger.claim((parameter.grad for parameter in model.parameters()), "gradients")
 
     @contextmanager
     def _watch_optimizers(self) -> Iterator[None]:
@@ -608,7 +424,7 @@ class Recorder(DirectMode):
 
         def before(optimizer: Any, *_: Any) -> None:
             self._ledger.claim_left_by_backward()
-            self.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
+            self._ledger.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
             self._in_optimizer += 1
 
         def after(optimizer: Any, *_: Any) -> None:
@@ -637,33 +453,5 @@ class Recorder(DirectMode):
         return None
 
 
-class _Whole(NamedTuple):
-    """A result whose operators were recorded one by one."""
-
-    value: Any
-
-
 def _is_mask(index: Any) -> bool:
     return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
-
-
-def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
-    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
-    if isinstance(value, torch.Tensor):
-        return value if value.untyped_storage()._cdata in known else next(made)
-    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
-
-
-def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Returns the arguments that an operator writes to."""
-    places = private_torch.places_written(func)
-    return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
-
-
-def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator works on small real host tensors alone, so that its values can stay true."""
-    return (
-        bool(tensors)
-        and kwargs.get("device") in (None, torch.device("cpu"))
-        and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
-    )

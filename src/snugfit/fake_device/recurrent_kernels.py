@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from snugfit import private_torch
 from snugfit.errors import SnugfitWarning
 
 CUDNN_WARNING = (
@@ -21,7 +22,6 @@ CUDNN_WARNING = (
     "are an approximation. Measure a step on the card before relying on it."
 )
 _RUN_BY_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_library: list[torch.library.Library] = []
 
 
 def _without_cudnn(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,10 +32,7 @@ def _without_cudnn(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 def register() -> None:
     """Marks the layers that cuDNN would run; once in a process."""
-    aten = torch.ops.aten
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in _RUN_BY_CUDNN:
         for overload in ("input", "data"):
-            run = functools.partial(_without_cudnn, getattr(getattr(aten, name), overload))
-            library.impl(f"{name}.{overload}", run, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
-    _library.append(library)
+            run = functools.partial(_without_cudnn, getattr(getattr(torch.ops.aten, name), overload))
+            private_torch.claim_kernel(f"aten::{name}.{overload}", run, "AutogradPrivateUse1")

@@ -12,10 +12,8 @@ from snugfit.fake_device import (
     attention_kernels,
     autocast,
     convolution_layout,
-    ctc_kernels,
-    grouped_products,
+    fake_versions,
     own_kernels,
-    recurrent_cells,
     recurrent_kernels,
 )
 from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
@@ -41,10 +39,8 @@ def register() -> None:
     attention_kernels.register()
     convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
-    grouped_products.register()
-    recurrent_cells.register()
+    fake_versions.register()
     own_kernels.register()
-    ctc_kernels.register()
 
 
 @contextmanager

@@ -15,45 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from snugfit.fake_device.accelerator import DEVICE_TYPE, backend
+from snugfit.fake_device.accelerator import DEVICE_TYPE, backend, names_of_cuda
 from snugfit.fake_device.replaced import Change, replaced
-
-_SAME_NAME = [
-    "is_available",
-    "is_initialized",
-    "device_count",
-    "current_device",
-    "set_device",
-    "device",
-    "get_device_capability",
-    "get_device_name",
-    "is_bf16_supported",
-    "manual_seed",
-    "manual_seed_all",
-    "get_rng_state",
-    "set_rng_state",
-    "get_rng_state_all",
-    "set_rng_state_all",
-    "current_stream",
-    "default_stream",
-    "stream",
-    "set_stream",
-    "is_current_stream_capturing",
-    "synchronize",
-    "empty_cache",
-    "memory_allocated",
-    "max_memory_allocated",
-    "reset_peak_memory_stats",
-    "Stream",
-    "Event",
-]
-_OTHER_NAME = {
-    "memory_reserved": "memory_allocated",
-    "max_memory_reserved": "max_memory_allocated",
-    "reset_max_memory_allocated": "reset_peak_memory_stats",
-    "init": "init",
-    "_lazy_init": "init",
-}
 
 
 def device_of(value: Any) -> Any:
@@ -91,57 +54,22 @@ _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
-@contextmanager
-def told_finite(is_true: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tells of every result of torch.isfinite while the context is open: in a run where all goes well it is true.
+def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:
+    """Returns the change that tells of every result of a function of torch, such as `torch.isfinite`."""
 
-    Args:
-        is_true: Called with the result.
-
-    Yields:
-        Nothing.
-    """
-    original = torch.isfinite
-
-    def isfinite(tensor: torch.Tensor) -> torch.Tensor:
-        result = original(tensor)
-        is_true(result)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        tell(result)
         return result
 
-    with replaced([(torch, "isfinite", isfinite)]):
-        yield
+    return [(torch, function.__name__, telling)]
 
 
-@contextmanager
-def seen_random_state(saw: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tells of every copy of the host's random state, which no operator makes and checkpointed blocks keep.
-
-    Args:
-        saw: Called with the copy.
-
-    Yields:
-        Nothing.
-    """
-    original = torch.get_rng_state
-
-    def get_rng_state() -> torch.Tensor:
-        state = original()
-        saw(state)
-        return state
-
-    with replaced([(torch, "get_rng_state", get_rng_state)]):
-        yield
-
-
-@contextmanager
-def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Counts the host pool of a simulated CPU run as host memory while the context is open.
+def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> list[Change]:
+    """Returns what counts the host pool of a simulated CPU run as host memory.
 
     Args:
         as_host: Returns a context in which tensors count as host memory.
-
-    Yields:
-        Nothing.
     """
     from snugfit.techniques.host_pool import HostPool
 
@@ -155,8 +83,7 @@ def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> Iterato
         finally:
             self.device = before
 
-    with replaced([(HostPool, "empty", empty)]):
-        yield
+    return [(HostPool, "empty", empty)]
 
 
 @contextmanager
@@ -170,8 +97,7 @@ def cuda_means_sim() -> Iterator[None]:
 
     from snugfit.training import optimizers
 
-    changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in _SAME_NAME]
-    changes += [(torch.cuda, name, getattr(backend, other)) for name, other in _OTHER_NAME.items()]
+    changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in names_of_cuda()]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__
 

@@ -8,11 +8,11 @@ allocate (files mapped in, shared memory of loader processes, scratch buffers of
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from snugfit import private_torch
+from snugfit.private_torch import allocators
 
 
 def run_through(sizes: Iterable[int], balance_bytes: int = 0) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class AllocatorEvents:
 
     def start(self) -> None:
         """Opens a window; the balance goes on from where the last one ended."""
-        private_torch.start_allocator_events()
+        allocators.start_allocator_events()
         self.recording = True
         # torch crashes when the interpreter ends under an open profiler, as after an error.
         atexit.register(self.stop)
@@ -59,7 +59,10 @@ class AllocatorEvents:
             return
         self.recording = False
         atexit.unregister(self.stop)
-        sizes = [nbytes for nbytes, _ in private_torch.stop_allocator_events()]
+        self.take([nbytes for nbytes, _ in allocators.stop_allocator_events()])
+
+    def take(self, sizes: Sequence[int]) -> None:
+        """Adds up the bytes of each event of a window, in order."""
         self.balance_bytes, peak_bytes = run_through(sizes, self.balance_bytes)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self.recent_peak_bytes = max(self.recent_peak_bytes, peak_bytes)

@@ -27,7 +27,7 @@ _READ_EVERY_SECONDS = 0.25
 
 
 class CpuMeter:
-    """Meter of a run on the CPU; see `snugfit.measure.meter.Meter` for the hooks."""
+    """Meter of a run on the CPU; `snugfit.measure.meter` says what its hooks are."""
 
     def __init__(self, *, window_steps: int) -> None:
         """Prepares, and measures nothing yet.
@@ -48,18 +48,16 @@ class CpuMeter:
         self._held: dict[int, int] = {}
         self._model: torch.nn.Module | None = None
 
-    def start(self) -> None:
-        """Takes the baseline; call before the model is built."""
+    def start(self, model: torch.nn.Module | None = None) -> None:
+        """Takes the baseline; the tensors of a model that is there already are counted, as torch will not report them."""
         warm_up()
         gc.collect()
         reset_peak()
         self._baseline = read_process_memory()
         self._off_the_record(self._events.start)
-
-    def hold(self, model: torch.nn.Module) -> None:
-        """Counts the tensors of a model that was there before the window: torch will not report their release."""
-        self._held, self._model = _storages(model), model
-        self._events.balance_bytes += sum(self._held.values())
+        if model is not None:
+            self._held, self._model = _storages(model), model
+            self._events.balance_bytes += sum(self._held.values())
 
     def built(self) -> None:
         """Lets go of what a model that was there before no longer holds, such as weights that were cast."""
@@ -119,14 +117,6 @@ class CpuMeter:
             self._off_the_record(self._events.cut)
             self._events.forget()
 
-    def current_bytes(self) -> int:
-        """Returns the resident memory above the baseline, now."""
-        now = read_process_memory()
-        if now is None or self._baseline is None:
-            return self._events.balance_bytes
-        above_bytes = _anonymous(now.rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
-        return max(0, above_bytes - self._recorder_bytes)
-
     def result(self, host_tensor_bytes: int) -> dict[str, int | None]:
         """Ends the measurement.
 
@@ -157,7 +147,7 @@ class CpuMeter:
         act()
         after = read_process_memory()
         if before is not None and after is not None:
-            self._recorder_bytes += _anonymous(after.rss_bytes, after) - _anonymous(before.rss_bytes, before)
+            self._recorder_bytes += after.anonymous_bytes - before.anonymous_bytes
             reset_peak()
 
     def _read(self) -> None:
@@ -166,7 +156,7 @@ class CpuMeter:
         now = read_process_memory()
         if now is None or self._baseline is None or self._process_read:
             return
-        above_bytes = _anonymous(now.peak_rss_bytes, now) - _anonymous(self._baseline.rss_bytes, self._baseline)
+        above_bytes = now.peak_rss_bytes - now.file_bytes - self._baseline.anonymous_bytes
         self._peak_bytes = max(self._peak_bytes, above_bytes - self._recorder_bytes)
 
 
@@ -175,7 +165,3 @@ def _storages(model: torch.nn.Module) -> dict[int, int]:
     tensors = [*model.parameters(), *model.buffers()]
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
-
-
-def _anonymous(rss_bytes: int, reading: ProcessMemory) -> int:
-    return rss_bytes - reading.file_bytes

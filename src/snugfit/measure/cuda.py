@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from snugfit.measure.fresh import take_tuning
@@ -10,7 +12,7 @@ from snugfit.measure.process_memory import keep_freed_memory
 
 
 class CudaMeter:
-    """Meter of a run on a CUDA device; see `snugfit.measure.meter.Meter` for the hooks."""
+    """Meter of a run on a CUDA device; `snugfit.measure.meter` says what its hooks are."""
 
     def __init__(self, device: torch.device, *, window_steps: int) -> None:
         """Prepares, and measures nothing yet.
@@ -25,11 +27,14 @@ class CudaMeter:
         if take_tuning():
             keep_freed_memory()  # nobody reads this process's own memory
 
-    def start(self) -> None:
-        """Resets the peaks; call before the model is built."""
+    def start(self, model: torch.nn.Module | None = None) -> None:
+        """Resets the peaks; what is on the device counts."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+
+    def built(self) -> None:
+        """Notes that the run is built."""
 
     def after_step(self, steps_done: int) -> None:
         """Notes that a step ended."""
@@ -43,9 +48,12 @@ class CudaMeter:
         """Notes that an evaluation ended."""
         self._ask_driver()
 
-    def current_bytes(self) -> int:
-        """Returns the bytes of tensors on the device, now."""
-        return torch.cuda.memory_allocated(self._device)
+    def recent_peak_bytes(self) -> None:
+        """Returns None: the limit of a card is real, and nobody has to watch it."""
+
+    def changing(self) -> contextlib.AbstractContextManager[None]:
+        """Surrounds a change of how the run trains."""
+        return contextlib.nullcontext()
 
     def result(self, host_tensor_bytes: int) -> dict[str, int | None]:
         """Ends the measurement.

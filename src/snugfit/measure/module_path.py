@@ -7,6 +7,7 @@ run in the thread of forward; the recorder sees to it.)
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from types import TracebackType
 from typing import Any
@@ -26,26 +27,37 @@ class ModulePath:
         """Paths of the modules whose forward is under way, outermost first."""
         self._names: dict[int, str] = {}
         self._owners: dict[int, str] = {}
-        self._keep: list[torch.nn.Module] = []
+        self._alive: dict[int, weakref.ref[Any]] = {}
         self._numbers: list[int] = [0]
         self._paths: list[str] = [""]
         self._hooks: list[Any] = []
 
-    def watch(self, model: torch.nn.Module) -> None:
+    def watch(self, model: torch.nn.Module, prefix: str = "") -> None:
         """Takes the names of a model's modules and of the modules that own its parameters.
 
         Args:
-            model: The model; kept alive, since names go by identity.
+            model: The model; not kept alive: a script that drops its model must get its memory back.
+            prefix: What its names begin with.
         """
-        self._keep.append(model)
         owners: dict[int, str] = {}
         for name, module in model.named_modules():
-            self._names[id(module)] = name
+            path = ".".join(filter(None, (prefix, name)))
+            key = id(module)
+            self._names[key] = path
+            self._alive[key] = weakref.ref(module, lambda _, key=key: self._forget(key))  # type: ignore[misc]
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    owners.setdefault(id(parameter), name)  # a tied one belongs to the first
+                    owners.setdefault(id(parameter), path)  # a tied one belongs to the first
         # A model that is watched again may have new parameters, at the identities of those that it had before.
         self._owners.update(owners)
+
+    def _forget(self, key: int) -> None:
+        self._alive.pop(key, None)
+        self._names.pop(key, None)
+
+    def name_of(self, module: torch.nn.Module) -> str:
+        """Returns the path of a module that was watched; empty for others."""
+        return self._names.get(id(module), "")
 
     def of_node(self, node: Any) -> str:
         """Returns the path of the module in whose forward an autograd node was made.

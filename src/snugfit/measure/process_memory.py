@@ -27,21 +27,27 @@ class ProcessMemory:
     file_bytes: int
     """The part of `rss_bytes` that is pages of files, above all program code read in as it runs."""
 
+    @property
+    def anonymous_bytes(self) -> int:
+        """Resident memory now without those."""
+        return self.rss_bytes - self.file_bytes
+
 
 def read_process_memory() -> ProcessMemory | None:
     """Returns the memory of this process, or None where the system does not tell (not Linux)."""
+    found = kernel_bytes(_STATUS)
+    if not {"VmRSS", "VmHWM", "RssFile"} <= found.keys():
+        return None
+    return ProcessMemory(rss_bytes=found["VmRSS"], peak_rss_bytes=found["VmHWM"], file_bytes=found["RssFile"])
+
+
+def kernel_bytes(path: Path) -> dict[str, int]:
+    """Returns the lines of a file of the kernel that are told in kB, by name; nothing where there is no such file."""
     try:
-        text = _STATUS.read_text(encoding="ascii", errors="replace")
+        rows = [line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines()]
     except OSError:
-        return None
-    fields = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "VmHWM", "RssFile"):
-            fields[name] = int(value.split()[0]) * 1024
-    if len(fields) < 3:
-        return None
-    return ProcessMemory(rss_bytes=fields["VmRSS"], peak_rss_bytes=fields["VmHWM"], file_bytes=fields["RssFile"])
+        return {}
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
 def reset_peak() -> bool:

@@ -9,6 +9,7 @@ simulated is left without advice, and the reason is given.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -210,17 +211,6 @@ def _simulate(
     return simulate_training(model, recipe, batch, personality=personality, evaluate=False, arguments=arguments).trace
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _OptimizerLike:
-    """Makes an optimizer like the script's."""
-
-    kind: type
-    settings: dict[str, Any]
-
-    def __call__(self, parameters: Any) -> Any:
-        return self.kind(parameters, **self.settings)
-
-
 def _optimizer_as_seen(
     kind: type, settings: dict[str, Any], personality: Personality
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -230,7 +220,7 @@ def _optimizer_as_seen(
     """
     name = _name_of(kind, settings)
     if name is None:
-        return {"optimizer": _OptimizerLike(kind, settings)}, {}
+        return {"optimizer": functools.partial(kind, **settings)}, {}
     given = {field: settings[field] for field in ("momentum", "weight_decay") if settings.get(field)}
     said = settings.get("foreach") is not None or settings.get("fused")
     # Adafactor by itself takes the for-loop everywhere; the three with a fused kernel take foreach on CUDA.

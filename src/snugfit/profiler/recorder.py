@@ -27,7 +27,7 @@ from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize, tree_map
 from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
-from snugfit.profiler.truth import CpuTruth, CudaTruth
+from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import Trace, TraceBuilder
 
 EVENT_LIMIT = 2_000_000
@@ -125,7 +125,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
         self._ledger = ProfileLedger(self._builder)
-        self._truth: CpuTruth | CudaTruth = CpuTruth()
+        self._truth = Truth()
         self._marks: list[OperatorMark] = []
         self._marks_before = 0
         self._phase, self._phase_step = "", 0
@@ -318,7 +318,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parameters = (parameter for model in self._modules.models() for parameter in model.parameters())
         for parameter in parameters:
             if parameter.grad is not None:
-                self._ledger.claim_for(parameter.grad, "gradients", self._modules.owner_of(parameter))
+                self._ledger.claim_for(parameter.grad, "gradients", self._modules.owner(parameter))
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if not self._on:
@@ -339,7 +339,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._in_optimizer -= 1
         for parameter, state in optimizer.state.items():
-            owner = self._modules.owner_of(parameter) if isinstance(parameter, torch.Tensor) else ""
+            owner = self._modules.owner(parameter) if isinstance(parameter, torch.Tensor) else ""
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._ledger.claim_for(value, "optimizer_state", owner)

@@ -65,7 +65,7 @@ def carry_out(
         TrainingError: Training failed; says what is saved.
         TrainingStopped: A signal stopped it.
     """
-    from snugfit.measure.meter import Meter
+    from snugfit.measure.meter import meter_for
     from snugfit.runs.budget_watch import BudgetWatch
     from snugfit.runs.parts import build_trainer, open_matching_data, resolve_device, with_task
     from snugfit.training.loop import steps_of_run
@@ -85,7 +85,7 @@ def carry_out(
             f"at most {len(data.train)}."
         )
     total_steps = steps_of_run(settings, len(data.train))
-    meter = Meter(device)
+    meter = meter_for(device)
     chosen = choose(request, data, task, device)
     memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
     with chosen.limited(device), _measuring(meter, None if given is None else given.model) as built:

@@ -7,7 +7,6 @@ worker only.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -168,18 +167,12 @@ def estimate_named(
     arguments = (named, batch_size, _uncompiled(recipe))
 
     def record(kind: Kind) -> Recording:
-        if pool is None and "torch" not in sys.modules:
-            return _without_torch(doing, request.record_named, *arguments, kind, settings)
         from snugfit.workers.pool import shared_pool
 
         return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings, doing=doing)
 
     doing = _doing(named.spec)
-
-    try:
-        return _estimated(record, cards, recipe, named.spec)
-    finally:
-        _end_plain_worker()
+    return _estimated(record, cards, recipe, named.spec)
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
@@ -282,26 +275,6 @@ def _kind(card: Device, *, alone: bool) -> Kind:
     return "cuda", generation_of(capability)
 
 
-_plain_worker: list[Any] = []
-
-
 def _doing(title: str) -> str:
     """What a recording is for, in the message of a worker that dies."""
     return f"a training step of {title}"
-
-
-def _without_torch(doing: str, function: Callable[..., Recording], *arguments: Any) -> Recording:
-    """Runs a function in a worker from a process that never loaded torch, and so holds no tensor to send."""
-    import pickle
-
-    from snugfit.workers.pool import Worker
-
-    if not _plain_worker:
-        _plain_worker.append(Worker())
-    answer: Recording = _plain_worker[0].call(pickle.dumps((function, arguments, {})), 600.0, doing)
-    return answer
-
-
-def _end_plain_worker() -> None:
-    while _plain_worker:
-        _plain_worker.pop().close()

@@ -151,19 +151,8 @@ class Estimate:
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the estimate as plain data, the recording left out."""
-        plain: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "trace":
-                continue
-            if field.name == "recipe":
-                value = None if self.recipe is None else self.recipe.to_mapping()
-            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                value = dataclasses.asdict(value)
-            elif isinstance(value, tuple):
-                value = [one if isinstance(one, str) else dataclasses.asdict(one) for one in value]
-            plain[field.name] = value
-        return plain
+        names = (field.name for field in dataclasses.fields(self) if field.name != "trace")
+        return {name: _plain(getattr(self, name)) for name in names}
 
     def to_json(self) -> str:
         """Returns the estimate as one JSON document."""
@@ -177,6 +166,14 @@ class Estimate:
 
     def __str__(self) -> str:
         return self.card()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Recipe):
+        return value.to_mapping()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def assemble(
@@ -245,17 +242,17 @@ def _fits(
     config: AllocatorConfig | None,
     replayed: dict[int, replays.Replay],
 ) -> tuple[DeviceFit, ...]:
-    smallest_of: dict[int, int] = {}
+    smallest: dict[int, int] = {}
     found = []
     for card, recorded in rows:
-        played = replayed.get(id(recorded))
-        if played is None:
-            played = replayed[id(recorded)] = replays.replay(recorded.trace, config)
-        smallest = smallest_of.get(id(recorded))
-        if smallest is None:
-            smallest = replays.smallest_capacity(recorded.trace, config, unlimited=played)
-            smallest_of[id(recorded)] = smallest
-        fits, headroom = replays.fits(recorded.trace, card, config, unlimited=played, smallest_bytes=smallest)
+        key = id(recorded)
+        if key not in replayed:
+            replayed[key] = replays.replay(recorded.trace, config)
+        if key not in smallest:
+            smallest[key] = replays.smallest_capacity(recorded.trace, config, unlimited=replayed[key])
+        fits, headroom = replays.fits(
+            recorded.trace, card, config, unlimited=replayed[key], smallest_bytes=smallest[key]
+        )
         found.append(
             DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)]))
         )

@@ -8,11 +8,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import SnugfitError, SnugfitWarning
@@ -29,6 +27,7 @@ from snugfit.workload import Workload, algorithm_and_storage
 if TYPE_CHECKING:
     import torch
 
+    from snugfit.fake_device.accelerator import Personality
     from snugfit.workloads.model_batches import TrainingBatch
 
 Kind = tuple[str, tuple[int, int]]
@@ -187,25 +186,16 @@ def record_given(
         InputError: The model does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    from snugfit.fake_device.captured import captured_tensors
-    from snugfit.fake_device.sparse_gradients import without_sparse_gradients
-    from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, built, record_training
-    from snugfit.techniques.blocks import find_blocks
+    from snugfit.simulator.session import STEPS, record_training
     from snugfit.training.sparse_weights import check_sparse
-    from snugfit.workers import skeleton
     from snugfit.workloads.traits import model_traits
 
-    model = built(model)
-    batches = batch if isinstance(batch, list) else [batch]
-    give_shapes(model, batches[0], arguments.get("forward"))
+    subject = _Subject(model, batch, arguments.get("forward"))
+    model, batches = subject.model, subject.batches
     if real_run.is_wanted():
-        captured = captured_tensors(skeleton.arrived(), model, batches)
-        real_run.try_step(model, recipe, batches[0], arguments, captured)
+        real_run.try_step(model, recipe, batches[0], arguments, subject.captured())
     optimizer = arguments.get("optimizer", "adamw")
     check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
-    dense = without_sparse_gradients(model)
-    block_names = tuple(find_blocks(model))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     given = dict(arguments)
     if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
@@ -213,17 +203,13 @@ def record_given(
     workload = _workload(given, model_traits(model))
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
-    weights = _weights(model)
-    personality = _personality(kind)
 
-    def run() -> Recording:
+    def run(personality: Personality) -> Recording:
         # One step more than batches, so that each of them also meets the optimizer's state.
         steps = max(STEPS, len(batches) + 1)
-        return record_training(model, recipe, batches, personality, steps, True, task, given)
+        return record_training(model, recipe, batches, personality=personality, steps=steps, task=task, arguments=given)
 
-    recorded = _of_model(run, model, workload, batches, weights, kind)
-    answered = (*recorded.answered, *dense)
-    return dataclasses.replace(recorded, answered=answered, block_names=block_names, switchable=switchable)
+    return dataclasses.replace(subject.recorded(run, kind), workload=workload, switchable=switchable)
 
 
 def record_step(
@@ -258,47 +244,87 @@ def record_step(
     """
     import torch
 
-    from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.materialise import Materialiser
-    from snugfit.fake_device.sparse_gradients import without_sparse_gradients
-    from snugfit.simulator.lazy_modules import give_shapes
-    from snugfit.simulator.session import STEPS, built, record_own_step
-    from snugfit.techniques.blocks import find_blocks
+    from snugfit.simulator.session import STEPS, record_own_step
     from snugfit.training.phases import phase
-    from snugfit.workers import skeleton
 
-    model = built(model)
-    batches = batch if isinstance(batch, list) else [batch]
-    give_shapes(model, batches[0], None)
+    subject = _Subject(model, batch, None)
+    model, batches = subject.model, subject.batches
     settings = dict(settings)
     assumptions = settings.pop("assume", None)
     used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
     if real_run.is_wanted():
-        real_run.try_own_step(step, model, used, batches[0], captured_tensors(skeleton.arrived(), model, batches))
-    dense = without_sparse_gradients(model)
-    personality = _personality(kind)
-    place = torch.device("cpu") if on_host else personality.device
+        real_run.try_own_step(step, model, used, batches[0], subject.captured())
     turn = 0
 
     def each(model: Any, optimizer: Any, given: Any) -> None:
         nonlocal turn
         if len(batches) > 1:
             with phase("data"):
+                place = torch.device("cpu") if on_host else _personality(kind).device
                 given = Materialiser().tree(batches[turn % len(batches)], place)
             turn += 1
         step(model, optimizer, given)
 
-    block_names = tuple(find_blocks(model))
-    weights = _weights(model)
     calls = steps or max(STEPS, len(batches) + 1)
 
-    def run() -> Recording:
+    def run(personality: Personality) -> Recording:
         given = batches[0] if len(batches) == 1 else None
-        batch_on = "host" if on_host else "device"
-        return record_own_step(each, model, used, given, personality, calls, batch_on, assumptions)
+        batch_on: Any = "host" if on_host else "device"
+        return record_own_step(
+            each, model, used, given, personality=personality, steps=calls, batch_on=batch_on, assumptions=assumptions
+        )
 
-    recorded = _of_model(run, model, None, batches, weights, kind)
-    return dataclasses.replace(recorded, answered=(*recorded.answered, *dense), steps=calls, block_names=block_names)
+    return dataclasses.replace(subject.recorded(run, kind), steps=calls)
+
+
+class _Subject:
+    """The model and the batches of a request, whatever kind of step it asks for."""
+
+    def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
+        from snugfit.simulator.lazy_modules import give_shapes
+        from snugfit.simulator.session import built
+
+        self.model: torch.nn.Module = built(model)
+        self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
+        give_shapes(self.model, self.batches[0], forward)
+
+    def captured(self) -> list[torch.Tensor]:
+        """Returns the tensors that the code holds besides."""
+        from snugfit.fake_device.captured import captured_tensors
+        from snugfit.workers import skeleton
+
+        return captured_tensors(skeleton.arrived(), self.model, self.batches)
+
+    def recorded(self, run: Callable[[Personality], Recording], kind: Kind) -> Recording:
+        """Returns what `run` records on a kind of device, with what is known of the model and its batches."""
+        from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+        from snugfit.techniques.blocks import find_blocks
+
+        dense = without_sparse_gradients(self.model)
+        block_names = tuple(find_blocks(self.model))
+        weight_bytes, parameters = _weights(self.model)
+        _without_logs()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", SnugfitWarning)
+            try:
+                recording = run(_personality(kind))
+            except SnugfitError:
+                raise
+            except Exception as error:
+                raise _refused(error, self.model, kind) from error
+        return dataclasses.replace(
+            recording,
+            warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+            answered=(*recording.answered, *dense),
+            batch_shape=_shape(self.batches),
+            batches=len(self.batches),
+            block_names=block_names,
+            weight_bytes=weight_bytes,
+            parameters=parameters,
+            expert_modules=expert_modules(self.model),
+        )
 
 
 def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
@@ -331,41 +357,11 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
     return lambda parameters: row.cls(parameters, **given)
 
 
-def _personality(kind: Kind) -> Any:
+def _personality(kind: Kind) -> Personality:
+    """Returns the kind of device as the fake device takes it."""
     from snugfit.fake_device.accelerator import Personality
 
     return Personality(kind="cpu" if kind[0] == "cpu" else "cuda", capability=kind[1])
-
-
-def _of_model(
-    run: Callable[[], Recording],
-    model: torch.nn.Module,
-    workload: Workload | None,
-    batches: list[Any],
-    weights: tuple[dict[str, int], int],
-    kind: Kind,
-) -> Recording:
-    """Returns what `run` records, with what is known of the model and its batches."""
-    _without_logs()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", SnugfitWarning)
-        try:
-            recording = run()
-        except SnugfitError:
-            raise
-        except Exception as error:
-            raise _refused(error, model, kind) from error
-    return dataclasses.replace(
-        recording,
-        warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
-        workload=workload,
-        batch_shape=_shape(batches),
-        batches=len(batches),
-        weight_bytes=weights[0],
-        parameters=weights[1],
-        expert_modules=expert_modules(model),
-    )
 
 
 def _refused(error: Exception, model: torch.nn.Module, kind: Kind) -> Refused:
@@ -373,16 +369,12 @@ def _refused(error: Exception, model: torch.nn.Module, kind: Kind) -> Refused:
     import torch
 
     names = {id(module): name for name, module in model.named_modules() if name}
-    ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
-    module, line = "", ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and id(owner) in names:
             module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
-        file = frame.f_code.co_filename
-        if not file.startswith((ours, "<")) and torch_folder not in file:
-            line = f" at {file}:{number}"
-    return Refused(error, f"{line}{module}", on_card=kind[0] != "cpu")
+    return Refused(error, f"{real_run.line_of(error)}{module}", on_card=kind[0] != "cpu")
 
 
 def _without_logs() -> None:

@@ -11,7 +11,7 @@ import gc
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -49,16 +49,13 @@ def record(
     import torch
 
     from snugfit.fake_device.detector_counts import stated_counts
+    from snugfit.fake_device.library_answers import library_answers
     from snugfit.fake_device.library_kernels import stand_ins
-    from snugfit.fake_device.matched_objects import told_matched
-    from snugfit.fake_device.nested_tensors import told_padded_anywhere
-    from snugfit.fake_device.packed_sequences import told_unpacked
-    from snugfit.fake_device.padding_masks import told_padded
     from snugfit.fake_device.read_values import arrays_given
-    from snugfit.fake_device.recorded_outputs import outputs_found
     from snugfit.fake_device.recorder import Recorder
     from snugfit.fake_device.registration import threads_of
-    from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, seen_random_state, told_finite
+    from snugfit.fake_device.replaced import replaced
+    from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
     from snugfit.training import phases
 
     recorder = Recorder(personality, assumptions)
@@ -70,20 +67,19 @@ def record(
             around.enter_context(phases.listen(recorder.on_phase))
             around.enter_context(threads_of(personality))
             around.enter_context(recorder)
-            around.enter_context(seen_random_state(recorder.saw))
-            around.enter_context(told_finite(recorder.is_true))
-            around.enter_context(stand_ins(personality.kind))
-            around.enter_context(told_unpacked(recorder.answered.add))
-            around.enter_context(told_padded(recorder.answered.add))
-            around.enter_context(stated_counts(recorder.answered.add))
-            around.enter_context(told_matched(recorder.values, recorder.answered.add))
-            around.enter_context(told_padded_anywhere(recorder.answered.add))
-            around.enter_context(outputs_found())
-            around.enter_context(arrays_given(recorder.values))
+            answers = [
+                *told(torch.get_rng_state, recorder.saw),
+                *told(torch.isfinite, recorder.values.is_true),
+                *stand_ins(personality.kind),
+                *stated_counts(recorder.answered.add),
+                *library_answers(recorder.values, recorder.answered.add),
+                *arrays_given(recorder.values),
+            ]
             if personality.kind == "cuda":
                 around.enter_context(cuda_means_sim())
             else:
-                around.enter_context(pool_on_host(recorder.host_pool))
+                answers += pool_on_host(recorder.host_pool)
+            around.enter_context(replaced(answers))
             run(recorder)
             trace = recorder.build()
     finally:
@@ -98,87 +94,14 @@ def record(
     )
 
 
-def simulate_step(
-    step: Callable[[Any, Any, Any], Any],
-    model: Any,
-    optimizer: Any,
-    batch: Any,
-    *,
-    personality: Personality | None = None,
-    steps: int = STEPS,
-    batch_on: Literal["device", "host"] = "device",
-    pool: Pool | None = None,
-    assumptions: Assumptions | None = None,
-) -> Recording:
-    """Records a hand-written training step as it is, "cuda" in it included.
-
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A module on any device, meta included, or a function without arguments that builds one.
-        optimizer: An optimizer of the model, a function from parameters to one, or None.
-        batch: What the step takes; its tensors may be on any device, meta included.
-        personality: The kind of device; None: a CUDA card of capability 8.0.
-        steps: How many steps are recorded.
-        batch_on: Where the step finds the batch.
-        pool: Workers to use; None: those of this process.
-        assumptions: What may be taken for granted about values; None: the defaults.
-
-    Returns:
-        The recording.
-
-    Raises:
-        InputError: The model, step or batch cannot be sent or do not fit each other.
-        CannotSimulateError: Something in the step needs values.
-    """
-    return (pool or shared_pool()).call(
-        record_own_step, step, model, optimizer, batch, personality or Personality(), steps, batch_on, assumptions
-    )
+def simulate_step(*request: Any, pool: Pool | None = None, **settings: Any) -> Recording:
+    """Records a hand-written training step as it is, in a worker; arguments as `record_own_step`."""
+    return (pool or shared_pool()).call(record_own_step, *request, **settings)
 
 
-def simulate_training(
-    model: Any,
-    recipe: Recipe,
-    batch: Any,
-    *,
-    personality: Personality | None = None,
-    steps: int = STEPS,
-    evaluate: bool = True,
-    task: Any = None,
-    pool: Pool | None = None,
-    arguments: Mapping[str, Any] | None = None,
-) -> Recording:
-    """Records training by a recipe: building, first step, steady step, and an evaluation in between.
-
-    Args:
-        model: A module on any device, meta included, or a function without arguments that builds one.
-        recipe: How the step is held in memory.
-        batch: One batch of training, or a list of batches that the steps go through.
-        personality: The kind of device; None: a CUDA card of capability 8.0.
-        steps: How many steps are recorded.
-        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
-        task: What is reported in evaluation; None: the loss.
-        pool: Workers to use; None: those of this process.
-        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
-            and `assume`, an `Assumptions`.
-
-    Returns:
-        The recording.
-
-    Raises:
-        InputError: The model, recipe or batch cannot be sent or do not fit each other.
-        CannotSimulateError: Something in the step needs values.
-    """
-    return (pool or shared_pool()).call(
-        record_training,
-        model,
-        recipe,
-        batch,
-        personality or Personality(),
-        steps,
-        evaluate,
-        task,
-        dict(arguments or {}),
-    )
+def simulate_training(*request: Any, pool: Pool | None = None, **settings: Any) -> Recording:
+    """Records training by a recipe, in a worker; arguments as `record_training`."""
+    return (pool or shared_pool()).call(record_training, *request, **settings)
 
 
 def built(model: Any) -> Any:
@@ -210,23 +133,44 @@ def record_own_step(
     model: Any,
     optimizer: Any,
     batch: Any,
-    personality: Personality,
-    steps: int,
-    batch_on: str,
-    assumptions: Assumptions | None,
+    *,
+    personality: Personality | None = None,
+    steps: int = STEPS,
+    batch_on: Literal["device", "host"] = "device",
+    assumptions: Assumptions | None = None,
 ) -> Recording:
-    """`simulate_step` itself, in the worker that this process is."""
+    """Records a hand-written training step as it is, "cuda" in it included; only inside a worker.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        optimizer: An optimizer of the model, a function from parameters to one, or None.
+        batch: What the step takes; its tensors may be on any device, meta included.
+        personality: The kind of device; None: a CUDA card of capability 8.0.
+        steps: How many steps are recorded.
+        batch_on: Where the step finds the batch.
+        assumptions: What may be taken for granted about values; None: the defaults.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model, step or batch do not fit each other.
+        CannotSimulateError: Something in the step needs values.
+    """
     import torch
 
     from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.materialise import Materialiser
+    from snugfit.training.phases import phase
     from snugfit.workers import skeleton
 
     model = built(model)
     captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
+    personality = personality or Personality()
+    device = personality.device
 
     def run(recorder: Any) -> None:
-        device = personality.device
         fake = Materialiser()
         _weights(recorder, fake, model, device)
         model.to(device)  # buffers of a constructor that reads values are real, and still on the host
@@ -238,7 +182,8 @@ def record_own_step(
         place = device if batch_on == "device" else torch.device("cpu")
         for number in range(steps):
             recorder.step = number
-            given = _batch(recorder, batch, place)
+            with phase("data"):  # made anew for each step, as a loader does
+                given = Materialiser().tree(batch, place)
             step(model, used, given)
             del given
 
@@ -249,90 +194,112 @@ def record_training(
     model: Any,
     recipe: Recipe,
     batch: Any,
-    personality: Personality,
-    steps: int,
-    evaluate: bool,
-    task: Any,
-    arguments: dict[str, Any],
+    *,
+    personality: Personality | None = None,
+    steps: int = STEPS,
+    evaluate: bool = True,
+    task: Any = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """`simulate_training` itself, in the worker that this process is."""
+    """Records training by a recipe: building, first step, steady step, and an evaluation in between; only inside a worker.
+
+    Args:
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        recipe: How the step is held in memory.
+        batch: One batch of training, or a list of batches that the steps go through.
+        personality: The kind of device; None: a CUDA card of capability 8.0.
+        steps: How many steps are recorded.
+        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
+        task: What is reported in evaluation; None: the loss.
+        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
+            and `assume`, an `Assumptions`.
+
+    Returns:
+        The recording.
+
+    Raises:
+        InputError: The model, recipe or batch do not fit each other.
+        CannotSimulateError: Something in the step needs values.
+    """
+    from snugfit.fake_device.captured import captured_tensors
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
     from snugfit.training.fallbacks import elements
+    from snugfit.workers import skeleton
 
     load_libraries(recipe)
     own = own_optimizer(recipe.optimizer)
     if own is not None:
         own.load()  # outside of the recording: it makes tables of real values
-    model = built(model)
+    model, given = built(model), dict(arguments or {})
+    batches = batch if isinstance(batch, list) else [batch]
     evaluation = None
-    if evaluate and arguments.get("evaluate", True):
-        widest = max(batch, key=elements) if isinstance(batch, list) else batch
-        evaluation = _Evaluation(task, arguments, recipe, widest)
-    run = (model, recipe, batch, personality, steps, evaluation)
+    if evaluate and given.get("evaluate", True):
+        evaluation = _Evaluation(task, given, recipe, max(batches, key=elements))
+    kind = personality or Personality()
+    assumptions = given.pop("assume", None)
+    # Whether samples are coupled takes values to find out, and a fake step has none.
+    given["coupled_samples"] = bool(given.get("coupled_samples"))
+
+    def recorded(**other: Any) -> Recording:
+        captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(given.get("optimizer")))
+
+        def run(recorder: Any) -> None:
+            _train(recorder, model, recipe, batches, kind, steps, evaluation, {**given, **other})
+
+        return record(run, kind, captured, assumptions)
+
     if recipe.microbatch_size is None:
-        return _recorded_training(*run, arguments)
-    fewer = FewerPieces(arguments.get("split"))
-    recording = _recorded_training(*run, {**arguments, "split": fewer})
+        return recorded()
+    fewer = FewerPieces(given.get("split"))
+    recording = recorded(split=fewer)
     found = repeats(recording.trace, fewer.left_out)
     if found is None:
-        return _recorded_training(*run, arguments)
+        return recorded()
     return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
 
 
-def _recorded_training(
+def _train(
+    recorder: Any,
     model: Any,
     recipe: Recipe,
-    batch: Any,
+    batches: Sequence[Any],
     personality: Personality,
     steps: int,
     evaluation: _Evaluation | None,
-    arguments: dict[str, Any],
-) -> Recording:
+    arguments: Mapping[str, Any],
+) -> None:
     import torch
 
-    from snugfit.fake_device.captured import captured_tensors
     from snugfit.fake_device.materialise import Materialiser
     from snugfit.training.course import Course
     from snugfit.training.evaluation import task_of
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
-    from snugfit.workers import skeleton
 
+    device, host = personality.device, torch.device("cpu")
+    with phase("build"):
+        final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
+        # Weights that are quantised go to the device layer by layer, from a model built on the host.
+        built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
+        fake = Materialiser()
+        _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
+        if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
+            fake.optimizer(arguments["optimizer"], built_on)
+        del fake  # it holds every tensor it made, and the weights before they are cast would live as long
     task = task_of(None) if evaluation is None else evaluation.task
-    batches = batch if isinstance(batch, list) else [batch]
-    host = torch.device("cpu")
-    given_to_prepare = {name: value for name, value in arguments.items() if name != "assume"}
+    course = Course(prepare(model, recipe, device=device, **arguments), task)
+    recorder.watch(course.trainer.model)
+    place = host if personality.kind == "cuda" else device
 
-    def run(recorder: Any) -> None:
-        device = personality.device
-        with phase("build"):
-            final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
-            # Weights that are quantised go to the device layer by layer, from a model built on the host.
-            built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-            fake = Materialiser()
-            _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
-            if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
-                fake.optimizer(arguments["optimizer"], built_on)
-            del fake  # it holds every tensor it made, and the weights before they are cast would live as long
-        # Whether samples are coupled takes values to find out, and a fake step has none.
-        coupled = bool(given_to_prepare.get("coupled_samples"))
-        settings = {**given_to_prepare, "coupled_samples": coupled}
-        course = Course(prepare(model, recipe, device=device, **settings), task)
-        recorder.watch(course.trainer.model)
-        place = host if personality.kind == "cuda" else device
+    def then() -> bool:
+        if evaluation is not None and recorder.step == 0:
+            evaluation.run(course, place)
+        recorder.step += 1
+        return bool(recorder.step < steps)
 
-        def then() -> bool:
-            if evaluation is not None and recorder.step == 0:
-                evaluation.run(course, place)
-            recorder.step += 1
-            return bool(recorder.step < steps)
-
-        course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
-
-    captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(arguments.get("optimizer")))
-    return record(run, personality, captured, arguments.get("assume"))
+    course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
 
 class _Evaluation:
@@ -395,12 +362,3 @@ def _held_by(optimizer: Any) -> tuple[Any, ...]:
 def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = None) -> None:
     fake.module(model, device, dtype)
     recorder.watch(model)
-
-
-def _batch(recorder: Any, batch: Any, device: Any) -> Any:
-    """Returns a batch of fake tensors, made anew for each step as a loader does."""
-    from snugfit.fake_device.materialise import Materialiser
-    from snugfit.training.phases import phase
-
-    with phase("data"):
-        return Materialiser().tree(batch, device)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
-from snugfit.workers import wire
 from snugfit.workers.worker_end import LastWords
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Worker:
         self._stdout = cast(BinaryIO, self._process.stdout)
         self._last_words.read(cast(BinaryIO, self._process.stderr))
         self._ready = False
-        wire.send(self._stdin, pickle.dumps({"path": list(sys.path), "report": report}))
+        self._send({"path": list(sys.path), "report": report})
 
     @property
     def alive(self) -> bool:
@@ -94,12 +93,12 @@ class Worker:
         timer.start()
         try:
             if not self._ready:
-                self._receive()
+                pickle.load(self._stdout)
                 self._ready = True
             self._last_words.forget()
-            wire.send(self._stdin, pickle.dumps((list(sys.path), _folder(), request)))
-            kind, value = self._receive()
-        except OSError:
+            self._send((list(sys.path), _folder(), request))
+            kind, value = pickle.load(self._stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):  # the last of an answer that was cut off
             code = self._process.wait()
             if timed_out.is_set():
                 raise CannotSimulateError(
@@ -113,16 +112,14 @@ class Worker:
         finally:
             timer.cancel()
         if kind == "error":
-            raise wire.error_from_plain(value)
+            raise value
         if kind == "unknown module":
             raise _UnknownModuleError(*value)
         return value
 
-    def _receive(self) -> Any:
-        answer = wire.receive(self._stdout)
-        if answer is None:
-            raise BrokenPipeError
-        return pickle.loads(answer)
+    def _send(self, message: object) -> None:
+        pickle.dump(message, self._stdin)
+        self._stdin.flush()
 
     def close(self) -> None:
         """Ends the process."""

@@ -9,10 +9,13 @@ what falls short), or it was not tried, because the model is too large.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from snugfit.errors import CannotSimulateError, InputError, SnugfitError
@@ -21,6 +24,7 @@ MOST_ELEMENTS = 20_000_000
 """Weights, captured tensors and samples with more numbers are not made."""
 MOST_SECONDS = 30.0
 SAMPLES = 2
+NOT_TRIED = "Whether a real run fails as well was not tried"
 _PER_NUMBER = 100
 """Activations that a number of the batch may make, where nobody has counted them."""
 _RANGE = 2
@@ -65,8 +69,7 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
     Returns:
         An InputError where the real step fails alike, a CannotSimulateError where it works.
     """
-    text = f"{type(refused.error).__name__}: {_line(refused.error)}"
-    said = f"the step cannot run{refused.where}: {text}"
+    text = _named(refused.error)
     global _trying, _samples
     _trying, _samples = True, SAMPLES
     try:
@@ -79,25 +82,32 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
             "on the device."
         )
     except NotTried as reason:
-        return InputError(
-            f"{said}. Whether a real run fails as well was not tried: {reason}. Check that model, batch and loss fit each "
-            "other."
-        )
+        return cannot_run(refused.error, refused.where, f"{NOT_TRIED}: {reason}")
     except SnugfitError as error:
         return error
     except Exception as error:
         if _alike(error, refused.error):
-            return InputError(
-                f"{said}. The same happens in a real run on CPU with {_samples} samples ({type(error).__name__}: "
-                f"{_line(error)}). Check that model, batch and loss fit each other."
-            )
-        return InputError(
-            f"{said}. A real run on CPU with {_samples} samples of random numbers fails in another way "
-            f"({type(error).__name__}: {_line(error)}). Check that model, batch and loss fit each other."
-        )
+            found = f"The same happens in a real run on CPU with {_samples} samples"
+        else:
+            found = f"A real run on CPU with {_samples} samples of random numbers fails in another way"
+        return cannot_run(refused.error, refused.where, f"{found} ({_named(error)})")
     finally:
         _trying = False
-    return InputError(f"{said}. Whether a real run fails as well was not tried.")
+    return cannot_run(refused.error, refused.where, NOT_TRIED)
+
+
+def cannot_run(error: BaseException, where: str, real: str) -> InputError:
+    """Returns the error for a person: what was said, and what a real run does."""
+    fit = "Check that model, batch and loss fit each other."
+    return InputError(f"the step cannot run{where}: {_named(error)}. {real}. {fit}")
+
+
+def line_of(error: BaseException) -> str:
+    """Returns ` at FILE:LINE`, the innermost that is neither torch's nor ours; empty where there is none."""
+    ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [at for at in frames if not at[0].startswith((ours, "<")) and torch_folder not in at[0]]
+    return f" at {theirs[-1][0]}:{theirs[-1][1]}" if theirs else ""
 
 
 def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], captured: Any) -> None:
@@ -205,6 +215,7 @@ def _fill_all(model: Any, few: Any, captured: Any) -> None:
     import torch
 
     from snugfit import private_torch
+    from snugfit.fake_device.materialise import change_tensors
 
     held = [*model.parameters(), *model.buffers(), *captured]
     elements = _elements(few) + sum(tensor.numel() for tensor in held if not private_torch.is_lazy(tensor))
@@ -215,27 +226,19 @@ def _fill_all(model: Any, few: Any, captured: Any) -> None:
     torch.manual_seed(0)
     real: dict[int, torch.Tensor] = {}
 
-    def fill(tensor: torch.Tensor, positive: bool) -> torch.Tensor:
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "meta":
             return tensor
         if id(tensor) not in real:
-            made = _random(tensor, positive).requires_grad_(tensor.requires_grad)
-            if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made.detach(), tensor.requires_grad)
-            real[id(tensor)] = made
+            weight = isinstance(tensor, torch.nn.Parameter)
+            made = _random(tensor, positive=not weight).requires_grad_(tensor.requires_grad)
+            real[id(tensor)] = torch.nn.Parameter(made.detach(), tensor.requires_grad) if weight else made
         return real[id(tensor)]
 
-    for module in model.modules():
-        for table, positive in ((module._parameters, False), (module._buffers, True)):
-            for name, tensor in table.items():
-                if tensor is not None:
-                    table[name] = fill(tensor, positive)
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor):
-                vars(module)[name] = fill(value, True)
+    change_tensors(model, fill)
     for tensor in captured:
         if tensor.device.type == "meta":
-            private_torch.swap(tensor, fill(tensor, not isinstance(tensor, torch.nn.Parameter)))
+            private_torch.swap(tensor, fill(tensor))
 
 
 def _filled(batch: Any) -> Any:
@@ -271,6 +274,10 @@ def _or_a_mix(refused: Refused) -> str:
     if not refused.on_card:
         return ""
     return ", or, as on a card there are two devices, a tensor made without device=x.device"
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_line(error)}"
 
 
 def _line(error: BaseException) -> str:

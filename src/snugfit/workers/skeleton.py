@@ -88,9 +88,8 @@ def _reduce(tensor: torch.Tensor) -> Any:
     if private_torch.is_lazy(tensor):
         return private_torch.lazy_parameter, (type(tensor), tensor.dtype, tensor.requires_grad)
     parameter = isinstance(tensor, torch.nn.Parameter)
-    device = tensor.device.type
     if (
-        device == "cpu"
+        tensor.device.type == "cpu"
         and not parameter
         and tensor.numel() <= REAL_ELEMENTS
         and not tensor.requires_grad
@@ -98,20 +97,12 @@ def _reduce(tensor: torch.Tensor) -> Any:
         and type(tensor) is torch.Tensor
     ):
         return _real, (tensor.tolist(), tensor.dtype)
+    how = tensor.dtype, tensor.requires_grad, parameter
     if tensor.layout is not torch.strided:
-        return _meta, (-1, None, tuple(tensor.shape), None, 0, tensor.dtype, tensor.requires_grad, parameter, {})
+        return _meta, (how, (tuple(tensor.shape),))
     storage = tensor.untyped_storage()
-    return _meta, (
-        storage._cdata,
-        storage.nbytes(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.requires_grad,
-        parameter,
-        {"was_on": device},
-    )
+    layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return _meta, (how, layout, storage._cdata, storage.nbytes())
 
 
 def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -121,26 +112,18 @@ def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _meta(
-    key: int,
-    size_bytes: int | None,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...] | None,
-    offset: int,
-    dtype: torch.dtype,
-    requires_grad: bool,
-    parameter: bool,
-    marks: dict[str, str],
+    how: tuple[torch.dtype, bool, bool], layout: tuple[Any, ...], key: int | None = None, size_bytes: int = 0
 ) -> torch.Tensor:
-    if size_bytes is None or stride is None:
-        tensor = torch.empty(shape, dtype=dtype, device="meta")
+    dtype, requires_grad, parameter = how
+    if key is None:
+        tensor = torch.empty(*layout, dtype=dtype, device="meta")
     else:
+        shape, stride, offset = layout
         storage = _storages.get(key)
         if storage is None:
             storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         tensor = torch.empty(0, dtype=dtype, device="meta")
         tensor.set_(storage, offset, shape, stride)
     result = torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
-    for name, value in marks.items():
-        setattr(result, f"_snugfit_{name}", value)
     _arrived.append(result)
     return result

@@ -15,19 +15,19 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from typing import Any
 
-from snugfit.errors import InputError, SnugfitError
+from snugfit.errors import SnugfitError
 from snugfit.library_imports import importing
-from snugfit.workers import wire
-from snugfit.workers.real_run import Refused, judged
+from snugfit.workers.real_run import NOT_TRIED, Refused, cannot_run, judged, line_of
 
 
 def main() -> None:
     """Answers requests until the process that asks closes standard input, or is gone."""
     try:
         _serve()
+    except (EOFError, pickle.UnpicklingError):
+        return  # closed
     except BrokenPipeError:  # killed while it waited: nobody is left to be told, and what is not sent cannot be
         os._exit(1)
 
@@ -36,10 +36,7 @@ def _serve() -> None:
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    hello = wire.receive(requests)
-    if hello is None:
-        return
-    begin = pickle.loads(hello)
+    begin = pickle.load(requests)
     sys.path[:] = begin["path"]
     if begin["report"] is not None:  # where a crash says which line was running
         faulthandler.enable(begin["report"], all_threads=False)
@@ -56,14 +53,15 @@ def _serve() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    wire.send(answers, pickle.dumps(("ready", None)))
-    while (request := wire.receive(requests)) is not None:
-        wire.send(answers, _answer(request, skeleton.loads))
+    pickle.dump("ready", answers)
+    while True:
+        answers.flush()
+        path, folder, request = pickle.load(requests)
+        answers.write(_answer(path, folder, request, skeleton.loads))
         gc.collect()
 
 
-def _answer(message: bytes, loads: Any) -> bytes:
-    path, folder, request = pickle.loads(message)
+def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> bytes:
     if folder is not None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
@@ -83,29 +81,14 @@ def _answer(message: bytes, loads: Any) -> bytes:
             raise judged(refused, lambda: _called(loads(request))) from refused
         return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
     except SnugfitError as error:
-        return pickle.dumps(("error", wire.error_to_plain(error)))
+        return pickle.dumps(("error", error))
     except (Exception, SystemExit) as error:
-        return pickle.dumps(("error", wire.error_to_plain(_in_words(error))))
+        return pickle.dumps(("error", cannot_run(error, line_of(error), NOT_TRIED)))
 
 
 def _called(request: Any) -> Any:
     function, args, kwargs = request
     return function(*args, **kwargs)
-
-
-def _in_words(error: BaseException) -> InputError:
-    """An error of the user's code, or of torch about it, outside of a step: what it said, and where."""
-    from pathlib import Path
-
-    ours, torch_folder = str(Path(__file__).resolve().parents[1]), os.sep + "torch" + os.sep
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith(ours) and torch_folder not in f.filename]
-    place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
-    text = " ".join(str(error).split())[:500].rstrip(".")
-    return InputError(
-        f"the step cannot run{place}: {type(error).__name__}: {text}. Whether a real run fails as well was not tried. "
-        "Check that model, batch and loss fit each other."
-    )
 
 
 if __name__ == "__main__":

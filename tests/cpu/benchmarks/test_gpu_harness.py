@@ -216,7 +216,7 @@ def test_runs_compared_event_by_event_are_ten_architectures_of_every_family_that
 
 
 def taken(*kept, step=0, phase="forward", operator="aten.mm.default", inside=0):
-    from snugfit.profiler.operator_events import Taken
+    from benchmarks.gpu.operator_events import Taken
 
     return Taken(step, phase, operator, "layer", tuple(kept), inside)
 

@@ -315,7 +315,7 @@ def test_nothing_is_said_of_ordinary_operators(machine):
 
 def test_results_take_memory_in_the_order_that_is_said(machine):
     """Sizes in the order of allocation, read off the events themselves."""
-    from snugfit.fake_device.allocator_window import watched
+    from snugfit.private_torch.allocators import watched
 
     operator, args = OPERATORS["5x5 of images, backward"]()
     inner, _ = ask(machine, operator, args, {})

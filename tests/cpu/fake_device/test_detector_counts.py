@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from snugfit.fake_device.detector_counts import stated_counts
+from snugfit.fake_device.replaced import replaced
 
 pytest.importorskip("torchvision")
 
@@ -16,7 +17,7 @@ def test_a_sample_has_the_numbers_that_are_stated():
     sampler = BalancedPositiveNegativeSampler(16, 0.25)
     nowhere = torch.zeros(100)
     before = (roi_heads.torch, poolers.torch, boxes.batched_nms)
-    with stated_counts(lambda _: None):
+    with replaced(stated_counts(lambda _: None)):
         positive, negative = sampler([nowhere, nowhere[:10]])
         assert [int(mask.sum()) for mask in positive] == [4, 4]
         assert [int(mask.sum()) for mask in negative] == [12, 6]
@@ -33,7 +34,7 @@ def test_all_proposals_are_read_from_the_finest_level():
     pool = MultiScaleRoIAlign(["a", "b"], output_size=2, sampling_ratio=1)
     features = {"a": torch.ones(1, 1, 32, 32), "b": torch.full((1, 1, 8, 8), 2.0)}
     proposals = [torch.tensor([[0.0, 0.0, 200.0, 200.0], [0.0, 0.0, 8.0, 8.0]])]
-    with stated_counts(lambda _: None):
+    with replaced(stated_counts(lambda _: None)):
         assert pool(features, proposals, [(256, 256)]).unique().tolist() == [1.0]
 
 

@@ -18,7 +18,7 @@ def test_in_words():
         torch_version="2.14",
     )
     assert made.in_words() == "A processor, AVX2, ONEDNN_MAX_CPU_ISA=SSE41, 2 threads"
-    assert made.identity()["limits"] == [["ONEDNN_MAX_CPU_ISA", "SSE41"]]
+    assert made.identity()["limits"] == (("ONEDNN_MAX_CPU_ISA", "SSE41"),)
 
 
 def test_limits_and_threads_are_part_of_it(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from snugfit.errors import InputError
 from snugfit.measure.fresh import TUNED_ENVIRONMENT
-from snugfit.measure.meter import Meter
+from snugfit.measure.meter import meter_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's peak is read from /proc")
 
@@ -20,10 +20,10 @@ RUN = """
 import json, sys
 import torch
 from torch import nn
-from snugfit.measure.meter import Meter
+from snugfit.measure.meter import meter_for
 
 width, depth, rows, steps = map(int, sys.argv[1:])
-meter = Meter("cpu")
+meter = meter_for("cpu")
 meter.start()
 torch.manual_seed(0)
 model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU())])
@@ -90,6 +90,6 @@ def test_the_process_is_read_over_building_and_the_first_steps_only():
 
 def test_unknown_device_and_window_are_refused():
     with pytest.raises(InputError, match="'meta' cannot be measured"):
-        Meter("meta")
+        meter_for("meta")
     with pytest.raises(InputError, match="at least 1"):
-        Meter("cpu", window_steps=0)
+        meter_for("cpu", window_steps=0)

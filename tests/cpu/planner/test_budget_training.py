@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit.devices import device_named
 from snugfit.measure.allocator_events import warm_up
 from snugfit.measure.host_speeds import host_speeds
-from snugfit.measure.meter import Meter
+from snugfit.measure.meter import meter_for
 from snugfit.planner.probe import Place
 from snugfit.recipe import Recipe
 from snugfit.training.prepare import prepare
@@ -41,7 +41,7 @@ def trained(recipe):
     """Losses, peak tensor bytes, and operators and floating-point operations of a steady step."""
     batches = data()
     warm_up()
-    meter = Meter("cpu")
+    meter = meter_for("cpu")
     meter.start()
     model = build()
     trainer = prepare(model, recipe, loss=planned.cross_entropy, optimizer="adamw", lr=1e-3, device="cpu")

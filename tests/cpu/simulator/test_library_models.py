@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from snugfit.fake_device.grouped_products import grouped_product
+from snugfit.fake_device.fake_versions import grouped_product
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.workers.pool import Pool
 

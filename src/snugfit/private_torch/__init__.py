@@ -1,5 +1,7 @@
 """Every use of torch that torch does not promise, in one place, so that a new torch is checked here and nowhere else.
 
+What allocators did is in `allocators.py`, all the rest here.
+
 Each name here has a test of what is expected of it in `tests/cpu/test_private_torch.py`, which `make test-torch VERSION=...`
 runs with another torch. Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does,
 and only the worker process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +18,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _EventType,
-    _ExperimentalConfig,
-)
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -69,7 +61,6 @@ UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException, Not
 _make_subclass = torch.Tensor._make_subclass
 _forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
 _META = torch.device("meta")
-_CPU = torch.device("cpu")
 PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 """`__torch_dispatch__` of classes of tensors that dispatch as plain tensors do, parameters for example."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -305,18 +296,20 @@ def make_state(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
-def claim_kernel(name: str, kernel: Callable[..., Any]) -> None:
-    """Says that the simulated card has a kernel of its own for an operator.
+def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+    """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
 
     Args:
         name: The operator as the dispatcher names it.
         kernel: The kernel.
+        key: The dispatch key that it is for.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(name.removeprefix("aten::"), kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, key)  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
+@functools.cache
 def python_body(operator: Any) -> Callable[..., Any] | None:
     """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
 
@@ -402,13 +395,11 @@ def register_backend(name: str, module: Any) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(name, backend_module=module)
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
-    library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
-    for update in ("_fused_sgd_", "_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
-        if not has_kernel(f"aten::{update}", "Meta"):
-            library.impl(update, _update_in_place, "Meta")  # type: ignore[no-untyped-call]
-    _libraries.append(library)
+    claim_kernel("aten::empty_strided", _empty_for_values)
+    claim_kernel("aten::_copy_from", _copy_values)
+    for update in ("aten::_fused_sgd_", "aten::_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
+        if not has_kernel(update, "Meta"):
+            claim_kernel(update, _update_in_place, "Meta")
 
 
 _libraries: list[torch.library.Library] = []
@@ -717,68 +708,6 @@ def processor_capability() -> str:
         if getattr(torch.cpu, supported, bool)():
             return name
     return str(torch.backends.cpu.get_cpu_capability())
-
-
-_LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "6"
-"""Log level above which the profiler's library writes nothing to stderr."""
-
-
-def start_allocator_events() -> None:
-    """Lets torch's profiler take down what its CPU allocator does, and nothing else; one at a time in a process."""
-    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
-    activities = {ProfilerActivity.CPU}
-    before = os.environ.get(_LOG_LEVEL)
-    os.environ[_LOG_LEVEL] = before or _SILENT
-    try:
-        _prepare_profiler(config, activities)
-        # A scope that no operator has: operators pass unrecorded, memory events are always reported.
-        _enable_profiler(config, activities, {RecordScope.BUILD_FEATURE})  # type: ignore[call-arg]
-    finally:
-        if before is None:
-            del os.environ[_LOG_LEVEL]
-
-
-def stop_allocator_events() -> list[tuple[int, int]]:
-    """Returns what the CPU allocator did since the start, in order: bytes (negative when taken back) and address."""
-    found: list[tuple[int, int, int]] = []
-    left = list(_disable_profiler().experimental_event_tree())
-    while left:
-        event = left.pop()
-        left.extend(event.children)
-        fields: Any = event.extra_fields
-        if event.tag == _EventType.Allocation and fields.device == _CPU:
-            found.append((event.start_time_ns, fields.alloc_size, fields.ptr))
-    found.sort(key=lambda one: one[0])
-    return [(nbytes, address) for _, nbytes, address in found]
-
-
-def start_cuda_history(device: torch.device, most: int) -> None:
-    """Lets torch keep the events of a card's caching allocator, without stacks; what was kept before is dropped.
-
-    Args:
-        device: The card, with its index.
-        most: Events that are kept; older ones are lost.
-    """
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=most, device=device, clear_history=True)
-
-
-def cuda_history(device: torch.device) -> list[dict[str, Any]]:
-    """Returns the events that were kept of a card's allocator.
-
-    Args:
-        device: The card, with its index.
-    """
-    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
-    return found
-
-
-def stop_cuda_history(device: torch.device) -> None:
-    """Ends what `start_cuda_history` began.
-
-    Args:
-        device: The card, with its index.
-    """
-    torch.cuda.memory._record_memory_history(None, device=device)
 
 
 def compiler_memory_budget(share: float) -> Any:

@@ -21,7 +21,7 @@ from snugfit import private_torch
 from snugfit.measure.module_path import ModulePath
 from snugfit.private_torch import DirectMode, current_node, summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
-from snugfit.profiler.truth import CpuTruth, CudaTruth
+from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
 from snugfit.training import phases
 
@@ -60,9 +60,9 @@ class OperatorEvents(DirectMode):
         self.step = 0
         """The training step; the caller counts."""
         self.modules = ModulePath()
-        self._truth: CpuTruth | CudaTruth = CpuTruth(keep=True)
-        if device.type == "cuda":
-            self._truth = CudaTruth(torch.device("cuda", device.index or 0), keep=True)
+        self._sizes: list[int] = []
+        self._truth = CudaTruth(torch.device("cuda", device.index or 0)) if device.type == "cuda" else Truth()
+        self._truth.take = self._sizes.extend  # type: ignore[method-assign] # every event, not their sums
         self._phases: list[str] = []
         self._marks: list[tuple[int, str, str, str]] = []
         self._around = ExitStack()
@@ -101,7 +101,7 @@ class OperatorEvents(DirectMode):
 
     def taken(self) -> list[Taken]:
         """Returns what each operator took, in order; operators that took nothing are left out."""
-        segments = _segments(self._truth.kept or [])
+        segments = _segments(self._sizes)
         return [
             Taken(step, phase, operator, module, kept, inside)
             for (step, phase, operator, module), (kept, inside) in zip(self._marks, segments, strict=False)

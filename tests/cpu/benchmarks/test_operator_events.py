@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu.operator_events import OperatorEvents, own_blocks, predicted_taken
 from torch import nn
 
 import snugfit
-from snugfit.profiler.operator_events import OperatorEvents, own_blocks, predicted_taken
 from snugfit.recording.trace import OperatorRun, TraceBuilder
 
 

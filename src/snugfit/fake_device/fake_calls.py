@@ -1,0 +1,181 @@
+"""Runs operators on fake tensors where nothing is known of their layouts yet, and says what they make and cost.
+
+Small host tensors that Python code makes (a step count, an index list) are real, so their values stay true. An operator
+whose size depends on values takes it from what may be assumed; one whose fake version refuses what the real one takes is
+asked of the machine, in a run on cpu. What comes out is taken down and remembered by the recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device import cpu_operators, fake_failure, kernels
+from snugfit.fake_device.accelerator import DEVICE_TYPE
+from snugfit.fake_device.dispatch_plan import Plan
+from snugfit.fake_device.operator_costs import cost_of, tensors_in
+from snugfit.fake_device.operator_truth import Result
+from snugfit.fake_device.read_values import ReadValues, size_from_values
+from snugfit.private_torch import FakeFactory, FakeTensor
+from snugfit.recording.generations import Capability, CardQuestions
+
+REAL_ELEMENTS = 1024
+"""Host tensors up to this size that Python code makes from values stay real."""
+LIFT = torch.ops.aten.lift_fresh.default
+"""What `torch.tensor(...)` ends with: its result is made below all modes."""
+_copy = torch.ops.aten.copy_.default
+
+
+class Call(NamedTuple):
+    """An operator that was run."""
+
+    args: Sequence[Any]
+    """Its positional arguments, fake ones in the place of large real ones."""
+    kwargs: dict[str, Any]
+    """Its keyword arguments."""
+    result: Any
+    """What it returned."""
+    by_values: bool = False
+    """Whether that holds for these values alone."""
+
+
+class FakeCalls:
+    """Runs the operators of one recording."""
+
+    def __init__(self, factory: FakeFactory, values: ReadValues, card: CardQuestions, *, cuda: bool) -> None:
+        self.operators: cpu_operators.CpuOperators | None = None
+        """Answers of this machine, in a run on cpu."""
+        self._factory, self._values, self._card, self._cuda = factory, values, card, cuda
+
+    def run(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], module: str
+    ) -> Call:
+        """Runs an operator; `tensors` are those among its arguments."""
+        if _all_real(tensors, kwargs):
+            return Call(args, kwargs, func(*args, **kwargs))
+        make = size_from_values(self._values, func, args, kwargs, module)
+        if make is not None:
+            device = args[0].device
+            sized = make(lambda shape, dtype: self._factory.empty(shape, _strides(shape), dtype, device))
+            return Call(args, kwargs, sized, by_values=True)
+        if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
+            args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
+        try:
+            result = private_torch.viewed(self._factory, func, args, kwargs)
+            if result is None:
+                with self._factory.mode:
+                    result = func(*args, **kwargs)
+        except Exception as error:
+            problem = fake_failure.explain(error, str(func), module)
+            if problem is not None:
+                raise problem from error
+            result = self._as_the_machine_does(func, args, kwargs)
+            if result is None:
+                raise
+        private_torch.forget_conversions(self._factory.mode)
+        if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
+            result.constant = None  # torch computes with such values, and on this device there are none
+        return Call(args, kwargs, result)
+
+    def _fakes(self, value: Any) -> Any:
+        """Returns arguments with fake tensors in place of real host tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._factory.empty(value.shape, value.stride(), value.dtype, value.device)
+        return type(value)(map(self._fakes, value)) if isinstance(value, list | tuple) else value
+
+    def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
+        results = None if self.operators is None else self.operators.results_of(func, args, kwargs)
+        if results is None:
+            return None
+        made: dict[int, torch.Tensor] = {}
+        for number, layout in enumerate(results):
+            made[number] = self._tensor(layout, made)
+        return made[0] if len(made) == 1 else tuple(made.values())
+
+    def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Returns a fake tensor as the machine makes it."""
+        if layout.shares >= 0:
+            return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
+        made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
+        if made.untyped_storage().nbytes() != layout.nbytes:
+            made.untyped_storage().resize_(layout.nbytes)
+        return made
+
+    def plan(
+        self, func: Any, call: Call, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> tuple[Plan, Any, list[torch.Tensor]]:
+        """Returns what a run costs, without its outputs, and its result and new tensors as the device really has them.
+
+        Args:
+            func: The operator.
+            call: Its run.
+            tensors: The tensors among its arguments.
+            fresh: Its new results.
+        """
+        args, kwargs, result, by_values = call
+        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
+        link = self._cuda and devices == {"cpu", DEVICE_TYPE}
+        on_host = self._cuda and DEVICE_TYPE not in devices
+        waits = not (kwargs.get("non_blocking") or (func is _copy and len(args) > 2 and args[2]))
+        cost = cost_of(func, args, kwargs, result, [*fresh, *written_by(func, args, kwargs)])
+        inner, differs = cpu_operators.NOTHING, tuple[Capability, ...]()
+        if self.operators is not None and cost.kernels and not by_values:  # its own values would give another size
+            inner = self.operators.ask(func, args, kwargs, fresh, cost)
+        elif self._cuda and not on_host:
+
+            def spaces(capability: Capability) -> Any:
+                return kernels.workspaces(str(func), args, kwargs, capability)
+
+            inner, differs = inner._replace(spaces=spaces(self._card.own)), self._card.differing(spaces)
+        if inner.corrected:
+            made = dict(enumerate(fresh))
+            for number, real in inner.corrected:
+                made[number] = self._tensor(real, made)
+            fresh = list(made.values())
+            known = {tensor.untyped_storage()._cdata for tensor in tensors}
+            result = _replaced(result, known, iter(fresh))
+        plan = Plan(
+            name=str(func),
+            outputs=(),
+            shape=None,
+            cost=cost,
+            workspaces=inner.spaces,
+            order=inner.order,
+            device="link" if link else "host" if on_host else "device",
+            blocking=link and waits,
+            differs=differs,
+        )
+        return plan, result, list(fresh)
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the arguments that an operator writes to."""
+    places = private_torch.places_written(func)
+    return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
+
+
+def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator works on small real host tensors alone, so that its values can stay true."""
+    return (
+        bool(tensors)
+        and kwargs.get("device") in (None, torch.device("cpu"))
+        and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
+    )
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for at in range(len(shape) - 2, -1, -1):
+        strides[at] = strides[at + 1] * max(1, shape[at + 1])
+    return strides
+
+
+def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
+    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage()._cdata in known else next(made)
+    return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value
