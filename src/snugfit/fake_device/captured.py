@@ -15,7 +15,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch import FakeFactory, FakeTensor
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.microbatch.apply import tensors_of
 
 
 def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *others: Any) -> list[torch.Tensor]:
@@ -26,18 +26,11 @@ def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *o
         model: The model.
         *others: Batches, and whatever else is handed over by itself: nestings of tensors.
     """
-    known = {id(tensor) for tensor in _tensors_of(model)}
-
-    def see(tensor: torch.Tensor) -> torch.Tensor:
-        known.add(id(tensor))
-        return tensor
-
-    for other in others:
-        map_tensors(other, see)
+    known = {id(tensor) for tensor in (*_held_by(model), *tensors_of(others))}
     return [tensor for tensor in arrived if id(tensor) not in known and not private_torch.is_lazy(tensor)]
 
 
-def _tensors_of(model: torch.nn.Module) -> Iterable[torch.Tensor]:
+def _held_by(model: torch.nn.Module) -> Iterable[torch.Tensor]:
     for module in model.modules():
         for table in (module._parameters, module._buffers, vars(module)):
             yield from (value for value in table.values() if isinstance(value, torch.Tensor))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -113,9 +112,7 @@ class ModulePath:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch.apply import is_dataclass_instance, parts_of, with_fields
+from snugfit.techniques.microbatch.apply import is_dataclass_instance, tensors_of, with_fields
 
 
 def skeleton_of(batch: Any) -> Any:
@@ -43,9 +43,7 @@ def lives_on_host(batch: Any) -> bool:
     Returns:
         False where all tensors are on a device, on meta, or only described.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.device.type == "cpu"
-    return any(lives_on_host(part) for part in parts_of(batch))
+    return any(tensor.device.type == "cpu" for tensor in tensors_of(batch))
 
 
 def _skeleton(value: Any) -> Any:

@@ -12,10 +12,8 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
-from snugfit.techniques.microbatch.apply import map_tensors, split_batch
+from snugfit.techniques.microbatch.apply import split_batch, tensors_of
 
 FIRST_STEP, LATER_STEPS = 2, 3
 """Microbatches of one shape that are simulated in a row, in the first step and in those after it."""
@@ -49,7 +47,7 @@ class FewerPieces:
         left_out: list[tuple[int, int]] = []
         before, alike = None, 0
         for piece in self._split(batch, size):
-            shapes = _shapes(piece)
+            shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_of(piece)]
             alike = alike + 1 if shapes == before else 1
             before = shapes
             if alike <= most:
@@ -60,17 +58,6 @@ class FewerPieces:
                 left_out[-1] = (left_out[-1][0], left_out[-1][1] + 1)
         self.left_out.append(left_out)
         return kept
-
-
-def _shapes(piece: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def see(tensor: torch.Tensor) -> torch.Tensor:
-        found.append((tuple(tensor.shape), tensor.dtype))
-        return tensor
-
-    map_tensors(piece, see)
-    return found
 
 
 def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat, ...] | None:

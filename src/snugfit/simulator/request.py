@@ -136,9 +136,15 @@ def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
     try:
         from snugfit.fake_device.materialise import without_memory
         from snugfit.workloads.model_batches import task_of
+        from snugfit.workloads.models import build_model, parse_model_args
 
-        task = task_of(named.spec, named.task)
-        return task, without_memory(lambda device: _build_named(named, task, device))
+        task, model_args = task_of(named.spec, named.task), parse_model_args(named.model_args)
+
+        def build(device: str) -> torch.nn.Module:
+            init = "device" if device == "meta" else "host"
+            return build_model(named.spec, model_args=model_args, task=task, init=init, device="meta")
+
+        return task, without_memory(build)
     finally:
         gc.enable()
 
@@ -152,18 +158,6 @@ def _assumed(named: NamedModel, task: str, assumed: tuple[str, ...]) -> tuple[st
     name = named.spec.partition(":")[2]
     sizes = (f"the sizes are those that transformers takes for {name} where nothing is said",) if is_kind(name) else ()
     return (*(() if named.task else (f"the task is {task}, after the config",)), *sizes, *assumed)
-
-
-def _build_named(named: NamedModel, task: str, device: str) -> torch.nn.Module:
-    from snugfit.workloads.models import build_model, parse_model_args
-
-    return build_model(
-        named.spec,
-        model_args=parse_model_args(named.model_args),
-        task=task,
-        init="device" if device == "meta" else "host",
-        device="meta",
-    )
 
 
 def record_given(

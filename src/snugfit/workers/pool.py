@@ -1,4 +1,9 @@
-"""Simulation workers: started once, kept warm, several at a time; a dead or stuck one is replaced."""
+"""Simulation workers: started once, kept warm, several at a time; a dead or stuck one is replaced, and says how it ended.
+
+Not `concurrent.futures` and not loky: in both a worker that dies takes the work of all others with it (BrokenProcessPool,
+TerminatedWorkerError, tried with one that calls `os._exit`), and a call that takes too long cannot be ended alone. The first
+also runs the user's script again.
+"""
 
 from __future__ import annotations
 

@@ -198,16 +198,9 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
 
 def _elements(batch: Any) -> int:
     """How many numbers a batch has."""
-    from snugfit.techniques.microbatch.apply import map_tensors
+    from snugfit.techniques.microbatch.apply import tensors_of
 
-    sizes: list[int] = []
-
-    def count(tensor: Any) -> Any:
-        sizes.append(tensor.numel())
-        return tensor
-
-    map_tensors(batch, count)
-    return sum(sizes)
+    return sum(tensor.numel() for tensor in tensors_of(batch))
 
 
 def _fill_all(model: Any, few: Any, captured: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -80,6 +80,22 @@ def parts_of(batch: Any) -> Iterable[Any]:
     return ()
 
 
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Goes through the tensors of a batch.
+
+    Args:
+        batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else has none.
+
+    Yields:
+        Each tensor, in order.
+    """
+    if isinstance(batch, Tensor):
+        yield batch
+    else:
+        for part in parts_of(batch):
+            yield from tensors_of(part)
+
+
 def first_tensor(batch: Any) -> Tensor | None:
     """Returns the first tensor of a batch that has a dimension, or None.
 
@@ -89,9 +105,7 @@ def first_tensor(batch: Any) -> Tensor | None:
     Returns:
         The tensor whose dimension 0 is the batch's length.
     """
-    if isinstance(batch, Tensor):
-        return batch if batch.dim() else None
-    return next((found for value in parts_of(batch) if (found := first_tensor(value)) is not None), None)
+    return next((tensor for tensor in tensors_of(batch) if tensor.dim()), None)
 
 
 def batch_length(batch: Any) -> int:
