@@ -102,7 +102,7 @@ class Worker:
                 self._ready = True
             self._last_words.forget()
             self._send((list(sys.path), _folder(), request))
-            kind, value = pickle.load(self._stdout)
+            answer = pickle.load(self._stdout)
         except (OSError, EOFError, pickle.UnpicklingError):  # the last of an answer that was cut off
             code = self._process.wait()
             if timed_out.is_set():
@@ -116,6 +116,7 @@ class Worker:
             raise
         finally:
             timer.cancel()
+        kind, value = pickle.loads(answer)
         if kind == "error":
             raise value
         if kind == "unknown module":

@@ -54,10 +54,12 @@ def _serve() -> None:
     gc.freeze()
     gc.enable()
     pickle.dump("ready", answers)
+    answers.flush()
     while True:
-        answers.flush()
         path, folder, request = pickle.load(requests)
-        answers.write(_answer(path, folder, request, skeleton.loads))
+        # As bytes in a message: what cannot be read over there leaves the stream at the beginning of the next one.
+        pickle.dump(_answer(path, folder, request, skeleton.loads), answers)
+        answers.flush()
         gc.collect()
 
 
