@@ -15,6 +15,7 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.units import GIB, MIB
 from snugfit.yaml_files import read_table
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """One row of the table."""

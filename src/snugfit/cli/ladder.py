@@ -28,7 +28,8 @@ from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import probe_device
 from snugfit.report.console import Column, Table
-from snugfit.report.ladder_figure import NoMatplotlibError, draw_ladder, peak_bytes
+from snugfit.report.figure import NoMatplotlibError
+from snugfit.report.ladder_figure import draw_ladder, peak_bytes
 from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload

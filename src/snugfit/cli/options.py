@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import output
-from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.assumptions import Assumptions, assumptions_from
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.simulator.request import NamedModel
 
 _TRAITS = ("batch_norm", "dropout")
 PYTHON_ONLY = ("keep_gradients",)
@@ -61,19 +64,49 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         _add_option(group, info, f"workload_{info.name}", default)
 
 
-def add_assume_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--assume`.
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL and what describes a batch without data, for commands that train nothing.
 
     Args:
         parser: The subcommand's parser.
     """
+    add = parser.add_argument
+    models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
+    add("model", metavar="MODEL", help=models)
+    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
+    add("--task", metavar="TASK", help=TASKS_HELP)
+    for option, what in (
+        ("--image-size", "side of the images. Default: the model's own."),
+        ("--frames", "frames of a clip, for models of video. Default: the model's own."),
+        ("--seq-len", "tokens of a sequence. Default: 512, or fewer where the model takes fewer."),
+    ):
+        add(option, metavar="N", type=output.whole_number, help=what)
     infos = field_infos(Assumptions)
-    parser.add_argument(
+    add(
         "--assume",
         metavar="NAME[=VALUE]",
         action="append",
         help="what to take for values that a simulation does not have, where the model asks for some; may be repeated. "
         + " ".join(f"{name}: {info.doc}" for name, info in infos.items()).replace("%", "%%"),
+    )
+
+
+def named_model(args: argparse.Namespace) -> NamedModel:
+    """Returns the model and the shape of its batch; loads the simulator.
+
+    Args:
+        args: What the command line gave.
+
+    Raises:
+        InputError: An assumption cannot be read.
+    """
+    from snugfit.simulator.request import NamedModel
+
+    return NamedModel(
+        spec=args.model,
+        model_args=tuple(args.model_args or ()),
+        assume=assumptions_from(args.assume),
+        **{name: getattr(args, name) for name in ("task", "image_size", "seq_len", "frames")},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from snugfit.cli import output
 from snugfit.errors import InputError, nearest
-from snugfit.report.console import Column, Table
+from snugfit.report.console import table
 from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
 from snugfit.techniques.declaration import Technique
 
@@ -70,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
         (row.name, ", ".join(row.fields), ", ".join(map(str, row.rows)), row.level, row.summary) for row in TECHNIQUES
     ]
     titles = ("technique", "recipe fields", "row", "fidelity", "what it saves")
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    table = Table([Column(title, width) for title, width in zip(titles, [*widths[:-1], 0], strict=True)])
-    table.print_header()
-    for row in cells:
-        table.print_row(row)
+    print("\n".join(table([titles, *cells], indent="")))
     print("\nrow: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay.")
     return 0
 

@@ -146,8 +146,5 @@ def run(args: argparse.Namespace) -> int:
     except TrainingStopped as stopped:
         print(f"snugfit: {stopped}", file=sys.stderr)
         return 128 + stopped.signal
-    if args.json:
-        output.print_json(result.to_mapping())
-    else:
-        print(result)
+    output.print_result(result, as_json=args.json)
     return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snugfit.devices import device_named
-from snugfit.report.estimate_card import recipe_in_words, where_in_words
+from snugfit.report.estimate_card import where_in_words
 from snugfit.report.timeline import Drawing, timeline_data
+from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

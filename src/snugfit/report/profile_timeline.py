@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snugfit.recording.anatomy import timeline
-from snugfit.report.estimate_card import short_operator
 from snugfit.report.timeline import Drawing, timeline_data
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:

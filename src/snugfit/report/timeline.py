@@ -15,7 +15,7 @@ from importlib import resources
 
 from snugfit.recording.anatomy import LiveTensor, Timeline
 from snugfit.recording.trace import FREE, MARK, Trace
-from snugfit.report.estimate_card import short_operator
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 COLOURS = {
