@@ -48,8 +48,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         type=output.some_path,
         help="YAML file of `field: value` lines; the options below go before it.",
     )
-    for info in recipe_fields():
-        _add_option(group, info, f"recipe_{info.name}", info.default)
+    add_fields(group, recipe_fields(), "recipe_")
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +58,20 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         parser: The subcommand's parser.
     """
     group = parser.add_argument_group("training settings: what is learned")
-    for info in workload_fields():
+    add_fields(group, workload_fields(), "workload_")
+
+
+def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefix: str) -> None:
+    """Adds an option for each of some fields.
+
+    Args:
+        group: Where they are shown.
+        infos: The fields.
+        prefix: What stands before their names in what the command line gave.
+    """
+    for info in infos:
         default = DEFAULT_BATCH_SIZE if info.name == "batch_size" else info.default
-        _add_option(group, info, f"workload_{info.name}", default)
+        _add_option(group, info, prefix + info.name, default)
 
 
 def add_shape_options(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +139,26 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         Field name -> value; only options that were given.
     """
-    return {**_given(args, recipe_fields(), "recipe_"), **_given(args, workload_fields(), "workload_")}
+    return {**given_fields(args, recipe_fields(), "recipe_"), **given_fields(args, workload_fields(), "workload_")}
+
+
+def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
+    """Returns which of some fields were typed, in their own types where that can be read.
+
+    Args:
+        args: What the command line gave.
+        infos: The fields.
+        prefix: As for `add_fields`.
+
+    Returns:
+        Field name -> value.
+    """
+    found = {}
+    for info in infos:
+        value = getattr(args, prefix + info.name)
+        if value is not None:
+            found[info.name] = from_text(info, value) if isinstance(value, str) else value
+    return found
 
 
 def given_workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,12 +259,3 @@ def _metavar(info: FieldInfo) -> str:
     if float in info.kinds:
         return "X"
     return "X,X" if info.name == "betas" else "NAME"
-
-
-def _given(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
-    found = {}
-    for info in infos:
-        value = getattr(args, prefix + info.name)
-        if value is not None:
-            found[info.name] = from_text(info, value) if isinstance(value, str) else value
-    return found

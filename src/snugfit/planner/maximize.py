@@ -129,11 +129,8 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
             return False
         raise
     capacity = planner.capacity_bytes(budget_bytes)
-    host = planner.constraints.host_budget_bytes
     for change in _FRUGAL:
-        for recipe in space.allowed(change):
-            planner.laboratory.look([recipe])
-            seen = planner.laboratory.probes.get(recipe)
-            if seen is not None and seen.need_bytes <= capacity and (host is None or seen.host_bytes <= host):
-                return True
+        seen = space.tried(change)
+        if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
+            return True
     return False
