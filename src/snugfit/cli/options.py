@@ -161,15 +161,6 @@ def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: s
     return found
 
 
-def given_workload(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the training settings that were typed.
-
-    Args:
-        args: What the command line gave.
-    """
-    return by_owner(given_options(args))[1]
-
-
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the recipe fields that were typed as options.
 
@@ -211,7 +202,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
         RecipeError: Listing every mistake.
         InputError: The file of weights does not exist.
     """
-    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **by_owner(given_options(args))[1]})
     check_weights_file(workload)
     return workload
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import math
 import re
 from typing import Any
 
@@ -50,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: There is no such technique.
     """
+    found = TECHNIQUES if args.name is None else _named(args.name)
+    if args.json:
+        output.print_json({"techniques": [_document(technique) for technique in found]})
+        return 0
     if args.name is not None:
-        found = _named(args.name)
-        if args.json:
-            output.print_json({"techniques": [_document(technique) for technique in found]})
-            return 0
         for at, technique in enumerate(found):
             fields = ", ".join(technique.fields)
             print(("\n" if at else "") + f"{technique.name}  (fields: {fields}; fidelity: {technique.level})")
@@ -63,14 +64,11 @@ def run(args: argparse.Namespace) -> int:
             print()
             print(essay(technique))
         return 0
-    if args.json:
-        output.print_json({"techniques": [_document(technique) for technique in TECHNIQUES]})
-        return 0
     cells = [
         (row.name, ", ".join(row.fields), ", ".join(map(str, row.rows)), row.level, row.summary) for row in TECHNIQUES
     ]
     titles = ("technique", "recipe fields", "row", "fidelity", "what it saves")
-    print("\n".join(table([titles, *cells], indent="")))
+    print("\n".join(table([titles, *cells], indent="", wrap_at=math.inf)))
     print("\nrow: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay.")
     return 0
 

@@ -72,7 +72,9 @@ def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join([title, *table([row for row in rows if row[1]])])
 
 
-def table(rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ") -> list[str]:
+def table(
+    rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ", wrap_at: float = WIDTH
+) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their widest cells.
 
     Args:
@@ -80,6 +82,7 @@ def table(rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent:
             wrapped, and lines of their own stay.
         right: Indices of columns whose cells stand at the right end, as numbers do.
         indent: What every line begins with.
+        wrap_at: Characters of a line, from which on it is wrapped.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -93,7 +96,7 @@ def table(rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent:
         for part in last.splitlines() or [""]:
             lines += textwrap.wrap(
                 part.rstrip(),
-                max(WIDTH, len(start) + _NARROWEST),
+                max(wrap_at, len(start) + _NARROWEST),
                 initial_indent=start,
                 subsequent_indent=" " * len(start),
                 break_long_words=False,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.report.figure import FAINT, INK, WARNING, clear_axes, heading, legend, new_figure, unit_for
-from snugfit.report.timeline import COLOURS, Drawing, TimelineData, timeline_page
+from snugfit.report.timeline import COLOURS, Drawing, timeline_page
 from snugfit.units import KIB, format_bytes
 
 _SHADES = {
@@ -52,24 +52,23 @@ def draw_timeline(drawing: Drawing, path: Path) -> None:
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
-    data = drawing.data
     figure = new_figure(12.5, 6.2)
     axes = figure.add_axes((0.065, 0.115, 0.915, 0.675))
-    highest = max(map(sum, zip(*data.bytes_by_category.values(), strict=True)), default=0)
+    highest = max(map(sum, zip(*drawing.bytes_by_category.values(), strict=True)), default=0)
     unit, factor = unit_for(max(highest, KIB))
     axes.stackplot(
-        data.events,
-        *[[size / factor for size in sizes] for sizes in data.bytes_by_category.values()],
-        colors=[COLOURS[name] for name in data.bytes_by_category],
-        labels=[name.replace("_", " ") for name in data.bytes_by_category],
+        drawing.events,
+        *[[size / factor for size in sizes] for sizes in drawing.bytes_by_category.values()],
+        colors=[COLOURS[name] for name in drawing.bytes_by_category],
+        labels=[name.replace("_", " ") for name in drawing.bytes_by_category],
         zorder=2,
         linewidth=0,
     )
     tallest = highest
-    if data.reserved_bytes is not None:
-        tallest = max(highest, *data.reserved_bytes)
+    if drawing.reserved_bytes is not None:
+        tallest = max(highest, *drawing.reserved_bytes)
         axes.plot(
-            data.events, [size / factor for size in data.reserved_bytes], color=INK, linewidth=1.1, zorder=3,
+            drawing.events, [size / factor for size in drawing.reserved_bytes], color=INK, linewidth=1.1, zorder=3,
             label="reserved by the allocator",
         )  # fmt: skip
     if drawing.limit is not None and drawing.limit[1] < 1.6 * tallest:
@@ -79,10 +78,10 @@ def draw_timeline(drawing: Drawing, path: Path) -> None:
             limit_bytes / factor, color=WARNING, linewidth=1.3, linestyle=(0, (5, 3)), zorder=3,
             label=f"{name}: {format_bytes(limit_bytes)}",
         )  # fmt: skip
-    axes.set_xlim(0, data.end)
+    axes.set_xlim(0, drawing.end)
     axes.set_ylim(0, 1.1 * tallest / factor)
-    _phases(axes, data, data.end)
-    _peak(axes, data, highest, factor, data.end)
+    _phases(axes, drawing, drawing.end)
+    _peak(axes, drawing, highest, factor, drawing.end)
     axes.set_ylabel(f"Memory ({unit})", color=FAINT, fontsize=10)
     axes.set_xlabel("allocations and releases, in order", color=FAINT, fontsize=9, loc="right", labelpad=2)
     axes.set_xticks([])
@@ -92,12 +91,12 @@ def draw_timeline(drawing: Drawing, path: Path) -> None:
     figure.savefig(path)
 
 
-def _phases(axes: Any, data: TimelineData, end: int) -> None:
+def _phases(axes: Any, drawing: Drawing, end: int) -> None:
     """Shades the phases, names those that are wide enough, and marks where each step begins."""
     place = axes.get_xaxis_transform()
-    steps = max((band.step for band in data.bands), default=0) + 1
+    steps = max((band.step for band in drawing.bands), default=0) + 1
     step = -1
-    for band in data.bands:
+    for band in drawing.bands:
         if band.phase in _SHADES:
             axes.axvspan(band.start, band.end, color=_SHADES[band.phase], linewidth=0, zorder=0)
         room = (band.end - band.start) / max(end, 1) / _CHARACTER
@@ -116,10 +115,10 @@ def _phases(axes: Any, data: TimelineData, end: int) -> None:
             )  # fmt: skip
 
 
-def _peak(axes: Any, data: TimelineData, highest: int, factor: int, end: int) -> None:
-    if not data.events:
+def _peak(axes: Any, drawing: Drawing, highest: int, factor: int, end: int) -> None:
+    if not drawing.events:
         return
-    at = data.events[data.peak_point]
+    at = drawing.events[drawing.peak_point]
     axes.plot(at, highest / factor, "o", markersize=6, markerfacecolor="white", markeredgecolor=INK, zorder=5)
     left = at > end / 2
     axes.annotate(
