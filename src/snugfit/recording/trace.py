@@ -235,7 +235,7 @@ def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
 
 
 _CATEGORY, _MODULE = 2, 3
-"""What may change of a storage's row while it is taken down; its id comes at the end."""
+"""Where in a row that is taken down stands what may change; the row is a `Storage` without its id."""
 
 
 class TraceBuilder:
