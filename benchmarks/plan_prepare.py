@@ -67,7 +67,7 @@ def planned(name: str, subject: Subject, place: Place, pool: Pool, shares: tuple
     ):
         try:
             most = planner.laboratory.need(planner.constraints.base()).need_bytes
-            leanest = Smallest(planner.laboratory, planner.space()).start("exact")
+            leanest = Smallest(planner.space()).start("exact")
             assert leanest is not None
         except SnugfitError as error:
             return [{**common, "share": share, "error": str(error)} for share in shares]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit.recipe import Recipe
-from snugfit.report.plan_card import short_recipe
+from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
 
@@ -32,7 +32,7 @@ def plans_table(results: dict[str, Any]) -> str:
                 cells += ["-", "does not fit"]
                 continue
             recipe = Recipe.from_mapping({**row["recipe"], "precision": "fp32"})
-            cells += [format_seconds(row["step_seconds"]), f"`{short_recipe(recipe)}`"]
+            cells += [format_seconds(row["step_seconds"]), f"`{recipe_in_words(recipe)}`"]
         lines.append(f"| {budget} GiB | " + " | ".join(cells) + " |")
     yes = {True: "yes", False: "NO"}
     lines += [

@@ -30,7 +30,7 @@ from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.subjects import named_subject
 from snugfit.recording.replay import replay
-from snugfit.report.plan_card import short_recipe
+from snugfit.report.words import recipe_in_words
 from snugfit.simulator.request import NamedModel
 from snugfit.units import GIB
 from snugfit.workload import Workload
@@ -95,7 +95,7 @@ def budgets_of(card: str, budgets: tuple[int, ...]) -> list[dict[str, Any]]:
             row["seconds"] = round(time.perf_counter() - begin, 1)
             row["newly_simulated"] = len(planner.laboratory.probes) - before
             rows.append(row)
-            what = row.get("error") or f"{row['step_seconds']:.4f} s  {short_recipe(plan.recipe)}"
+            what = row.get("error") or f"{row['step_seconds']:.4f} s  {recipe_in_words(plan.recipe)}"
             print(f"{card} {budget} GiB: {what}  [{row['seconds']} s]", flush=True)
     return rows
 

@@ -1,7 +1,7 @@
 """Predicted and measured time: of a step, of a recomputed block, and the constants that predictions of time rest on.
 
 The time of one recomputed block is that of a step with all blocks checkpointed less that of a plain one, over the number of
-blocks. The constants are those of `devices.py` and `recording/clock.py`, measured again on this card; on a CPU they are
+blocks. The constants are those of `devices.yaml` and `recording/clock.py`, measured again on this card; on a CPU they are
 what `measure/host_speeds.py` measures, and the link to the host is left out.
 """
 

@@ -250,3 +250,22 @@ def as_typed(value: Any) -> str:
         value: Any value of a field, plain or not.
     """
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def as_data(value: Any, *, without: Iterable[str] = ()) -> Any:
+    """Returns a result as plain data for JSON: objects by their fields, or by their own `to_mapping`.
+
+    Args:
+        value: A dataclass, or what is in one.
+        without: Fields of it that are left out.
+    """
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name not in without]
+        return {name: _inner_data(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: _inner_data(one) for key, one in value.items()}
+    return [_inner_data(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+def _inner_data(value: Any) -> Any:
+    return value.to_mapping() if hasattr(value, "to_mapping") else as_data(value)

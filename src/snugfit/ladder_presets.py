@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.ladder import Ladder, Rung
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
+from snugfit.yaml_files import read_table
 
 RANDOM_STEPS = 8
 """Updates of a rung on random tokens where nothing is said: enough for its memory and its speed."""
@@ -78,18 +78,10 @@ class Preset:
         return Ladder(rungs=rungs, first=rungs[0], left_out={})
 
 
-def _read() -> dict[str, Preset]:
-    """The presets, which are data."""
-    import yaml
-
-    text = (Path(__file__).parent / "ladder_presets.yaml").read_text(encoding="utf-8")
-    return {
-        name: Preset(name=name, **{**row, "rungs": tuple(PresetRung(**rung) for rung in row["rungs"])})
-        for name, row in yaml.safe_load(text).items()
-    }
-
-
-PRESETS: Mapping[str, Preset] = _read()
+PRESETS: Mapping[str, Preset] = {
+    name: Preset(name=name, **{**row, "rungs": tuple(PresetRung(**rung) for rung in row["rungs"])})
+    for name, row in read_table("ladder_presets.yaml").items()
+}
 
 
 def preset_named(name: str) -> Preset:

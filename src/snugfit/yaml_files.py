@@ -1,4 +1,4 @@
-"""YAML files of `field: value` lines that people write by hand: recipes, and what a run directory says of its run."""
+"""YAML files: those of `field: value` lines that people write by hand, and the tables that come with snugfit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """Returns a table that lies beside this file.
+
+    Args:
+        name: The file's name.
+
+    Returns:
+        Name of a row -> its fields.
+    """
+    import yaml
+
+    table: dict[str, Any] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return table
 
 
 def read_yaml(path: str | Path, what: str, *, example: str) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest
 
@@ -76,15 +75,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         InputError: For anything that cannot be read.
     """
-    available = dict(_available())
     parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
-    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    version = _version() if "--version" in argv else ""
+    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    if chosen is not None and chosen not in available:
-        raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, available)} See `snugfit --help`.")
+    if chosen is not None and chosen not in COMMANDS:
+        raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
     options = _options_of(parser)
-    for name, purpose in available.items():
+    for name, purpose in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=purpose,
@@ -97,7 +96,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     see = "see `snugfit --help`." if chosen is None else f"see `snugfit {chosen} --help`."
     wrong = [word.partition("=")[0] for word in argv] if chosen is None else []
     if wrong := [word for word in wrong if word.strip("-") and word not in options]:
-        raise InputError(_unknown_option(wrong[0], None, options, available) + see)
+        raise InputError(_unknown_option(wrong[0], None, options) + see)
     try:
         args, unknown = parser.parse_known_args(_with_negative_values(argv))
     except argparse.ArgumentError as error:
@@ -106,7 +105,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
-            raise InputError(_unknown_option(word, chosen, options, available) + see)
+            raise InputError(_unknown_option(word, chosen, options) + see)
         raise InputError(f"unexpected argument {word!r}; {see}")
     return args
 
@@ -122,12 +121,12 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def _unknown_option(word: str, chosen: str | None, options: Sequence[str], available: Iterable[str]) -> str:
+def _unknown_option(word: str, chosen: str | None, options: Sequence[str]) -> str:
     """Says of an option that a command does not take where it belongs, or what may have been meant; `; ` at the end."""
     if chosen is not None and word in options:
         return f"option {word!r} stands before the command; put it behind `snugfit {chosen}`; "
     takers = []
-    for name in available:
+    for name in COMMANDS:
         other = _Parser()
         _add_arguments(other, name)
         takers += [f"`snugfit {name}`"] if word in _options_of(other) else []
@@ -151,10 +150,10 @@ def _with_negative_values(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _available() -> Iterator[tuple[str, str]]:
-    for name, purpose in COMMANDS.items():
-        if importlib.util.find_spec(f"{__name__}.{name}") is not None:
-            yield name, purpose
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"snugfit {version('snugfit')}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -167,29 +166,11 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see `{self.prog} --help`.")
 
 
-class _Version(argparse.Action):
-    """Looks the version up only when asked."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **settings)
-
-    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
-        from importlib.metadata import version
-
-        print(f"snugfit {version('snugfit')}")
-        parser.exit()
-
-
-class _Notes(logging.Handler):
-    """Prints what was chosen on the way (a library, a head that is fresh) as one line each."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"snugfit: {record.getMessage()}", file=sys.stderr)
-
-
 @contextlib.contextmanager
 def _notes_on_stderr() -> Iterator[None]:
-    logger, notes = logging.getLogger("snugfit"), _Notes()
+    """Prints what was chosen on the way (a library, a head that is fresh) as one line each."""
+    logger, notes = logging.getLogger("snugfit"), logging.StreamHandler(sys.stderr)
+    notes.setFormatter(logging.Formatter("snugfit: %(message)s"))
     level = logger.level
     logger.addHandler(notes)
     logger.setLevel(logging.INFO)
@@ -203,17 +184,10 @@ def _notes_on_stderr() -> Iterator[None]:
 def _showing_ours_plainly(otherwise: Any) -> Any:
     """Returns a `warnings.showwarning` that prints a `SnugfitWarning` as one line without file and line number."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
         if issubclass(category, SnugfitWarning):
             print(f"snugfit: {message}", file=sys.stderr)
         else:
-            otherwise(message, category, filename, lineno, file, line)
+            otherwise(message, category, *place)
 
     return show

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from typing import Any
 
+from snugfit.cli import output
 from snugfit.devices import DEVICES, Device
+from snugfit.report.console import table
 
-HELP = "list the cards whose memory and speed are known"
-EPILOG = """examples:
+EPILOG = """\
+examples:
   snugfit devices
-  snugfit devices --json"""
+  snugfit devices --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.epilog = EPILOG
+    output.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,18 +37,11 @@ def run(args: argparse.Namespace) -> int:
         0.
     """
     if args.json:
-        print(json.dumps({"devices": [_plain(device) for device in DEVICES]}, indent=2))
+        output.print_json({"devices": [_plain(device) for device in DEVICES]})
         return 0
-    header = ("name", "memory", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
+    titles = ("name", "memory", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
     units = ("", "GiB", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "")
-    rows = [header, units, *(_row(device) for device in DEVICES)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i in (0, 7) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 7), indent="", wrap_at=math.inf)))
     print()
     print("FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.")
     print("Also: local, the GPU of this machine. Sources: snugfit devices --json")
@@ -52,20 +49,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(device: Device) -> tuple[str, ...]:
-    def scaled(value: float | None, unit: float, digits: int = 0) -> str:
-        return "-" if value is None else f"{value / unit:.{digits}f}"
-
-    flops = device.flops
-    return (
-        device.name + ("*" if device.bytes_only else ""),
-        scaled(device.memory_bytes, 2**30, 1),
-        scaled(flops.get("float32"), 1e12, 1),
-        scaled(flops.get("tf32"), 1e12, 1),
-        scaled(flops.get("float16"), 1e12, 1),
-        scaled(device.memory_bandwidth, 1e9),
-        scaled(device.host_link_bandwidth, 1e9),
-        device.vendor_name,
+    numbers = (
+        (device.memory_bytes, 2**30, 1),
+        *((device.flops.get(dtype), 1e12, 1) for dtype in ("float32", "tf32", "float16")),
+        (device.memory_bandwidth, 1e9, 0),
+        (device.host_link_bandwidth, 1e9, 0),
     )
+    cells = ["-" if value is None else f"{value / unit:.{digits}f}" for value, unit, digits in numbers]
+    return device.name + ("*" if device.bytes_only else ""), *cells, device.vendor_name
 
 
 def _plain(device: Device) -> dict[str, Any]:

@@ -7,14 +7,13 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snugfit.cli import output
+from snugfit.cli import options, output
 from snugfit.cli.ladder_parts import (
     estimate_arguments,
     predicted_entry,
@@ -22,13 +21,16 @@ from snugfit.cli.ladder_parts import (
     use_preset,
     write_config,
 )
+from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import probe_device
 from snugfit.report.console import Column, Table
-from snugfit.report.ladder_figure import NoMatplotlibError, draw_ladder, peak_bytes
+from snugfit.report.figure import NoMatplotlibError
+from snugfit.report.ladder_figure import draw_ladder, peak_bytes
+from snugfit.runs.request import free_directory
 from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload
@@ -37,7 +39,8 @@ TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 """Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when
 the run failed."""
 
-DEFAULT_BATCH_SIZE = 64
+
+_OTHER = " Give another --out."
 
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
@@ -80,8 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="only these rungs, separated by commas; each stays as it is in the whole ladder",
     )
-    add("--batch-size", metavar="N", help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.")
-    add("--lr", metavar="X", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
+    add(
+        "--batch-size",
+        metavar="N",
+        dest="workload_batch_size",
+        help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.",
+    )
+    add("--lr", metavar="X", dest="workload_lr", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
     add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
     add(
         "--out",
@@ -103,13 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--download", action="store_true", help="fetch the data when it is not there")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train. Default: auto.")
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
-    for name in SHARED_SETTINGS:
-        info = field_infos(Workload)[name]
-        text = info.doc.replace("%", "%%")
-        if info.kinds == (bool,):
-            group.add_argument(info.option, dest=name, action="store_true", default=None, help=text)
-        else:
-            group.add_argument(info.option, dest=name, metavar="N" if int in info.kinds else "X", help=text)
+    options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 
 
 def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
@@ -198,12 +200,7 @@ def _check(args: argparse.Namespace, preset: Preset | None) -> None:
 def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, bf16: bool) -> Ladder:
     """Builds the ladder from the options, with all mistakes in one error."""
     infos = field_infos(Workload)
-    given = {name: getattr(args, name) for name in (*SHARED_SETTINGS, "lr", "batch_size")}
-    values = {
-        name: from_text(infos[name], value) if isinstance(value, str) else value
-        for name, value in given.items()
-        if value is not None
-    }
+    values = options.given_fields(args, [infos[name] for name in (*SHARED_SETTINGS, "lr", "batch_size")], "workload_")
     problems: list[str] = []
     sgd_lr = None
     try:
@@ -240,33 +237,23 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[
             raise InputError(f"{out} holds a ladder already. Give --overwrite to replace it, or another --out.")
     else:
         model = Path(args.model.rsplit(":", 1)[-1]).name if preset is None else preset.name
-        what = f"estimate-{args.card or 'cpu'}" if args.estimate else args.data
-        words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in ("ladder", model, what)]
-        base = Path("runs") / "-".join(word for word in words if word)
-        number, out = 1, base
-        while out.exists():
-            number += 1
-            out = base.with_name(f"{base.name}-{number}")
+        out = free_directory("ladder", model, f"estimate-{args.card or 'cpu'}" if args.estimate else args.data)
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
+    with output.writing(out, _OTHER):
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
             raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}. Give another --out.") from error
     return out, missing[-1] if missing else None
 
 
 def _remove_earlier(out: Path, *, keep: str) -> None:
     """Removes what another ladder left; the first rung of this one is there already."""
-    try:
+    with output.writing(out, _OTHER):
         for name in ("ladder.json", "ladder.png", "ladder.svg"):
             (out / name).unlink(missing_ok=True)
         for rung in (out / "rungs").glob("*"):
             if rung.name != keep:
                 shutil.rmtree(rung, ignore_errors=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}. Give another --out.") from error
 
 
 def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
@@ -371,20 +358,17 @@ def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
 def _write_document(out: Path, document: Mapping[str, Any]) -> None:
     """Writes what is known so far, so that a ladder that is stopped leaves the rungs it climbed."""
     path = out / "ladder.json"
-    try:
+    with output.writing(path):
         path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _draw(out: Path, rungs: Sequence[Mapping[str, Any]], title: str) -> list[Path]:
     """Draws the figure where matplotlib is there, and returns the files written."""
     figures = [out / "ladder.png", out / "ladder.svg"]
     try:
-        draw_ladder(rungs, title=title, paths=figures)
+        with output.writing(out):
+            draw_ladder(rungs, title=title, paths=figures)
     except NoMatplotlibError as error:
         print(f"snugfit: {error}", file=sys.stderr)
         return []
-    except OSError as error:
-        raise InputError(f"{error.filename or out} cannot be written: {error.strerror}.") from error
     return figures

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snugfit.cli.output import writing
 from snugfit.errors import InputError
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
@@ -97,7 +98,7 @@ def use_preset(args: argparse.Namespace, preset: Preset) -> None:
     """
     said = {
         "MODEL": args.model,
-        "--batch-size": args.batch_size,
+        "--batch-size": args.workload_batch_size,
         "--sgd-lr": args.sgd_lr,
         "--image-size": args.image_size,
     }
@@ -124,11 +125,9 @@ def write_config(preset: Preset, out: Path) -> str:
         InputError: It cannot be written.
     """
     path = out / "model" / "config.json"
-    try:
+    with writing(path, " Give another --out."):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(preset.config, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}. Give another --out.") from error
     return f"hf:{path}"
 
 

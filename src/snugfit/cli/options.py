@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import output
-from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.assumptions import Assumptions, assumptions_from
 from snugfit.fields import FieldInfo, field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.simulator.request import NamedModel
 
 _TRAITS = ("batch_norm", "dropout")
 PYTHON_ONLY = ("keep_gradients",)
@@ -45,8 +48,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         type=output.some_path,
         help="YAML file of `field: value` lines; the options below go before it.",
     )
-    for info in recipe_fields():
-        _add_option(group, info, f"recipe_{info.name}", info.default)
+    add_fields(group, recipe_fields(), "recipe_")
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
@@ -56,24 +58,65 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         parser: The subcommand's parser.
     """
     group = parser.add_argument_group("training settings: what is learned")
-    for info in workload_fields():
+    add_fields(group, workload_fields(), "workload_")
+
+
+def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefix: str) -> None:
+    """Adds an option for each of some fields.
+
+    Args:
+        group: Where they are shown.
+        infos: The fields.
+        prefix: What stands before their names in what the command line gave.
+    """
+    for info in infos:
         default = DEFAULT_BATCH_SIZE if info.name == "batch_size" else info.default
-        _add_option(group, info, f"workload_{info.name}", default)
+        _add_option(group, info, prefix + info.name, default)
 
 
-def add_assume_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--assume`.
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL and what describes a batch without data, for commands that train nothing.
 
     Args:
         parser: The subcommand's parser.
     """
+    add = parser.add_argument
+    models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
+    add("model", metavar="MODEL", help=models)
+    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
+    add("--task", metavar="TASK", help=TASKS_HELP)
+    for option, what in (
+        ("--image-size", "side of the images. Default: the model's own."),
+        ("--frames", "frames of a clip, for models of video. Default: the model's own."),
+        ("--seq-len", "tokens of a sequence. Default: 512, or fewer where the model takes fewer."),
+    ):
+        add(option, metavar="N", type=output.whole_number, help=what)
     infos = field_infos(Assumptions)
-    parser.add_argument(
+    add(
         "--assume",
         metavar="NAME[=VALUE]",
         action="append",
         help="what to take for values that a simulation does not have, where the model asks for some; may be repeated. "
         + " ".join(f"{name}: {info.doc}" for name, info in infos.items()).replace("%", "%%"),
+    )
+
+
+def named_model(args: argparse.Namespace) -> NamedModel:
+    """Returns the model and the shape of its batch; loads the simulator.
+
+    Args:
+        args: What the command line gave.
+
+    Raises:
+        InputError: An assumption cannot be read.
+    """
+    from snugfit.simulator.request import NamedModel
+
+    return NamedModel(
+        spec=args.model,
+        model_args=tuple(args.model_args or ()),
+        assume=assumptions_from(args.assume),
+        **{name: getattr(args, name) for name in ("task", "image_size", "seq_len", "frames")},
     )
 
 
@@ -96,16 +139,26 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         Field name -> value; only options that were given.
     """
-    return {**_given(args, recipe_fields(), "recipe_"), **_given(args, workload_fields(), "workload_")}
+    return {**given_fields(args, recipe_fields(), "recipe_"), **given_fields(args, workload_fields(), "workload_")}
 
 
-def given_workload(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the training settings that were typed.
+def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
+    """Returns which of some fields were typed, in their own types where that can be read.
 
     Args:
         args: What the command line gave.
+        infos: The fields.
+        prefix: As for `add_fields`.
+
+    Returns:
+        Field name -> value.
     """
-    return by_owner(given_options(args))[1]
+    found = {}
+    for info in infos:
+        value = getattr(args, prefix + info.name)
+        if value is not None:
+            found[info.name] = from_text(info, value) if isinstance(value, str) else value
+    return found
 
 
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,7 +202,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
         RecipeError: Listing every mistake.
         InputError: The file of weights does not exist.
     """
-    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **given_workload(args)})
+    workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **by_owner(given_options(args))[1]})
     check_weights_file(workload)
     return workload
 
@@ -197,12 +250,3 @@ def _metavar(info: FieldInfo) -> str:
     if float in info.kinds:
         return "X"
     return "X,X" if info.name == "betas" else "NAME"
-
-
-def _given(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
-    found = {}
-    for info in infos:
-        value = getattr(args, prefix + info.name)
-        if value is not None:
-            found[info.name] = from_text(info, value) if isinstance(value, str) else value
-    return found

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.report.console import plain_for
 
 MOST = 2**31 - 1
 """The largest whole number that an option takes."""
@@ -54,19 +57,22 @@ def some_path(text: str) -> Path:
     return Path(text)
 
 
-def check_writable(**paths: Path | None) -> None:
+def check_files(args: argparse.Namespace, **endings: Sequence[str]) -> None:
     """Checks, leaving nothing behind, that files can be written; before the work that they are to hold.
 
     Args:
-        **paths: Name of the option -> path that was given, or None.
+        args: What the command line gave.
+        **endings: Name of an option that takes a file -> the endings it may have; none: any.
 
     Raises:
-        InputError: One cannot be written.
+        InputError: One cannot be written, or has another ending.
     """
-    for name, path in paths.items():
+    for name, allowed in endings.items():
+        path, option = getattr(args, name), "--" + name.replace("_", "-")
         if path is None:
             continue
-        option = "--" + name.replace("_", "-")
+        if allowed and path.suffix.lower() not in allowed:
+            raise InputError(f"{option} {str(path)!r}: the file's ending says the format: {' or '.join(allowed)}.")
         if path.is_dir():
             raise InputError(f"{option} {str(path)!r} is a folder; give the name of a file, such as {path / name}.")
         try:
@@ -81,6 +87,42 @@ def check_writable(**paths: Path | None) -> None:
                 f"{option} {str(path)!r} cannot be written: {str(path.parent)!r}: {error.strerror}. Give a file in a folder "
                 "that exists and can be written to."
             ) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, advice: str = "") -> Iterator[None]:
+    """Says of a file or folder that cannot be written what to do.
+
+    Args:
+        path: What is written inside.
+        advice: A sentence, with a space before it.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        InputError: It could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{error.filename or path} cannot be written: {error.strerror or error}.{advice}") from error
+
+
+def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
+    """Writes a file that an option asked for, and says so on stderr.
+
+    Args:
+        path: The file, or None.
+        write: Writes it.
+
+    Raises:
+        InputError: It could not be written.
+    """
+    if path is not None:
+        with writing(path):
+            write(path)
+        print(f"snugfit: wrote {path}", file=sys.stderr)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -99,3 +141,16 @@ def print_json(document: Mapping[str, Any]) -> None:
         document: Plain data; numbers are finite.
     """
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_result(result: Any, *, as_json: bool) -> None:
+    """Prints a result on stdout.
+
+    Args:
+        result: Something with a text for people and a `to_mapping` for JSON.
+        as_json: Which of the two.
+    """
+    if as_json:
+        print_json(result.to_mapping())
+    else:
+        print(plain_for(str(result), sys.stdout.encoding))

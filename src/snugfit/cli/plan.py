@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import InputError
@@ -26,31 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: The subcommand's parser.
     """
     parser.epilog = EPILOG
+    options.add_shape_options(parser)
     add = parser.add_argument
-    add(
-        "model",
-        metavar="MODEL",
-        help="torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function",
-    )
-    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
-    add(
-        "--task",
-        metavar="TASK",
-        help=options.TASKS_HELP,
-    )
-    add("--image-size", metavar="N", type=output.whole_number, help="side of the images. Default: the model's own.")
-    add(
-        "--frames",
-        metavar="N",
-        type=output.whole_number,
-        help="frames of a clip, for models of video. Default: the model's own.",
-    )
-    add(
-        "--seq-len",
-        metavar="N",
-        type=output.whole_number,
-        help="tokens of a sequence. Default: 512, or fewer where the model takes fewer.",
-    )
     add(
         "--device",
         metavar="NAME",
@@ -68,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=output.some_path,
         help="also draw the frontier of memory and time: FILE.png or FILE.svg",
     )
-    options.add_assume_option(parser)
     output.add_json_option(parser)
     plan_options.add_budget_options(parser)
     options.add_recipe_options(parser)
@@ -89,53 +64,23 @@ def run(args: argparse.Namespace) -> int:
         DoesNotFitError: Nothing fits the budget.
         CannotSimulateError: Something in the model needs values.
     """
-    from snugfit.fake_device.assumptions import assumptions_from
+    from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
-    from snugfit.simulator.request import NamedModel
 
-    _check(args)
+    if args.maximize is not None and args.maximize not in MAXIMIZED:
+        raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
+    output.check_files(args, output=(), figure=(".png", ".svg"))
     constraints = plan_options.constraints_of(args)
     workload = options.workload_from(args)
-    named = NamedModel(
-        spec=args.model,
-        model_args=tuple(args.model_args or ()),
-        task=args.task,
-        image_size=args.image_size,
-        seq_len=args.seq_len,
-        frames=args.frames,
-        assume=assumptions_from(args.assume),
-    )
     plan = plan_named(
-        named,
+        options.named_model(args),
         workload=workload,
         budget=args.budget,
         device=args.device,
         constraints=constraints,
         maximize=args.maximize,
     )
-    if args.output is not None:
-        plan.recipe.to_yaml(args.output)
-        print(f"snugfit: wrote {args.output}", file=sys.stderr)
-    if args.figure is not None:
-        try:
-            plan.draw(args.figure)
-        except OSError as error:
-            raise InputError(f"{str(args.figure)!r} cannot be written: {error.strerror}.") from error
-        print(f"snugfit: wrote {args.figure}", file=sys.stderr)
-    if args.json:
-        output.print_json(plan.to_mapping())
-    else:
-        from snugfit.report.console import plain_for
-
-        print(plain_for(plan.explain(), sys.stdout.encoding))
+    output.write_file(args.output, plan.recipe.to_yaml)
+    output.write_file(args.figure, plan.draw)
+    output.print_result(plan, as_json=args.json)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    from snugfit.planner.maximize import MAXIMIZED
-
-    if args.maximize is not None and args.maximize not in MAXIMIZED:
-        raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
-    if args.figure is not None and args.figure.suffix.lower() not in (".png", ".svg"):
-        raise InputError(f"--figure {str(args.figure)!r}: the file's ending says the format: .png or .svg.")
-    output.check_writable(output=args.output, figure=args.figure)

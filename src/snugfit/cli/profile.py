@@ -7,14 +7,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from snugfit.cli.output import add_json_option, check_writable, print_json, some_path, whole_number
-from snugfit.errors import InputError
-
-if TYPE_CHECKING:
-    from snugfit.profiler.profile import Profile
+from snugfit.cli.output import add_json_option, check_files, print_json, some_path, whole_number, write_file
+from snugfit.report.console import plain_for
 
 EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
 
@@ -22,7 +18,6 @@ examples:
   snugfit profile examples/plain_training.py
   snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
   snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)"""
-_TIMELINES = (".html", ".png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +56,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: There is no such script, or a file cannot be written.
     """
-    _check_files(args)
+    check_files(args, timeline=(".html", ".png"), snapshot=())
     from snugfit.profiler.script import check_script
 
     check_script(args.script)
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
         from snugfit.profiler.profile import profile_script
-        from snugfit.report.profile_card import print_profile, profile_to_plain
+        from snugfit.recording.snapshot import write_snapshot
+        from snugfit.report.profile_card import profile_card, profile_to_plain
+        from snugfit.report.profile_timeline import profile_drawing
+        from snugfit.report.timeline_figure import write_timeline
 
         profile = profile_script(
             args.script, args.arguments, steps=args.steps, stop=args.stop, with_advice=not args.no_advice
@@ -78,35 +76,11 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 print_json(profile_to_plain(profile))
             else:
-                print_profile(profile, stream)
+                print("\n" + plain_for(profile_card(profile), stream.encoding))
         stream.flush()
-        for path, write in ((args.snapshot, _write_snapshot), (args.timeline, _write_timeline)):
-            if path is not None:
-                try:
-                    write(path, profile)
-                except OSError as error:
-                    raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from error
+        write_file(args.snapshot, lambda path: write_snapshot(path, profile.trace, profile.config))
+        write_file(args.timeline, lambda path: write_timeline(profile_drawing(profile), path))
     return profile.exit_code
-
-
-def _write_snapshot(path: Path, profile: Profile) -> None:
-    from snugfit.recording.snapshot import write_snapshot
-
-    write_snapshot(path, profile.trace, profile.config)
-
-
-def _write_timeline(path: Path, profile: Profile) -> None:
-    from snugfit.report.profile_timeline import profile_drawing
-    from snugfit.report.timeline_figure import write_timeline
-
-    write_timeline(profile_drawing(profile), path)
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Refuses files that could not be written, before the script takes its time."""
-    if args.timeline is not None and args.timeline.suffix.lower() not in _TIMELINES:
-        raise InputError(f"--timeline is {str(args.timeline)!r}; give a file that ends in {' or '.join(_TIMELINES)}.")
-    check_writable(timeline=args.timeline, snapshot=args.snapshot)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import math
 import re
 from typing import Any
 
 from snugfit.cli import output
 from snugfit.errors import InputError, nearest
-from snugfit.report.console import Column, Table
+from snugfit.report.console import table
 from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
 from snugfit.techniques.declaration import Technique
 
@@ -50,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: There is no such technique.
     """
+    found = TECHNIQUES if args.name is None else _named(args.name)
+    if args.json:
+        output.print_json({"techniques": [_document(technique) for technique in found]})
+        return 0
     if args.name is not None:
-        found = _named(args.name)
-        if args.json:
-            output.print_json({"techniques": [_document(technique) for technique in found]})
-            return 0
         for at, technique in enumerate(found):
             fields = ", ".join(technique.fields)
             print(("\n" if at else "") + f"{technique.name}  (fields: {fields}; fidelity: {technique.level})")
@@ -63,18 +64,11 @@ def run(args: argparse.Namespace) -> int:
             print()
             print(essay(technique))
         return 0
-    if args.json:
-        output.print_json({"techniques": [_document(technique) for technique in TECHNIQUES]})
-        return 0
     cells = [
         (row.name, ", ".join(row.fields), ", ".join(map(str, row.rows)), row.level, row.summary) for row in TECHNIQUES
     ]
     titles = ("technique", "recipe fields", "row", "fidelity", "what it saves")
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    table = Table([Column(title, width) for title, width in zip(titles, [*widths[:-1], 0], strict=True)])
-    table.print_header()
-    for row in cells:
-        table.print_row(row)
+    print("\n".join(table([titles, *cells], indent="", wrap_at=math.inf)))
     print("\nrow: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay.")
     return 0
 

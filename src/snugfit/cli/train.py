@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 
 from snugfit.cli import options, output, plan_options
@@ -76,13 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="lay short texts end to end in rows of exactly --seq-len tokens (causal-lm)",
     )
-    add("--text-column", metavar="NAME", help="column of the texts, or of what follows a prompt. Default: by its name.")
-    add("--label-column", metavar="NAME", help="column of the labels. Default: by its name.")
-    add(
-        "--prompt-column",
-        metavar="NAME",
-        help="column of prompts, which are read and not learned. Default: by its name.",
-    )
+    for name, what in (
+        ("text", "the texts, or of what follows a prompt"),
+        ("label", "the labels"),
+        ("prompt", "prompts, which are read and not learned"),
+    ):
+        add(f"--{name}-column", metavar="NAME", help=f"column of {what}. Default: by its name.")
     group = parser.add_argument_group("run directory")
     add = group.add_argument
     add("--run-dir", metavar="DIR", type=output.some_path, help="where results go. Default: runs/MODEL-DATA, numbered.")
@@ -127,11 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.exact_rss:
         ensure_tuned_process()
-    same = (
-        *("budget", "allow", "host_budget", "predict", "task", "image_size", "seq_len", "samples", "strict", "packing"),
-        *("text_column", "label_column", "prompt_column", "download", "device", "run_dir", "resume", "overwrite"),
-        *("keep_checkpoints", "tensorboard"),
-    )
+    same = vars(args).keys() & inspect.signature(train).parameters.keys() - {"model", "data"}
     try:
         result = train(
             args.model,
@@ -146,8 +142,5 @@ def run(args: argparse.Namespace) -> int:
     except TrainingStopped as stopped:
         print(f"snugfit: {stopped}", file=sys.stderr)
         return 128 + stopped.signal
-    if args.json:
-        output.print_json(result.to_mapping())
-    else:
-        print(result)
+    output.print_result(result, as_json=args.json)
     return 0

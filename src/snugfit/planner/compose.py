@@ -12,11 +12,14 @@ All of it only ranks candidates. What is returned was simulated in full.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
+from snugfit.planner.space import PLAIN
+from snugfit.recipe import Recipe
 
 _ON_UPDATE = "optimizer"
 _UNIT_BYTES = 2**20
@@ -42,17 +45,19 @@ class Composed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sims:
-    """The simulations that recipes are put together from; all by the same precision, attention and loss."""
+class Composition:
+    """Arithmetic on simulations that are all by the same precision, attention and loss."""
 
     batch: int
     """Samples of an update."""
     large: Probe
     """Nothing checkpointed, at the largest microbatch."""
-    plain: Mapping[int, Probe]
-    """Size of microbatch -> nothing checkpointed, for the sizes that were simulated; grows as the search goes on."""
+    recipes: Mapping[int, Recipe]
+    """Size of microbatch -> recipe by which nothing is checkpointed."""
+    probes: Mapping[Recipe, Probe]
+    """All simulations; they grow as the search goes on."""
     small_size: int | None
-    """A small microbatch among them; None where microbatches are out of the question."""
+    """A small microbatch; None where microbatches are out of the question."""
     serial: bool
     """Whether host and device are one, so that their times add up."""
     checkpointed: Probe | None
@@ -60,71 +65,76 @@ class Sims:
     offloaded: Probe | None
     """Every activation offloaded, at the largest microbatch."""
     updates: Mapping[str, Probe]
-    """Ways of updating -> nothing checkpointed, at the largest microbatch, updated in that way."""
+    """Ways of updating, plain first -> nothing checkpointed, at the largest microbatch, updated in that way."""
 
-    @property
-    def large_size(self) -> int:
+    @functools.cached_property
+    def _size(self) -> int:
         """The largest microbatch."""
         return self.large.recipe.microbatch_size or self.batch
 
+    @functools.cached_property
+    def _small(self) -> tuple[int, Probe] | None:
+        """The small microbatch and its simulation."""
+        found = None if self.small_size is None else self.plain(self.small_size)
+        return None if found is None or self.small_size is None else (self.small_size, found)
 
-class Composition:
-    """Arithmetic on the simulations."""
+    @functools.cached_property
+    def _drops(self) -> tuple[list[float], dict[Label, float]]:
+        return self._difference(self.checkpointed)
 
-    def __init__(self, sims: Sims) -> None:
-        """Takes the simulations.
+    @functools.cached_property
+    def _left(self) -> tuple[list[float], dict[Label, float]]:
+        return self._difference(self.offloaded)
+
+    @functools.cached_property
+    def _constants(self) -> dict[Label, float]:
+        """What of each stretch does not depend on samples, such as weights cast by autocast."""
+        return {label: self._constant_of(label) for label in self.large.profile.rows}
+
+    def plain(self, size: int) -> Probe | None:
+        """Returns the simulation in which nothing is checkpointed, if there is one by now.
 
         Args:
-            sims: What was simulated.
+            size: Samples of a microbatch.
         """
-        self.sims = sims
-        self._base = sims.large.profile
-        self._size = sims.large_size
-        self._drops = self._difference(sims.checkpointed)
-        self._left = self._difference(sims.offloaded)
-        self._constants: dict[Label, float] = {}
-
-    @property
-    def _small(self) -> Probe | None:
-        return self.sims.plain.get(self.sims.small_size) if self.sims.small_size is not None else None
+        return self.probes.get(self.recipes[size]) if size in self.recipes else None
 
     def pieces(self, size: int) -> int:
         """Returns how many microbatches of a size make the batch."""
-        return -(-self.sims.batch // size)
+        return -(-self.batch // size)
 
     # Time ----------------------------------------------------------------------------------------------------------
 
-    def plain_seconds(self, size: int, update: str | None = None) -> float:
+    def plain_seconds(self, size: int, update: str = PLAIN) -> float:
         """Returns the time of a step that checkpoints and offloads nothing.
 
         Args:
             size: Samples of a microbatch.
-            update: A way of updating, or None for the simulated one.
+            update: A way of updating.
         """
-        sims = self.sims
-        shift = 0.0 if update is None else sims.updates[update].seconds - sims.large.seconds
-        if size in sims.plain:
-            return sims.plain[size].seconds + shift
-        passes, end = self._passes(sims.large)
-        small = self._small
-        if small is None:
+        shift = self.updates[update].seconds - self.large.seconds
+        seen = self.plain(size)
+        if seen is not None:
+            return seen.seconds + shift
+        passes, end = self._passes(self.large)
+        if self._small is None:
             return end + passes + shift
         # A microbatch takes as long as the host needs to issue it, or the card to work it off, which grows with samples.
-        small_pieces, small_size = self.pieces(sims.small_size or 1), sims.small_size or 1
+        small_size, small = self._small
+        small_pieces = self.pieces(small_size)
         device_low = _device_passes(small) / small_pieces
-        device_high = _device_passes(sims.large) / self.pieces(self._size)
+        device_high = _device_passes(self.large) / self.pieces(self._size)
         part = (size - small_size) / max(self._size - small_size, 1)
         device = device_low * size / small_size if part < 0 else device_low + (device_high - device_low) * part
         host = small.timing.host_seconds / small_pieces
-        if self.sims.serial:
-            return end + (device + host) * self.pieces(size) + shift
-        return end + max(device, host) * self.pieces(size) + shift
+        piece = device + host if self.serial else max(device, host)
+        return end + piece * self.pieces(size) + shift
 
     def _passes(self, probe: Probe) -> tuple[float, float]:
         end = probe.timing.phase_seconds.get(_ON_UPDATE, 0.0)
         return probe.seconds - end, end
 
-    def point_seconds(self, probe: Probe, size: int, update: str | None = None) -> float:
+    def point_seconds(self, probe: Probe, size: int, update: str = PLAIN) -> float:
         """Returns the time of a step that does to its blocks what a simulation at the largest microbatch did.
 
         Args:
@@ -132,14 +142,14 @@ class Composition:
             size: Samples of a microbatch.
             update: A way of updating.
         """
-        extra = probe.seconds - self.sims.large.seconds
+        extra = probe.seconds - self.large.seconds
         plain = self.plain_seconds(size)
-        passes, end = self._passes(self.sims.large)
+        passes, end = self._passes(self.large)
         return self.plain_seconds(size, update) + extra * max(plain - end, 0.0) / max(passes, 1e-12)
 
     # Memory --------------------------------------------------------------------------------------------------------
 
-    def point_bytes(self, probe: Probe, size: int, update: str | None = None) -> float:
+    def point_bytes(self, probe: Probe, size: int, update: str = PLAIN) -> float:
         """Returns what a step needs that does to its blocks what a simulation at the largest microbatch did.
 
         Args:
@@ -149,12 +159,12 @@ class Composition:
         """
         highest = self._outside(update)
         for label, row in probe.profile.rows.items():
-            constant = min(self._constant(label), row.other_bytes)
+            constant = min(self._constants.get(label, 0.0), row.other_bytes)
             other = constant + (row.other_bytes - constant) * size / self._size
             highest = max(highest, self._held(label, row, size, update) + other)
         return highest * _overhead(probe)
 
-    def chosen(self, size: int, update: str | None, capacity_bytes: float, *, offload: bool) -> Composed | None:
+    def chosen(self, size: int, update: str, capacity_bytes: float, *, offload: bool) -> Composed | None:
         """Returns the cheapest choice of blocks that fits.
 
         Args:
@@ -166,10 +176,10 @@ class Composition:
         Returns:
             The choice; None where no choice fits, or the simulations it takes are missing.
         """
-        checkpointed, offloaded = self.sims.checkpointed, self.sims.offloaded if offload else None
+        checkpointed, offloaded = self.checkpointed, self.offloaded if offload else None
         if (checkpointed is None and offloaded is None) or (offload and offloaded is None):
             return None
-        used = [probe for probe in (self.sims.large, checkpointed, offloaded) if probe is not None]
+        used = [probe for probe in (self.large, checkpointed, offloaded) if probe is not None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
         overhead = min(_overhead(probe) for probe in used)
         room_bytes = capacity_bytes / overhead
@@ -189,9 +199,9 @@ class Composition:
         need = min(self._level(size, update, taken, moved) * overhead, capacity_bytes)
         return Composed(need, self.plain_seconds(size, update) + extra, taken, moved)
 
-    def _first_blocks(self, size: int, update: str | None, room_bytes: float) -> int | None:
+    def _first_blocks(self, size: int, update: str, room_bytes: float) -> int | None:
         """How many blocks from the front must be checkpointed to fit; None where all of them do not suffice."""
-        low, high = -1, len(self._base.saved_bytes)
+        low, high = -1, len(self.large.profile.saved_bytes)
         if self._level(size, update, tuple(range(high)), ()) > room_bytes:
             return None
         while high - low > 1:
@@ -203,7 +213,7 @@ class Composition:
         return high
 
     def _proved(
-        self, size: int, update: str | None, room_bytes: float, again: list[float], first: int
+        self, size: int, update: str, room_bytes: float, again: list[float], first: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """The blocks from the front, where no choice can be cheaper: as few of them, each the cheapest there is."""
         missing = self._level(size, update, (), ()) - room_bytes
@@ -229,7 +239,7 @@ class Composition:
     def _knapsack(
         self,
         size: int,
-        update: str | None,
+        update: str,
         room_bytes: float,
         again: list[float],
         away: list[float],
@@ -238,7 +248,7 @@ class Composition:
         """The choice of blocks with the least extra time whose every stretch fits."""
         import highspy
 
-        scale, count = size / self._size, len(self._base.saved_bytes)
+        scale, count = size / self._size, len(self.large.profile.saved_bytes)
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3), ("threads", 1)):
@@ -251,7 +261,7 @@ class Composition:
         if x and y:
             for one, other in zip(x, y, strict=True):
                 solver.addConstr(one + other <= 1)
-        for label, row in self._base.rows.items():
+        for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
             weights: dict[int, float] = {}
             for choice, drops, inside in ((x, kept, inner), (y, left, inner_left)):
@@ -275,12 +285,12 @@ class Composition:
             tuple(i for i in range(count) if y and values[y[i].index] > 0.5),
         )
 
-    def _level(self, size: int, update: str | None, taken: tuple[int, ...], moved: tuple[int, ...]) -> float:
+    def _level(self, size: int, update: str, taken: tuple[int, ...], moved: tuple[int, ...]) -> float:
         scale = size / self._size
         drops, inner = self._drops
         away, inner_away = self._left
         highest = self._outside(update)
-        for label, row in self._base.rows.items():
+        for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
             level -= scale * sum(drops[i] for i in row.open if i in taken)
             level -= scale * sum(away[i] for i in row.open if i in moved)
@@ -291,54 +301,37 @@ class Composition:
             highest = max(highest, level)
         return highest
 
-    def _outside(self, update: str | None) -> float:
-        return (self.sims.large if update is None else self.sims.updates[update]).profile.outside_bytes
-
-    def _constant(self, label: Label) -> float:
-        """What of a stretch does not depend on samples, such as weights cast by autocast."""
-        if label not in self._constants:
-            self._constants[label] = self._constant_of(label)
-        return self._constants[label]
+    def _outside(self, update: str) -> float:
+        return self.updates[update].profile.outside_bytes
 
     def _constant_of(self, label: Label) -> float:
-        small = self._small
-        if small is None or label not in self._base.rows or label not in small.profile.rows:
+        if self._small is None or label not in self._small[1].profile.rows:
             return 0.0
-        size = self.sims.small_size or 1
-        high, low = self._base.rows[label].other_bytes, small.profile.rows[label].other_bytes
+        size, small = self._small
+        high, low = self.large.profile.rows[label].other_bytes, small.profile.rows[label].other_bytes
         return max(low - (high - low) * size / max(self._size - size, 1), 0.0)
 
     def _other(self, label: Label, row: Row, size: int) -> float:
-        constant = self._constant(label)
+        constant = self._constants[label]
         return constant + (row.other_bytes - constant) * size / self._size
 
-    def _saved(self, block: int, size: int) -> float:
-        large = self._base.saved_bytes[block]
-        small = self._small
-        if small is None:
-            return large * size / self._size
-        small_size = self.sims.small_size or 1
-        low = small.profile.saved_bytes[block]
-        return low + (large - low) * (size - small_size) / max(self._size - small_size, 1)
-
-    def _held(self, label: Label, row: Row, size: int, update: str | None) -> float:
+    def _held(self, label: Label, row: Row, size: int, update: str) -> float:
         """Weights, state and gradients in a stretch."""
         fixed, gradients = row.fixed_bytes, row.gradient_bytes
-        small = self._small
-        if small is not None and self.pieces(size) > 1 and self.pieces(self._size) == 1:
-            seen = small.profile.rows.get(label)
-            gradients = seen.gradient_bytes if seen is not None else small.profile.gradient_bytes
-        if update is not None:
-            base, other = self._base.rows.get(label), self.sims.updates[update].profile.rows.get(label)
-            if base is not None and other is not None:
-                fixed += other.fixed_bytes - base.fixed_bytes
-                if self.pieces(size) == 1:
-                    gradients += other.gradient_bytes - base.gradient_bytes
+        if self._small is not None and self.pieces(size) > 1 and self.pieces(self._size) == 1:
+            small = self._small[1].profile
+            seen = small.rows.get(label)
+            gradients = seen.gradient_bytes if seen is not None else small.gradient_bytes
+        base, other = self.large.profile.rows.get(label), self.updates[update].profile.rows.get(label)
+        if base is not None and other is not None:
+            fixed += other.fixed_bytes - base.fixed_bytes
+            if self.pieces(size) == 1:
+                gradients += other.gradient_bytes - base.gradient_bytes
         return max(fixed, 0) + max(gradients, 0)
 
     def _difference(self, probe: Probe | None) -> tuple[list[float], dict[Label, float]]:
         """What a block holds less while it is open, and what its own stretch needs more, at the largest microbatch."""
-        base = self._base
+        base = self.large.profile
         if probe is None:
             return [0.0] * len(base.saved_bytes), {}
         other = probe.profile
@@ -353,21 +346,21 @@ class Composition:
         return drops, inner
 
     def _recompute_seconds(self, size: int) -> list[float]:
-        probe = self.sims.checkpointed
-        count = len(self._base.saved_bytes)
+        probe = self.checkpointed
+        count = len(self.large.profile.saved_bytes)
         if probe is None:
             return [0.0] * count
         total = max(self.point_seconds(probe, size) - self.plain_seconds(size), 0.0)
-        weights = self._base.forward_seconds
+        weights = self.large.profile.forward_seconds
         return [total * weight / max(sum(weights), 1e-12) for weight in weights]
 
     def _copy_seconds(self) -> list[float]:
         """What offloading each block costs: its part of what offloading everything cost, copies being short of compute."""
-        probe = self.sims.offloaded
-        count = len(self._base.saved_bytes)
+        probe = self.offloaded
+        count = len(self.large.profile.saved_bytes)
         if probe is None:
             return [0.0] * count
-        extra = max(probe.seconds - self.sims.large.seconds, 0.0)
+        extra = max(probe.seconds - self.large.seconds, 0.0)
         moved = self._left[0]
         whole = max(sum(moved), 1.0)
         return [extra * size / whole for size in moved]

@@ -7,14 +7,13 @@ one nearest to the plan is taken, and the sentence says where it was seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
 from snugfit.planner.probe import Probe
-from snugfit.planner.search import Search
-from snugfit.planner.space import NEVER
+from snugfit.planner.space import NEVER, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes
@@ -28,18 +27,18 @@ for _row in sorted(TECHNIQUES, key=lambda row: LEVELS.index(row.level)):
     _TRIALS.setdefault(_row.fields[0], []).extend(_row.all_trials)
 
 
-def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
+def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
     """Returns why each field of the recipe is as it is.
 
     Args:
-        search: What was simulated.
+        space: The recipes there are, and what was simulated.
         best: The plan's recipe.
         capacity_bytes: Memory there is.
 
     Returns:
         Field -> sentence.
     """
-    constraints, plain = search.space.constraints, Recipe()
+    constraints, plain = space.constraints, Recipe()
     found: dict[str, str] = {}
     for name in field_infos(Recipe):
         value = getattr(best.recipe, name)
@@ -48,11 +47,11 @@ def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
         elif value != getattr(plain, name):
-            found[name] = f"{_in_words(best, name)}: {_why_on(search, best, name)}"
+            found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name)}"
         elif name in NEVER:
             found[name] = f"off: {NEVER[name]}."
         else:
-            found[name] = f"off: {_why_off(search, best, name, capacity_bytes)}"
+            found[name] = f"off: {_why_off(space, best, name, capacity_bytes)}"
     return found
 
 
@@ -69,31 +68,31 @@ def _in_words(best: Probe, name: str) -> str:
     return "on" if value is True else as_typed(value)
 
 
-def _why_on(search: Search, best: Probe, name: str) -> str:
+def _why_on(space: Space, best: Probe, name: str) -> str:
     plain = getattr(Recipe(), name)
-    off = _nearest(search, best, name, lambda value: value == plain)
+    off = _nearest(space, best, name, lambda value: value == plain)
     if off is None:
         return (_OWNERS[name].because or "without it the step does not fit, or takes longer") + "."
     text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
     if name == "checkpoint" and best.recipe.checkpoint not in ("all", "selective"):
-        everything = _nearest(search, best, name, lambda value: value == "all")
+        everything = _nearest(space, best, name, lambda value: value == "all")
         if everything is not None and everything[1].seconds > best.seconds:
             more = format_seconds(everything[1].seconds - best.seconds)
             text += f"; checkpointing all blocks would take {more} more"
     return text + _seen(off[0], best, name) + "."
 
 
-def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str:
+def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     if name == "microbatch_size":
-        trials: list[Changes] = [search.space.size_change(size) for size in search.sizes[1:4]]
-        if not trials and search.space.batch is not None and search.space.batch > 1:
-            trials = [{"microbatch_size": search.space.batch // 2}]
+        trials: list[Changes] = [space.size_change(size) for size in space.sizes()[1:4]]
+        if not trials and space.batch is not None and space.batch > 1:
+            trials = [{"microbatch_size": space.batch // 2}]
     else:
         trials = _TRIALS.get(name, [])
     if _OWNERS[name].nothing_to_switch and name not in best.recorded.switchable:
         return _OWNERS[name].nothing_to_switch + "."
     plain = getattr(Recipe(), name)
-    pair = _nearest(search, best, name, lambda value: value != plain)
+    pair = _nearest(space, best, name, lambda value: value != plain)
     if pair is not None:
         saved, cost = pair[1].need_bytes - pair[0].need_bytes, pair[0].seconds - pair[1].seconds
         fits = "it is not needed: " if best.need_bytes + max(saved, 0) <= capacity_bytes and cost >= 0 else ""
@@ -102,7 +101,7 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         text = _trade(saved, cost, done=False)
         return f"{fits}{given or 'it '}{text}{_seen(pair[1], best, name)}{_instead(best, name)}."
     for change in trials:
-        refusal = _refusal(search, best, name, change)
+        refusal = _refusal(space, best, name, change)
         if refusal is not None:
             return refusal
     return (_OWNERS[name].because or "nothing that was simulated is better with it") + "."
@@ -115,34 +114,34 @@ def _instead(best: Probe, name: str) -> str:
     return found and f"; {found}"
 
 
-def _refusal(search: Search, best: Probe, name: str, change: Changes) -> str | None:
+def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | None:
     """Why a change to the plan is not allowed, or cannot be carried out."""
-    made = search.space.recipe(best.recipe.to_mapping(), change)
+    made = space.recipe(best.recipe.to_mapping(), change)
     if isinstance(made, str):
-        wider = dataclasses.replace(search.space.constraints, allow=frozenset(LEVELS))
-        other = dataclasses.replace(search.space, constraints=wider).recipe(best.recipe.to_mapping(), change)
-        found = fidelity(other, search.space.workload).reasons.get(name) if isinstance(other, Recipe) else None
+        wider = dataclasses.replace(space.constraints, allow=frozenset(LEVELS))
+        other = dataclasses.replace(space, constraints=wider).recipe(best.recipe.to_mapping(), change)
+        found = fidelity(other, space.workload).reasons.get(name) if isinstance(other, Recipe) else None
         if found is not None:
             level, reason = found
             return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
         return made
-    for recipe, refusal in search.laboratory.refusals.items():
+    for recipe, refusal in space.laboratory.refusals.items():
         about_it = not refusal.fields or bool(set(change) & set(refusal.fields))
         if about_it and all(getattr(recipe, key) == value for key, value in change.items()):
             return refusal.reason
     return None
 
 
-def _nearest(search: Search, best: Probe, name: str, wanted: Callable[[Any], bool]) -> tuple[Probe, Probe] | None:
+def _nearest(space: Space, best: Probe, name: str, wanted: Callable[[Any], bool]) -> tuple[Probe, Probe] | None:
     """Two simulated recipes that differ in one field only: (with a wanted value, with the plan's), nearest to the plan.
 
     For a field that is on, the first is the one without it.
     """
     companions = {name, *_OWNERS[name].goes_with}
-    rows = list(search.laboratory.probes.values())
+    others = [field for field in field_infos(Recipe) if field not in companions]
     by_rest: dict[tuple[Any, ...], list[Probe]] = {}
-    for probe in rows:
-        by_rest.setdefault(_rest(probe.recipe, companions), []).append(probe)
+    for probe in space.laboratory.probes.values():
+        by_rest.setdefault(tuple(getattr(probe.recipe, field) for field in others), []).append(probe)
     value = getattr(best.recipe, name)
     found: list[tuple[int, float, int, tuple[Probe, Probe]]] = []
     for rest in by_rest.values():
@@ -150,21 +149,14 @@ def _nearest(search: Search, best: Probe, name: str, wanted: Callable[[Any], boo
         there = [probe for probe in rest if wanted(getattr(probe.recipe, name))]
         for one in here:
             for other in there:
-                far = _distance(one.recipe, best.recipe, companions)
+                far = len(_differing(one.recipe, best.recipe, companions))
                 found.append((far, other.seconds, len(found), (other, one)))
-    if not found:
-        return None
-    other, one = min(found)[3]
-    return (other, one)
+    return min(found)[3] if found else None
 
 
-def _rest(recipe: Recipe, without: set[str]) -> tuple[Any, ...]:
-    return tuple(getattr(recipe, name) for name in field_infos(Recipe) if name not in without)
-
-
-def _distance(one: Recipe, other: Recipe, without: set[str]) -> int:
-    names = [name for name in field_infos(Recipe) if name not in without]
-    return sum(getattr(one, name) != getattr(other, name) for name in names)
+def _differing(one: Recipe, other: Recipe, without: Collection[str] = ()) -> list[str]:
+    """The fields in which two recipes differ, some not looked at."""
+    return [name for name in field_infos(Recipe) if name not in without and getattr(one, name) != getattr(other, name)]
 
 
 def _trade(saved_bytes: int, cost_seconds: float, *, done: bool) -> str:
@@ -185,18 +177,16 @@ def _trade(saved_bytes: int, cost_seconds: float, *, done: bool) -> str:
 
 def _seen(probe: Probe, best: Probe, name: str) -> str:
     """Where a pair was seen, when that is not beside the plan itself."""
-    names = [
-        other
-        for other in field_infos(Recipe)
-        if other != name and getattr(probe.recipe, other) != getattr(best.recipe, other)
-    ]
-    if not names:
-        return ""
-    parts = [
-        f"{other}={text if len(text := as_typed(getattr(probe.recipe, other))) < 30 else 'some blocks'}"
-        for other in names
-    ]
-    return f" (seen at {', '.join(parts[:3])})"
+    names = _differing(probe.recipe, best.recipe, (name,))
+    return f" (seen at {', '.join(_settings(probe.recipe, names[:3], 'some blocks'))})" if names else ""
+
+
+def _settings(recipe: Recipe, names: Iterable[str], many: str) -> Iterator[str]:
+    """Fields as they are typed; long lists of blocks in other words, in which {} is how many they are."""
+    for name in names:
+        value = getattr(recipe, name)
+        text = as_typed(value)
+        yield f"{name}={text if len(text) < 30 else many.format(len(value))}"
 
 
 def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
@@ -232,10 +222,4 @@ def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]
 
 
 def _difference(recipe: Recipe, other: Recipe) -> str:
-    parts = []
-    for name in field_infos(Recipe):
-        value = getattr(recipe, name)
-        if value != getattr(other, name):
-            text = as_typed(value)
-            parts.append(f"{name}={text if len(text) < 30 else f'{len(value)} blocks'}")
-    return ", ".join(parts)
+    return ", ".join(_settings(recipe, _differing(recipe, other), "{} blocks"))

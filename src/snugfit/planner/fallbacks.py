@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from snugfit.errors import RecipeError
 from snugfit.planner.probe import Probe
-from snugfit.planner.search import Search
-from snugfit.planner.space import SWITCHES
+from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Changes
@@ -29,71 +28,69 @@ _TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
 """What can be turned up by itself; smaller microbatches come beside it."""
 
 
-def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
+def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
     """Returns the fallbacks of a plan.
 
     Args:
-        search: What was simulated.
+        space: The recipes there are, and what was simulated.
         best: The plan's recipe.
 
     Returns:
         Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
-    if len(_chain(search, best)) < ENOUGH:
-        search.laboratory.look(_lent(search, best))
-    if len(_chain(search, best)) < ENOUGH:
-        search.laboratory.look(_turned_up(search, best))
-    return tuple(probe.recipe for probe in _chain(search, best) or _chain(search, best, less=ANY_LESS))
+    if len(_chain(space, best)) < ENOUGH:
+        space.laboratory.look(_lent(space, best))
+    if len(_chain(space, best)) < ENOUGH:
+        space.laboratory.look(_turned_up(space, best))
+    return tuple(probe.recipe for probe in _chain(space, best) or _chain(space, best, less=ANY_LESS))
 
 
-def _may_follow(search: Search, best: Probe, recipe: Recipe) -> bool:
-    return next(problems_of_change(best.recipe, recipe, search.space.workload), None) is None
+def _may_follow(space: Space, best: Probe, recipe: Recipe) -> bool:
+    return next(problems_of_change(best.recipe, recipe, space.workload), None) is None
 
 
-def _lent(search: Search, best: Probe) -> list[Recipe]:
+def _lent(space: Space, best: Probe) -> list[Recipe]:
     """The plan's recipe with those fields of leaner ones that may change."""
     found: dict[Recipe, None] = {}
-    for other in sorted(search.usable(), key=lambda one: (one.seconds, one.need_bytes)):
+    for other in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         if other.need_bytes >= best.need_bytes:
             continue
         try:
             recipe = best.recipe.replace(**{name: getattr(other.recipe, name) for name in CHANGEABLE})
         except RecipeError:  # they do not go with the fields that stay
             continue
-        refused = search.space.constraints.refusal(recipe, search.space.workload) is not None
-        if recipe not in search.laboratory.probes and not refused and _may_follow(search, best, recipe):
+        refused = space.constraints.refusal(recipe, space.workload) is not None
+        if recipe not in space.laboratory.probes and not refused and _may_follow(space, best, recipe):
             found[recipe] = None
     return list(found)[:MOST_LENT]
 
 
-def _chain(search: Search, best: Probe, *, less: float = LESS) -> list[Probe]:
+def _chain(space: Space, best: Probe, *, less: float = LESS) -> list[Probe]:
     """The fastest that needs less than the plan, then the fastest that needs less than that, and so on."""
     kept: list[Probe] = []
-    for probe in sorted(search.usable(), key=lambda one: (one.seconds, one.need_bytes)):
+    for probe in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         least = kept[-1].need_bytes if kept else best.need_bytes
-        if probe.need_bytes <= less * least and _may_follow(search, best, probe.recipe):
+        if probe.need_bytes <= less * least and _may_follow(space, best, probe.recipe):
             kept.append(probe)
     return kept
 
 
-def _turned_up(search: Search, best: Probe) -> Iterator[Recipe]:
+def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, microbatches halved, all at once."""
-    space, own = search.space, best.recipe.to_mapping()
-    dead = set(SWITCHES) - set(best.recorded.switchable)
-    turns = [change for change in _TURNS if not dead & set(change)]
-    sizes: list[Changes] = [{"microbatch_size": size} for size in _smaller(search, best.recipe)]
-    for change in (*turns, *sizes):
-        yield from space.allowed(own, change)
+    own = best.recipe.to_mapping()
+    turns = space.effective(_TURNS, best)
+    sizes: list[Changes] = [{"microbatch_size": size} for size in _smaller(space, best.recipe)]
     everything: dict[str, object] = {}
     for change in (*turns, *sizes[-1:]):
         if space.allowed(own, everything, change):
             everything.update(change)
-    yield from space.allowed(own, everything)
+    for change in (*turns, *sizes, everything):
+        yield from space.allowed(own, change)
 
 
-def _smaller(search: Search, recipe: Recipe) -> Iterable[int]:
+def _smaller(space: Space, recipe: Recipe) -> Iterable[int]:
     """A half and a quarter of the microbatch, and one sample."""
-    size = recipe.microbatch_size or search.space.batch
-    if size is None or "microbatch_size" in search.space.constraints.pins:
+    size = recipe.microbatch_size or space.batch
+    if size is None or "microbatch_size" in space.constraints.pins:
         return ()
     return sorted({max(size // 2, 1), max(size // 4, 1), 1} - {size}, reverse=True)

@@ -8,6 +8,7 @@ For the largest batch, the whole batch goes through the model at once: with micr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -79,10 +80,7 @@ def plan_for_largest(
             return named_subject(named, workload.replace(batch_size=size))
         return named_subject(dataclasses.replace(named, seq_len=size), workload)
 
-    own = Pool(WORKERS) if pool is None else None
-    workers = pool or own
-    assert workers is not None
-    try:
+    with contextlib.closing(Pool(WORKERS)) if pool is None else contextlib.nullcontext(pool) as workers:
 
         def fits(size: int, smaller: int) -> bool:
             with Planner(at(size), place, constraints, pool=workers) as planner:
@@ -91,9 +89,6 @@ def plan_for_largest(
         size = _largest(fits) or 1  # where 1 does not fit, planning for it raises, and names the smallest budget
         with Planner(at(size), place, constraints, pool=workers) as planner:
             plan = planner.at(budget_bytes)
-    finally:
-        if own is not None:
-            own.close()
     return dataclasses.replace(plan, maximized={name.replace("-", "_"): size})
 
 
@@ -129,11 +124,8 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
             return False
         raise
     capacity = planner.capacity_bytes(budget_bytes)
-    host = planner.constraints.host_budget_bytes
     for change in _FRUGAL:
-        for recipe in space.allowed(change):
-            planner.laboratory.look([recipe])
-            seen = planner.laboratory.probes.get(recipe)
-            if seen is not None and seen.need_bytes <= capacity and (host is None or seen.host_bytes <= host):
-                return True
+        seen = space.tried(change)
+        if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
+            return True
     return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.fidelity import Fidelity
+from snugfit.fields import as_data
 from snugfit.recipe import Recipe
 from snugfit.simulator.prediction import Estimate
 
@@ -81,23 +82,8 @@ class Plan:
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the plan as plain data."""
-        return {
-            "recipe": self.recipe.to_mapping(),
-            "estimate": self.estimate.to_mapping(),
-            "fidelity": dataclasses.asdict(self.fidelity),
-            "frontier": [{**dataclasses.asdict(point), "recipe": point.recipe.to_mapping()} for point in self.frontier],
-            "reasons": dict(self.reasons),
-            "slowdown": self.slowdown,
-            "budget_bytes": self.budget_bytes,
-            "margin_bytes": self.margin_bytes,
-            "margin_source": self.margin_source,
-            "host_budget_bytes": self.host_budget_bytes,
-            "fallbacks": [recipe.to_mapping() for recipe in self.fallbacks],
-            "neighbours": list(self.neighbours),
-            "simulated": self.simulated,
-            "traits": dict(self.traits),
-            "maximized": dict(self.maximized),
-        }
+        plain: dict[str, Any] = as_data(self)
+        return plain
 
     def to_json(self) -> str:
         """Returns the plan as one JSON document."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -96,14 +97,7 @@ class Planner:
         Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
-        return Space(
-            constraints=self.constraints,
-            workload=workload,
-            on_cpu=self.place.on_cpu,
-            capability=self.place.kind[1],
-            base=base,
-            built=self.subject.built,
-        )
+        return Space(laboratory=self.laboratory, constraints=self.constraints, workload=workload, base=base)
 
     def capacity_bytes(self, budget_bytes: int) -> int:
         """Returns what a recipe may need: the budget less margin and CUDA's context.
@@ -144,19 +138,19 @@ class Planner:
         search.renew()
         best = search.run(capacity) if capacity > 0 else None
         if best is None:
-            smallest = Smallest(self.laboratory, search.space)
+            smallest = Smallest(search.space)
             least = smallest.find(_widest(self.constraints))
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
             assert best is not None  # what was found to need the least fits
         for share in (_LESS, _MORE):
-            if not _known_beside(search.usable(), best, capacity, int(capacity * share)):
+            if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
                 search.run(int(capacity * share), most_rounds=1, at_once=1)
         while True:
             best = search.best(capacity)
             assert best is not None
-            fallbacks = fallbacks_of(search, best)
+            fallbacks = fallbacks_of(search.space, best)
             if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
                 break
         return self._plan(best, fallbacks, budget_bytes, capacity)
@@ -188,17 +182,17 @@ class Planner:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
         if self.constraints.is_free("checkpoint"):
             base = self.constraints.base()
-            self.laboratory.look([base, *_with_checkpoints(base)])
+            with contextlib.suppress(RecipeError):
+                self.laboratory.look([base, base.replace(**POINTS["checkpoint"])])
 
     def _insist(self, budget_bytes: int, capacity: int) -> None:
         """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
         self._look_first()
-        space = self.space()
-        level = _widest(self.constraints)
-        smallest = Smallest(self.laboratory, space)
+        space, level = self.space(), _widest(self.constraints)
+        smallest = Smallest(space)
         looks: tuple[Callable[[], Probe | None], ...] = (
             lambda: self.laboratory.need(space.base),
-            lambda: self._checkpointed(space),
+            lambda: space.tried(POINTS["checkpoint"]),
             lambda: smallest.start(level),
             lambda: smallest.find(level),
         )
@@ -208,14 +202,9 @@ class Planner:
                 return
         raise self._does_not_fit(budget_bytes, smallest)
 
-    def _checkpointed(self, space: Space) -> Probe | None:
-        recipes = space.allowed(POINTS["checkpoint"])
-        self.laboratory.look(recipes)
-        return next((self.laboratory.probes[one] for one in recipes if one in self.laboratory.probes), None)
-
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
-        usable = search.usable()
+        usable = search.space.usable()
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
             warnings.warn(message, SnugfitWarning, stacklevel=4)
@@ -224,7 +213,7 @@ class Planner:
             estimate=self._estimate(best, budget_bytes),
             fidelity=fidelity(best.recipe, search.space.workload),
             frontier=_frontier(usable),
-            reasons=reasons(search, best, capacity),
+            reasons=reasons(search.space, best, capacity),
             slowdown=best.seconds / fastest.seconds,
             budget_bytes=budget_bytes,
             margin_bytes=self.margin.bytes_of(budget_bytes),
@@ -294,13 +283,6 @@ def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -
         slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
         return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
-
-
-def _with_checkpoints(base: Recipe) -> list[Recipe]:
-    try:
-        return [base.replace(**POINTS["checkpoint"])]
-    except RecipeError:
-        return []
 
 
 def _widest(constraints: Constraints) -> Any:

@@ -22,6 +22,7 @@ from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.recording import Recording
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
+from snugfit.report.words import recipe_in_words
 from snugfit.simulator.request import Kind
 from snugfit.workers.pool import Pool
 
@@ -32,12 +33,10 @@ NEED_WITHIN = 0.002
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is trained: a function that records it by a recipe on a kind of device, and its other arguments."""
+    """What is trained: a function that records it by a recipe on a kind of device."""
 
-    record: Callable[[tuple[Any, ...], Recipe, Kind], Recording]
+    record: Callable[[Recipe, Kind], Recording]
     """Called in a worker."""
-    arguments: tuple[Any, ...]
-    """Given to `record` first."""
     title: str
     """The model's name."""
     built: bool = False
@@ -66,26 +65,15 @@ class Place:
         Args:
             recorded: A recording on this kind of device.
         """
-        timings: list[Timing] = []
-        for step in range(1, recorded.batches + 1):
+        trace, timings = recorded.trace, list[Timing]()
+        for step in recorded.steady_steps:
             one = (
-                clock(recorded.trace, self.card, step=step)
-                if self.speeds is None
-                else cpu_clock(recorded.trace, self.speeds, step=step)
+                clock(trace, self.card, step=step) if self.speeds is None else cpu_clock(trace, self.speeds, step=step)
             )
             if one is None:
                 return None
             timings.append(one)
-        count = len(timings)
-        phases = {name for one in timings for name in one.phase_seconds}
-        return Timing(
-            step_seconds=sum(one.step_seconds for one in timings) / count,
-            host_seconds=sum(one.host_seconds for one in timings) / count,
-            device_seconds=sum(one.device_seconds for one in timings) / count,
-            link_seconds=sum(one.link_seconds for one in timings) / count,
-            flops=sum(one.flops for one in timings) // count,
-            phase_seconds={name: sum(one.phase_seconds.get(name, 0.0) for one in timings) / count for name in phases},
-        )
+        return Timing.mean(timings)
 
     def seconds_of(self, run: OperatorRun) -> float:
         """Returns how long an operator keeps the busier of card and host.
@@ -152,7 +140,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         InputError: The recipe cannot be carried out, or no speed of the device is known.
         CannotSimulateError: Something needs values.
     """
-    recorded = subject.record(subject.arguments, uncompiled(recipe), place.kind)
+    recorded = subject.record(uncompiled(recipe), place.kind)
     config = TensorBytes() if place.on_cpu else None
     played = replays.replay(recorded.trace, config)
     timing = place.timing(recorded)
@@ -162,11 +150,9 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
             "(snugfit devices), or cpu."
         )
     held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
-    need = (
-        held
-        if place.on_cpu
-        else replays.smallest_capacity(recorded.trace, config, unlimited=played, within=NEED_WITHIN)
-    )
+    need = held
+    if not place.on_cpu:
+        need = replays.smallest_capacity(recorded.trace, config, unlimited=played, within=NEED_WITHIN)
     return Probe(
         recipe=recipe,
         need_bytes=need,
@@ -205,17 +191,17 @@ class Laboratory:
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
         self.operators = 0
-        self._own = Pool(WORKERS) if pool is None else None
-        self._pool = pool or self._own
-        if self._own is not None:
-            self._own.start(WORKERS)
+        self._pool = pool or Pool(WORKERS)
+        self._owns_pool = pool is None
+        if self._owns_pool:
+            self._pool.start(WORKERS)
         self._threads = ThreadPoolExecutor(WORKERS)
 
     def close(self) -> None:
         """Ends the workers it started."""
         self._threads.shutdown(cancel_futures=True)
-        if self._own is not None:
-            self._own.close()
+        if self._owns_pool:
+            self._pool.close()
 
     def look(self, recipes: Iterable[Recipe]) -> None:
         """Simulates recipes that were not simulated before; what cannot be carried out becomes a refusal.
@@ -226,8 +212,7 @@ class Laboratory:
         wanted = [r for r in dict.fromkeys(recipes) if r not in self.probes and r not in self.refusals]
         for recipe, found in zip(wanted, self._threads.map(self._try, wanted), strict=True):
             if isinstance(found, Probe):
-                self.probes[recipe] = found
-                self.operators += found.operators
+                self._keep(recipe, found)
             else:
                 self.refusals[recipe] = found
 
@@ -242,11 +227,12 @@ class Laboratory:
             CannotSimulateError: It needs values.
         """
         if recipe not in self.probes:
-            assert self._pool is not None
-            found = self._pool.call(probe, self.subject, recipe, self.place, doing=self._doing(recipe))
-            self.probes[recipe] = found
-            self.operators += found.operators
+            self._keep(recipe, self._simulated(recipe))
         return self.probes[recipe]
+
+    def _keep(self, recipe: Recipe, found: Probe) -> None:
+        self.probes[recipe] = found
+        self.operators += found.operators
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function in a worker.
@@ -255,16 +241,15 @@ class Laboratory:
             function: What to run.
             *arguments: Its arguments.
         """
-        assert self._pool is not None
         return self._pool.call(function, *arguments)
 
-    def _doing(self, recipe: Recipe) -> str:
-        changed = ", ".join(f"{name}={value}" for name, value in recipe.to_mapping(defaults=False).items())
-        return f"a training step of {self.subject.title} by the recipe {changed or 'plain'}"
+    def _simulated(self, recipe: Recipe) -> Probe:
+        doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
+        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, doing=doing)
+        return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:
-        assert self._pool is not None
         try:
-            return self._pool.call(probe, self.subject, recipe, self.place, doing=self._doing(recipe))
+            return self._simulated(recipe)
         except (InputError, CannotSimulateError) as error:
             return Refusal(reason=" ".join(str(error).split()), fields=getattr(error, "fields", ()))

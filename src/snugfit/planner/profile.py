@@ -80,8 +80,8 @@ class _Walk:
         self._trace = trace
         self._blocks = list(blocks)
         self._known: dict[str, int] = {}
-        self._last_step = max((trace.values[i] >> 1 for i, kind in enumerate(trace.kinds) if kind == MARK), default=0)
-        self._fixed = self._gradients = self._other = 0
+        self._last_step = max((mark.step for mark in trace.marks()), default=0)
+        self._now = {"fixed": 0, "gradients": 0, "other": 0}
         self._most_gradients = self._outside = 0
         self._rows: dict[Label, Row] = {}
         self._held: dict[int, int] = {}
@@ -96,13 +96,10 @@ class _Walk:
 
     def _block(self, module: str) -> int:
         """Index of the block that a module lies in."""
-        found = self._known.get(module)
-        if found is None:
-            found = next(
-                (i for i, name in enumerate(self._blocks) if module == name or module.startswith(name + ".")), OUTSIDE
-            )
-            self._known[module] = found
-        return found
+        if module not in self._known:
+            inside = (i for i, name in enumerate(self._blocks) if module == name or module.startswith(name + "."))
+            self._known[module] = next(inside, OUTSIDE)
+        return self._known[module]
 
     def _walk(self) -> None:
         trace = self._trace
@@ -188,27 +185,24 @@ class _Walk:
             self._saved[owner] -= nbytes
 
     def _count(self, category: str, change: int) -> None:
-        if category in _FIXED:
-            self._fixed += change
-        elif category == "gradients":
-            self._gradients += change
-            self._most_gradients = max(self._most_gradients, self._gradients)
-        else:
-            self._other += change
+        kind = "fixed" if category in _FIXED else category if category == "gradients" else "other"
+        self._now[kind] += change
+        self._most_gradients = max(self._most_gradients, self._now["gradients"])
 
     def _look(self, workspace_bytes: int) -> None:
-        total = self._fixed + self._gradients + self._other + workspace_bytes
+        total = sum(self._now.values()) + workspace_bytes
         if self._watched:
-            label = (self._phase, self._current, len(self._open))
-            known = self._rows.get(label)
-            if known is None or total > known.total_bytes:
-                self._rows[label] = Row(self._fixed, self._gradients, self._other + workspace_bytes, tuple(self._open))
+            label, blocks = (self._phase, self._current, len(self._open)), tuple(self._open)
         elif "evaluation" in self._phases:  # grows with the microbatch, as forward does
-            known = self._rows.get(EVALUATION)
-            if known is None or total > known.total_bytes:
-                self._rows[EVALUATION] = Row(self._fixed, self._gradients, self._other + workspace_bytes, ())
-        elif self._phase not in ("forward", "backward"):
-            self._outside = max(self._outside, total)
+            label, blocks = EVALUATION, ()
+        else:
+            if self._phase not in ("forward", "backward"):
+                self._outside = max(self._outside, total)
+            return
+        known = self._rows.get(label)
+        if known is None or total > known.total_bytes:
+            fixed, gradients, other = self._now.values()
+            self._rows[label] = Row(fixed, gradients, other + workspace_bytes, blocks)
 
     def result(self, seconds_of: Callable[[OperatorRun], float]) -> Profile:
         """Puts the profile together."""

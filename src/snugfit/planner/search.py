@@ -11,9 +11,9 @@ import dataclasses
 import heapq
 from collections.abc import Iterator, Mapping
 
-from snugfit.planner.compose import Composition, Sims
+from snugfit.planner.compose import Composition
 from snugfit.planner.probe import Laboratory, Probe
-from snugfit.planner.space import PLAIN, POINTS, SWITCHES, Space
+from snugfit.planner.space import POINTS, SWITCHES, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import Changes
 
@@ -77,76 +77,64 @@ class Search:
         space, lab = self.space, self.laboratory
         base = lab.need(space.base)
         taken: dict[str, object] = dict(self._built_elsewhere(base))
-        there = {name: change for name, change in SWITCHES.items() if name in base.recorded.switchable}
-        wanted = [(name, recipe) for name, change in there.items() for recipe in space.allowed(change)]
-        lab.look(recipe for _, recipe in wanted)
-        for name, recipe in wanted:
-            seen = lab.probes.get(recipe)
+        there = [change for name, change in SWITCHES.items() if name in base.recorded.switchable]
+        space.look(*((change,) for change in there))
+        for change in there:
+            seen = space.seen(change)
             # Only what shows less of one and no more of the other is taken for good.
             if seen is not None and _dominates(seen, base):
-                taken.update(SWITCHES[name])
+                taken.update(change)
         if taken:
             made = space.recipe(taken)
             assert isinstance(made, Recipe)
             self.space = space = dataclasses.replace(space, base=made)
             lab.need(made)
-        self.variants = space.variants()
         self.updates = {name: change for name, change in space.updates().items() if space.allowed(change)}
         self.sizes = space.sizes() or [space.batch or 1]
-        lab.look(recipe for change in self.variants.values() for recipe in space.allowed(change))
-        for name, change in self.variants.items():
-            for recipe in space.allowed(change):
-                if recipe in lab.probes:
-                    self.variants[name] = {**change, **self._built_elsewhere(lab.probes[recipe])}
-        self.variants = self._promising()
+        self.variants = self._promising(space.variants())
         self._simulate_starts()
         composed = {name: self._composition(change) for name, change in self.variants.items()}
         self.compositions = {name: one for name, one in composed.items() if one is not None}
 
     def _built_elsewhere(self, probe: Probe) -> Changes:
         """Where the model is to be built instead, if building decides what a recipe needs; no change otherwise."""
-        host = self.space.constraints.host_budget_bytes
-        too_much_on_host = host is not None and probe.host_bytes > host
+        too_much_on_host = self.space.exceeds_host(probe)
         if probe.recipe.init != "host" or not (probe.build_decides or too_much_on_host):
             return {}
         change: Changes = {"init": "device"}
-        for recipe in self.space.allowed(probe.recipe.to_mapping(), change):
-            self.laboratory.look([recipe])
-            other = self.laboratory.probes.get(recipe)
-            less_on_host = too_much_on_host and other is not None and other.host_bytes < probe.host_bytes
-            if other is not None and (less_on_host or other.need_bytes < probe.need_bytes):
-                return change
-        return {}
+        other = self.space.tried(probe.recipe.to_mapping(), change)
+        if other is None:
+            return {}
+        less_on_host = too_much_on_host and other.host_bytes < probe.host_bytes
+        return change if less_on_host or other.need_bytes < probe.need_bytes else {}
 
-    def _promising(self) -> dict[str, Changes]:
+    def _promising(self, variants: Mapping[str, Changes]) -> dict[str, Changes]:
         """Variants that can be carried out and that no other beats in both memory and time."""
-        seen: dict[str, Probe] = {}
-        for name, change in self.variants.items():
-            for recipe in self.space.allowed(change):
-                found = self.laboratory.probes.get(recipe)
-                if found is not None:
-                    seen[name] = found
+        self.space.look(*((change,) for change in variants.values()))
+        seen: dict[str, tuple[Changes, Probe]] = {}
+        for name, change in variants.items():
+            found = self.space.seen(change)
+            if found is not None:
+                built = {**change, **self._built_elsewhere(found)}
+                seen[name] = built, self.space.seen(built) or found
         kept = {
-            name: self.variants[name]
-            for name, one in seen.items()
-            if not any(_dominates(other, one) for key, other in seen.items() if key != name)
+            name: change
+            for name, (change, one) in seen.items()
+            if not any(_dominates(other, one) for _, other in seen.values() if other is not one)
         }
-        return kept or {name: self.variants[name] for name in list(seen)[:1]}
+        return kept or {name: change for name, (change, _) in list(seen.items())[:1]}
 
     def _simulate_starts(self) -> None:
-        space = self.space
-        wanted: list[Recipe] = []
+        wanted: list[tuple[Changes, ...]] = []
         large = self._size_change(self.sizes[0])
         for variant in self.variants.values():
-            for point in POINTS.values():
-                wanted += space.allowed(variant, large, point)
+            wanted += [(variant, large, point) for point in POINTS.values()]
             if self.small_size is not None:
-                wanted += space.allowed(variant, self._size_change(self.small_size))
-            for update in self.updates.values():
-                wanted += space.allowed(variant, large, update)
-        if space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
-            wanted += [recipe for size in self.sizes for recipe in space.allowed(self._size_change(size))]
-        self.laboratory.look(wanted)
+                wanted.append((variant, self._size_change(self.small_size)))
+            wanted += [(variant, large, update) for update in self.updates.values()]
+        if self.space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
+            wanted += [(self._size_change(size),) for size in self.sizes]
+        self.space.look(*wanted)
 
     @property
     def small_size(self) -> int | None:
@@ -160,29 +148,24 @@ class Search:
     def _size_change(self, size: int) -> Changes:
         return self.space.size_change(size)
 
-    def _found(self, *changes: Changes) -> Probe | None:
-        for recipe in self.space.allowed(*changes):
-            return self.laboratory.probes.get(recipe)
-        return None
-
     def _composition(self, variant: Changes) -> Composition | None:
+        space = self.space
         large = self._size_change(self.sizes[0])
-        probe = self._found(variant, large)
+        probe = space.seen(variant, large)
         if probe is None:
             return None
-        updates = {name: self._found(variant, large, change) for name, change in self.updates.items()}
-        small = self.small_size
+        updates = {name: space.seen(variant, large, change) for name, change in self.updates.items()}
+        sized = {size: space.allowed(variant, self._size_change(size)) for size in self.sizes}
         return Composition(
-            Sims(
-                batch=self.space.batch or self.sizes[0],
-                large=probe,
-                plain=_Plain(self, variant),
-                small_size=None if small is None or self._found(variant, self._size_change(small)) is None else small,
-                serial=self.space.on_cpu,
-                checkpointed=self._found(variant, large, POINTS["checkpoint"]),
-                offloaded=self._found(variant, large, POINTS["offload"]),
-                updates={name: found for name, found in updates.items() if found is not None},
-            )
+            batch=space.batch or self.sizes[0],
+            large=probe,
+            recipes={size: recipe for size, allowed in sized.items() for recipe in allowed},
+            probes=self.laboratory.probes,
+            small_size=self.small_size,
+            serial=space.on_cpu,
+            checkpointed=space.seen(variant, large, POINTS["checkpoint"]),
+            offloaded=space.seen(variant, large, POINTS["offload"]),
+            updates={name: found for name, found in updates.items() if found is not None},
         )
 
     # The search ----------------------------------------------------------------------------------------------------
@@ -193,18 +176,8 @@ class Search:
         Args:
             capacity_bytes: Memory there is, CUDA's context apart.
         """
-        fitting = [probe for probe in self.usable() if probe.need_bytes <= capacity_bytes]
+        fitting = [probe for probe in self.space.usable() if probe.need_bytes <= capacity_bytes]
         return min(fitting, key=lambda probe: (probe.seconds, probe.need_bytes), default=None)
-
-    def usable(self) -> list[Probe]:
-        """Returns all simulated recipes that are allowed and stay within the host's memory."""
-        return [probe for probe in self.laboratory.probes.values() if self._allowed(probe)]
-
-    def _allowed(self, probe: Probe) -> bool:
-        host = self.space.constraints.host_budget_bytes
-        if host is not None and probe.host_bytes > host:
-            return False
-        return self.space.constraints.refusal(probe.recipe, self.space.workload) is None
 
     def run(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = 2) -> Probe | None:
         """Looks for the fastest recipe.
@@ -252,7 +225,7 @@ class Search:
     def _groups(self) -> Iterator[Group]:
         for variant, composition in self.compositions.items():
             for size in self.sizes:
-                for update in composition.sims.updates:
+                for update in composition.updates:
                     if self.space.allowed(self.variants[variant], self._size_change(size), self.updates[update]):
                         yield variant, size, update
 
@@ -265,7 +238,7 @@ class Search:
         """How far off a guess at the time is: as seen, or as seen of recipes like it, or the benefit of the doubt."""
         if (group, mode) in self._seconds_factor:
             return self._seconds_factor[group, mode]
-        if group[1] in self.compositions[group[0]].sims.plain:
+        if self.compositions[group[0]].plain(group[1]) is not None:
             return 1.0
         near = _of_relatives(self._seconds_factor, group, mode)
         return HOPE if near is None else near * (1 - WORTH)
@@ -283,13 +256,13 @@ class Search:
         common = (self.variants[variant], self._size_change(size), self.updates[update])
         large = self._size_change(self.sizes[0])
         for mode, change in POINTS.items():
-            seen = self._found(self.variants[variant], large, change)
+            seen = self.space.seen(self.variants[variant], large, change)
             if seen is None:
                 continue
             seconds = composition.point_seconds(seen, size, update)
             need = composition.point_bytes(seen, size, update)
             yield from self._candidate(group, mode, (seconds, need), (*common, change), capacity_bytes)
-        names = composition.sims.large.recorded.block_names
+        names = composition.large.recorded.block_names
         for mode, offload in _CHOICES.items():
             room = capacity_bytes / self._bytes_off(group, mode)
             chosen = composition.chosen(size, update, room, offload=offload)
@@ -328,25 +301,6 @@ class Search:
         self._bytes_factor[candidate.group, candidate.mode] = factor
 
 
-class _Plain(Mapping[int, Probe]):
-    """Simulations in which nothing is checkpointed, by size of microbatch, as many as there are by now."""
-
-    def __init__(self, search: Search, variant: Changes) -> None:
-        self._probes = search.laboratory.probes
-        self._recipes = {
-            size: recipe for size in search.sizes for recipe in search.space.allowed(variant, search._size_change(size))
-        }
-
-    def __getitem__(self, size: int) -> Probe:
-        return self._probes[self._recipes[size]]
-
-    def __iter__(self) -> Iterator[int]:
-        return (size for size, recipe in self._recipes.items() if recipe in self._probes)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def block_choice(chosen: tuple[int, ...], names: tuple[str, ...]) -> str | tuple[str, ...]:
     """Returns the shortest way to say which blocks are meant.
 
@@ -382,6 +336,3 @@ def _dominates(one: Probe, other: Probe) -> bool:
     """Whether one needs less memory or time by more than noise, and no more of either."""
     no_more = one.need_bytes <= other.need_bytes and one.seconds <= other.seconds * (1 + 1e-9)
     return no_more and (one.need_bytes < 0.999 * other.need_bytes or one.seconds < 0.999 * other.seconds)
-
-
-__all__ = ["PLAIN", "Candidate", "Search", "block_choice"]

@@ -8,12 +8,10 @@ kept. Speed does not count here. Every number is from a simulation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from snugfit.planner.constraints import Constraints
-from snugfit.planner.probe import Laboratory, Probe
-from snugfit.planner.space import SWITCHES, Space
+from snugfit.planner.probe import Probe
+from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes, Level, Start
@@ -39,15 +37,14 @@ def _moves(level: Level) -> list[Changes]:
 class Smallest:
     """Looks for the recipe that needs the least memory."""
 
-    def __init__(self, laboratory: Laboratory, space: Space) -> None:
-        """Takes what the search had.
+    def __init__(self, space: Space) -> None:
+        """Starts with what was simulated.
 
         Args:
-            laboratory: Where recipes are simulated.
             space: The recipes there are.
         """
-        self._laboratory = laboratory
         self._space = space
+        self._laboratory = space.laboratory
         self._settled = False
         self._widened: set[Level] = set()
         self._started: set[Level] = set()
@@ -69,13 +66,10 @@ class Smallest:
             possible = [change for change in changes if refusal is None or not set(change) & set(refusal.fields)]
             if len(possible) < len(changes):  # such as no head and loss that could be computed in chunks
                 self._laboratory.look([_joined(space, possible)])
-        return self._least(space.constraints)
+        return _leanest(space)
 
-    def _effective(self, changes: Sequence[Changes]) -> list[Changes]:
-        """Leaves out switches that find nothing to switch in the model."""
-        seen = self._laboratory.probes.get(self._space.base)
-        dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
-        return [change for change in changes if not dead & set(change)]
+    def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
+        return self._space.effective(changes, self._laboratory.probes.get(self._space.base))
 
     def _wider(self, level: Level) -> Space:
         allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
@@ -92,7 +86,6 @@ class Smallest:
             Its simulation; None where nothing at all can be simulated within the host's memory.
         """
         space = self._wider(level)
-        allowed = space.constraints.allow
         best = self.start(level)
         if not self._settled:
             for _ in range(_ROUNDS):
@@ -100,48 +93,31 @@ class Smallest:
                 if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
                     break
             self._settled = True
-        for name in LEVELS:
-            if name != "exact" and name in allowed and name not in self._widened:
+        for name in LEVELS[1:]:
+            if name in space.constraints.allow and name not in self._widened:
                 best = self._round(space, best, _moves(name))
                 self._widened.add(name)
-        return self._least(space.constraints)
+        return _leanest(space)
 
-    def _round(self, space: Space, best: Probe | None, moves: Sequence[Changes]) -> Probe | None:
+    def _round(self, space: Space, best: Probe | None, moves: Iterable[Changes]) -> Probe | None:
         """Tries every move alone, and those that help together."""
-        start: dict[str, Any] = {} if best is None else best.recipe.to_mapping()
-        alone = [(move, recipe) for move in self._effective(moves) for recipe in space.allowed(start, move)]
-        self._laboratory.look(recipe for _, recipe in alone)
+        start: Changes = {} if best is None else best.recipe.to_mapping()
+        alone = self._effective(moves)
+        space.look(*((start, move) for move in alone))
         helped: list[tuple[int, Changes]] = []
-        for move, recipe in alone:
-            seen = self._laboratory.probes.get(recipe)
+        for move in alone:
+            seen = space.seen(start, move)
             if seen is not None and (best is None or seen.need_bytes < 0.998 * best.need_bytes):
                 helped.append((seen.need_bytes, move))
-        joined: dict[str, Any] = {}
-        for _, move in sorted(helped, key=lambda item: item[0]):
-            # A move that takes back what a better one did is left out.
-            agrees = all(joined.get(name, value) == value for name, value in move.items())
-            if agrees and space.allowed(start, joined, move):
-                joined.update(move)
-        self._laboratory.look(space.allowed(start, joined))
-        return self._least(space.constraints)
-
-    def _least(self, constraints: Constraints) -> Probe | None:
-        return min(self._usable(constraints), key=lambda probe: (probe.need_bytes, probe.seconds), default=None)
-
-    def _usable(self, constraints: Constraints) -> Iterator[Probe]:
-        host = constraints.host_budget_bytes
-        for probe in self._laboratory.probes.values():
-            if host is not None and probe.host_bytes > host:
-                continue
-            if constraints.refusal(probe.recipe, self._space.workload) is None:
-                yield probe
+        ordered = [move for _, move in sorted(helped, key=lambda item: item[0])]
+        space.look((start, space.joined(ordered, start)))
+        return _leanest(space)
 
 
-def _joined(space: Space, changes: Sequence[Changes]) -> Recipe:
+def _leanest(space: Space) -> Probe | None:
+    return min(space.usable(), key=lambda probe: (probe.need_bytes, probe.seconds), default=None)
+
+
+def _joined(space: Space, changes: Iterable[Changes]) -> Recipe:
     """The recipe with every change that is allowed and contradicts none before it."""
-    joined: dict[str, Any] = {}
-    for change in changes:
-        agrees = all(joined.get(name, value) == value for name, value in change.items())
-        if agrees and space.allowed(joined, change):
-            joined.update(change)
-    return (space.allowed(joined) or [space.base])[0]
+    return (space.allowed(space.joined(changes)) or [space.base])[0]

@@ -8,10 +8,12 @@ can carry it out of the simulation. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from snugfit.errors import RecipeError
 from snugfit.planner.constraints import Constraints
+from snugfit.planner.probe import Laboratory, Probe
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes, Choice, Situation
@@ -34,25 +36,26 @@ _ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fie
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """All recipes that may be chosen."""
+    """All recipes that may be chosen, and what simulations of them have shown."""
 
+    laboratory: Laboratory
+    """Where recipes are simulated."""
     constraints: Constraints
     """What they must keep to."""
     workload: Workload
     """What is learned, with the traits of the model."""
-    on_cpu: bool
-    """Whether training runs on a CPU, where host and device are the same memory."""
-    capability: tuple[int, int]
-    """Compute capability of the card."""
     base: Recipe
     """Plain training with the pins, and with the switches that were taken."""
-    built: bool = False
-    """Whether the model stands already."""
 
     @property
     def batch(self) -> int | None:
         """Samples of an update; None where nobody knows."""
         return self.workload.batch_size
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether training runs on a CPU, where host and device are the same memory."""
+        return self.laboratory.place.on_cpu
 
     def recipe(self, *changes: Changes) -> Recipe | str:
         """Returns the recipe with some fields changed.
@@ -66,7 +69,7 @@ class Space:
         given = self.base.to_mapping()
         for change in changes:
             given.update(change)
-        if self.built and given["init"] != self.base.init:
+        if self.laboratory.subject.built and given["init"] != self.base.init:
             return "the model is built already; to choose where, give its name, or a function that builds it."
         if self.on_cpu and self._moves_to_host(given):
             return "on a cpu the host is the same memory, so moving things there saves nothing."
@@ -86,6 +89,55 @@ class Space:
         """Returns the recipe with some fields changed, in a list that is empty where it is not allowed."""
         made = self.recipe(*changes)
         return [] if isinstance(made, str) else [made]
+
+    def look(self, *alternatives: Sequence[Changes]) -> None:
+        """Simulates recipes, those of them that are allowed.
+
+        Args:
+            *alternatives: For each recipe what is changed.
+        """
+        self.laboratory.look(recipe for changes in alternatives for recipe in self.allowed(*changes))
+
+    def seen(self, *changes: Changes) -> Probe | None:
+        """Returns the simulation of the recipe with some fields changed; None where there is none."""
+        return next((self.laboratory.probes.get(recipe) for recipe in self.allowed(*changes)), None)
+
+    def tried(self, *changes: Changes) -> Probe | None:
+        """Simulates the recipe with some fields changed; None where that is not allowed or cannot be carried out."""
+        self.look(changes)
+        return self.seen(*changes)
+
+    def usable(self) -> list[Probe]:
+        """Returns all simulated recipes that are allowed and stay within the host's memory."""
+        return [
+            probe
+            for probe in self.laboratory.probes.values()
+            if not self.exceeds_host(probe) and self.constraints.refusal(probe.recipe, self.workload) is None
+        ]
+
+    def exceeds_host(self, probe: Probe) -> bool:
+        """Returns whether a simulated recipe takes more of the host's memory than there is."""
+        host = self.constraints.host_budget_bytes
+        return host is not None and probe.host_bytes > host
+
+    def joined(self, changes: Iterable[Changes], start: Changes | None = None) -> dict[str, Any]:
+        """Returns all changes that are allowed together, those that take back what an earlier one does left out.
+
+        Args:
+            changes: The most important first.
+            start: What is changed before; may be taken back.
+        """
+        together: dict[str, Any] = {}
+        for change in changes:
+            agrees = all(together.get(name, value) == value for name, value in change.items())
+            if agrees and self.allowed(start or {}, together, change):
+                together.update(change)
+        return together
+
+    def effective(self, changes: Iterable[Changes], seen: Probe | None) -> list[Changes]:
+        """Returns changes without the switches that find nothing to switch in the model, as a simulation of it shows."""
+        dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
+        return [change for change in changes if not dead & set(change)]
 
     def sizes(self) -> list[int]:
         """Returns the sizes of microbatch, largest first: halves and thirds of the batch that are allowed."""
@@ -115,6 +167,6 @@ class Space:
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
-        here = Situation(self.workload, self.on_cpu, bf16=self.on_cpu or self.capability >= (8, 0))
+        here = Situation(self.workload, self.on_cpu, bf16=self.on_cpu or self.laboratory.place.kind[1] >= (8, 0))
         kept = [one for one in ordered if one.level in self.constraints.allow and one.when(here)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from snugfit.planner.probe import Subject
-from snugfit.recipe import Recipe
-from snugfit.recording.recording import Recording
-from snugfit.simulator.request import Kind, NamedModel, record_given, record_named
+from snugfit.simulator.request import NamedModel, record_given, record_named
 from snugfit.workload import Workload
 
 _TRAITS = ("batch_norm", "dropout")
@@ -24,9 +23,12 @@ def named_subject(named: NamedModel, workload: Workload) -> Subject:
     Returns:
         The subject.
     """
+    assert workload.batch_size is not None
     skipped = ("batch_size", "weights", *_TRAITS)
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in skipped}
-    return Subject(record=_record_named, arguments=(named, workload.batch_size, settings), title=named.spec)
+    return Subject(
+        record=functools.partial(record_named, named, workload.batch_size, settings=settings), title=named.spec
+    )
 
 
 def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:
@@ -44,14 +46,5 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     import torch
 
     built = isinstance(model, torch.nn.Module)
-    return Subject(record=_record_given, arguments=(model, shapes, dict(arguments)), title=title, built=built)
-
-
-def _record_named(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recording:
-    named, batch_size, settings = arguments
-    return record_named(named, batch_size, recipe, kind, settings)
-
-
-def _record_given(arguments: tuple[Any, ...], recipe: Recipe, kind: Kind) -> Recording:
-    model, shapes, settings = arguments
-    return record_given(model, shapes, recipe, kind, settings)
+    record = functools.partial(record_given, model, shapes, arguments=dict(arguments))
+    return Subject(record=record, title=title, built=built)

@@ -22,7 +22,6 @@ from snugfit.fake_device.accelerator import Personality
 from snugfit.private_torch import tree_leaves
 from snugfit.recipe import Recipe
 from snugfit.recording.allocator_config import AllocatorConfig
-from snugfit.recording.block_profile import last_step_start
 from snugfit.recording.clock import clock
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
@@ -266,5 +265,5 @@ def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[flo
 
 
 def _last_step_flops(trace: Trace) -> int:
-    start = last_step_start(trace)
+    start, _ = trace.step_events()
     return sum(run.flops for run in trace.runs if run.at > start)

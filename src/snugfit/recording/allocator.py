@@ -141,7 +141,7 @@ class CachingAllocator:
         """
         self.config = config if config is not None else AllocatorConfig()
         self.capacity_bytes = _NO_LIMIT if capacity_bytes is None else capacity_bytes
-        self.observer = observer
+        self.observer = observer or (lambda *change: None)
         self.allocated_bytes = self.reserved_bytes = self.requested_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = self.retries = 0
         self._starts: dict[int, int] = {}  # free block's first byte -> its size
@@ -360,8 +360,7 @@ class CachingAllocator:
         self._next_address += wanted + _GAP
         self._segments[address] = (wanted, pool)
         self._reserve(wanted)
-        if self.observer is not None:
-            self.observer("segment_alloc", address, wanted, pool.stream)
+        self.observer("segment_alloc", address, wanted, pool.stream)
         return address, wanted
 
     def _reserve(self, nbytes: int) -> None:
@@ -389,8 +388,7 @@ class CachingAllocator:
             segments.map(start + have, mapped)
             self._reserve(mapped)
             self._insert_merged(pool, start + have, mapped)
-            if self.observer is not None:
-                self.observer("segment_map", start + have, mapped, pool.stream)
+            self.observer("segment_map", start + have, mapped, pool.stream)
         found = self._starts.pop(start)
         del pool.keys[bisect_left(pool.keys, found << _SHIFT | start)]
         return start, found
@@ -421,13 +419,16 @@ class CachingAllocator:
     def _release_segment(self, pool: Pool, key: int) -> None:
         """Gives a segment that is one free block back to the card (`release_block`)."""
         address, size = key & _MASK, key >> _SHIFT
-        del pool.keys[bisect_left(pool.keys, key)]
-        del self._starts[address]
-        del self._ends[address + size]
+        self._take_out(pool, address, size)
         del self._segments[address]
         self.reserved_bytes -= size
-        if self.observer is not None:
-            self.observer("segment_free", address, size, pool.stream)
+        self.observer("segment_free", address, size, pool.stream)
+
+    def _take_out(self, pool: Pool, address: int, size: int) -> None:
+        """Takes a block out of the free ones."""
+        del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
+        del self._starts[address]
+        del self._ends[address + size]
 
     def _release_pool(self, pool: Pool) -> None:
         """Gives back what of a pool is free (`release_blocks`): whole segments, or granules of expandable ones."""
@@ -443,9 +444,7 @@ class CachingAllocator:
         start, end = segments.inner(address, size)
         if start >= end:
             return
-        del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
-        del self._starts[address]
-        del self._ends[address + size]
+        self._take_out(pool, address, size)
         for left, right in ((address, start), (end, address + size)):
             if left < right:
                 self._starts[left] = right - left
@@ -453,8 +452,7 @@ class CachingAllocator:
                 insort(pool.keys, (right - left) << _SHIFT | left)
         segments.unmap(start, end - start)
         self.reserved_bytes -= end - start
-        if self.observer is not None:
-            self.observer("segment_unmap", start, end - start, pool.stream)
+        self.observer("segment_unmap", start, end - start, pool.stream)
 
     def _collect_garbage(self, ages: dict[int, int]) -> None:
         """Gives back cached large segments that were not used for long (`garbage_collect_cached_blocks`)."""

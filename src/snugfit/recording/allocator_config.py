@@ -8,6 +8,7 @@ headers that torch 2.15 ships. Torch reads the environment; here an option is an
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from snugfit.errors import InputError, did_you_mean
 
@@ -88,7 +89,9 @@ class AllocatorConfig:
         """
         known = [field.name for field in dataclasses.fields(cls) if field.name != "limited_by_fraction"]
         values: dict[str, object] = {}
-        for item in _items("".join(text.split())):
+        for item in filter(
+            None, re.split(r",(?![^\[]*\])", "".join(text.split()))
+        ):  # commas in brackets divide nothing
             name, _, value = item.partition(":")
             if name.startswith(_ELSEWHERE) or item == "backend:native":
                 continue
@@ -102,19 +105,6 @@ class AllocatorConfig:
                     "expandable_segments:True or roundup_power2_divisions:[256:1,512:2,>:4]."
                 ) from None
         return cls(**values)  # type: ignore[arg-type]
-
-
-def _items(text: str) -> list[str]:
-    """Splits at the commas that stand outside of brackets."""
-    items, depth, current = [], 0, ""
-    for char in text:
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth == 0:
-            items.append(current)
-            current = ""
-        else:
-            current += char
-    return [item for item in [*items, current] if item]
 
 
 def _value(name: str, text: str) -> object:

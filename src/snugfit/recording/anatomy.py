@@ -14,7 +14,7 @@ from collections.abc import Collection
 from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.experts import inside
 from snugfit.recording.replay import Player, Replay, replay
-from snugfit.recording.trace import CATEGORIES, MARK, Trace
+from snugfit.recording.trace import CATEGORIES, Mark, Trace
 
 OUTSIDE = "(outside the model)"
 """Name of the group of tensors that were made in no module."""
@@ -78,8 +78,8 @@ class Timeline:
     """Live bytes of each category at each point."""
     reserved_bytes: tuple[int, ...]
     """Bytes in segments at each point."""
-    marks: tuple[tuple[int, str, bool, int], ...]
-    """Event, phase, whether it was entered, step."""
+    marks: tuple[Mark, ...]
+    """Where phases begin and end."""
 
     @property
     def total_bytes(self) -> tuple[int, ...]:
@@ -209,9 +209,5 @@ def timeline(trace: Trace, config: AllocatorConfig | None = None, *, points: int
         events=tuple(row[1] for row in rows),
         bytes_by_category={name: tuple(row[2][i] for row in rows) for i, name in enumerate(CATEGORIES)},
         reserved_bytes=tuple(row[3] for row in rows),
-        marks=tuple(
-            (i, trace.phases[trace.subjects[i]], bool(trace.values[i] & 1), trace.values[i] >> 1)
-            for i, kind in enumerate(trace.kinds)
-            if kind == MARK
-        ),
+        marks=tuple(trace.marks()),
     )

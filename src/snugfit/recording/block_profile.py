@@ -9,7 +9,7 @@ from snugfit.devices import Device
 from snugfit.recording.anatomy import OUTSIDE, Anatomy, block_of
 from snugfit.recording.clock import runs_of_step
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import MARK, Trace
+from snugfit.recording.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,17 +76,3 @@ def _in_model_order(names: list[str]) -> list[str]:
     """Names once, in the order in which the model registers its modules; what has no module comes first."""
     unique = dict.fromkeys(names)
     return [name for name in unique if name == OUTSIDE] + [name for name in unique if name != OUTSIDE]
-
-
-def last_step_start(trace: Trace) -> int:
-    """Returns the index of the first event of the last step.
-
-    Args:
-        trace: The recording.
-
-    Returns:
-        The index of the mark with which the step starts; -1 for a trace without marks.
-    """
-    marks = [(trace.values[i] >> 1, i) for i, kind in enumerate(trace.kinds) if kind == MARK]
-    last = max((step for step, _ in marks), default=0)
-    return min((i for step, i in marks if step == last), default=-1)

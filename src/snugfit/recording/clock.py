@@ -16,11 +16,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from snugfit.devices import Device
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import MARK, Trace
+from snugfit.recording.trace import Trace
 
 HOST_OPERATOR_SECONDS = 40e-6
 """Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
@@ -47,6 +47,22 @@ class Timing:
     """Floating-point operations of the step."""
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Phase -> how much later the step ends for it."""
+
+    @classmethod
+    def mean(cls, timings: Sequence[Timing]) -> Timing:
+        """Returns the mean of several steps.
+
+        Args:
+            timings: At least one.
+        """
+        count = len(timings)
+        names = ("step_seconds", "host_seconds", "device_seconds", "link_seconds")
+        phases = {phase for one in timings for phase in one.phase_seconds}
+        return cls(
+            **{name: sum(getattr(one, name) for one in timings) / count for name in names},
+            flops=sum(one.flops for one in timings) // count,
+            phase_seconds={name: sum(one.phase_seconds.get(name, 0.0) for one in timings) / count for name in phases},
+        )
 
     @property
     def bound(self) -> str:
@@ -127,9 +143,9 @@ def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
     Yields:
         Indices of runs.
     """
-    first, last = _step_events(trace, step)
+    before, last = trace.step_events(step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}
-    begin = bisect.bisect_left(trace.runs, first, key=_at)
+    begin = bisect.bisect_right(trace.runs, before, key=_at)
     for index in range(begin, bisect.bisect_right(trace.runs, last, lo=begin, key=_at)):
         yield index
         repeat = repeats.get(index + 1)
@@ -139,14 +155,3 @@ def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
 
 
 _at = operator.attrgetter("at")
-
-
-def _step_events(trace: Trace, step: int | None) -> tuple[int, int]:
-    """Returns the first and the last event of a step, which lasts from its first mark to the next step's first."""
-    marks = [(i, trace.values[i] >> 1) for i, kind in enumerate(trace.kinds) if kind == MARK]
-    if not marks:
-        return 0, len(trace)
-    wanted = max(number for _, number in marks) if step is None else step
-    begin = min((i for i, number in marks if number == wanted), default=len(trace) + 1)
-    end = min((i for i, number in marks if number > wanted and i > begin), default=len(trace))
-    return begin + 1, end

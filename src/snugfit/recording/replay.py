@@ -129,11 +129,9 @@ class Player:
             OutOfMemory: When the card is full.
         """
         trace, held, observer = self.trace, self.held, self.observer
-        allocator = self.allocator
-        malloc, free = allocator.malloc, allocator.free
+        take, give_back = self._take, self._give_back
         storages, kinds, subjects = trace.storages, trace.kinds, trace.subjects
         host, host_sizes = self.host_bytes, self.host_sizes
-        peak = allocator.peak_allocated_bytes
         end = len(trace) if through is None else through + 1
         index = self.event
         try:
@@ -147,11 +145,7 @@ class Player:
                     nbytes = row[1]
                     if row[2] == "device":
                         if nbytes:
-                            block = held[subject] = malloc(nbytes, row[7])
-                            if observer is not None:
-                                observer(index, subject, block, allocator.block_bytes(block))
-                            if allocator.allocated_bytes > peak:
-                                peak = self._new_peak(index)
+                            held[subject] = take(index, subject, nbytes, row[7])
                     else:
                         host_sizes[subject] = nbytes
                         host += nbytes
@@ -159,26 +153,17 @@ class Player:
                             self.host_peak_bytes = host
                 elif kind == FREE:
                     if subject in held:
-                        block = held.pop(subject)
-                        if observer is not None:
-                            observer(index, subject, block, -allocator.block_bytes(block))
-                        free(block)
+                        give_back(index, subject, held.pop(subject))
                     elif subject in host_sizes:
                         host -= host_sizes.pop(subject)
                 elif kind == WORKSPACE:
                     work = trace.workspaces[subject]
                     if work.nbytes:
-                        block = malloc(work.nbytes, work.stream)
-                        if observer is not None:
-                            observer(index, None, block, allocator.block_bytes(block))
-                        if allocator.allocated_bytes > peak:
-                            peak = self._new_peak(index)
+                        block = take(index, None, work.nbytes, work.stream)
                         if index == through:
                             self.workspace = block
                             break
-                        if observer is not None:
-                            observer(index, None, block, -allocator.block_bytes(block))
-                        free(block)
+                        give_back(index, None, block)
                 elif kind == RESIZE:
                     nbytes = trace.values[index]
                     if storages[subject].place != "device":
@@ -189,28 +174,34 @@ class Player:
                     # A storage that grows gets its new block before the old one is given back (`resize_bytes_cuda`).
                     old = held.pop(subject, None)
                     if nbytes:
-                        block = held[subject] = malloc(nbytes, storages[subject].stream)
-                        if observer is not None:
-                            observer(index, subject, block, allocator.block_bytes(block))
-                        if allocator.allocated_bytes > peak:
-                            peak = self._new_peak(index)
+                        held[subject] = take(index, subject, nbytes, storages[subject].stream)
                     if old is not None:
-                        if observer is not None:
-                            observer(index, subject, old, -allocator.block_bytes(old))
-                        free(old)
+                        give_back(index, subject, old)
                 elif kind == EMPTY_CACHE:
-                    allocator.empty_cache()
+                    self.allocator.empty_cache()
             else:
                 index = end
         finally:
             self.event = index
             self.host_bytes = host
 
-    def _new_peak(self, index: int) -> int:
-        self.peak_event = index
-        self.reserved_at_peak_bytes = self.allocator.reserved_bytes
-        self.peak_requested_bytes = self.allocator.requested_bytes
-        return self.allocator.allocated_bytes
+    def _take(self, event: int, storage: int | None, nbytes: int, stream: int) -> int:
+        """Takes a block for a storage, or for a workspace (None), and notes where the peak is."""
+        allocator = self.allocator
+        peak = allocator.peak_allocated_bytes
+        block = allocator.malloc(nbytes, stream)
+        if self.observer is not None:
+            self.observer(event, storage, block, allocator.block_bytes(block))
+        if allocator.allocated_bytes > peak:
+            self.peak_event = event
+            self.reserved_at_peak_bytes = allocator.reserved_bytes
+            self.peak_requested_bytes = allocator.requested_bytes
+        return block
+
+    def _give_back(self, event: int, storage: int | None, block: int) -> None:
+        if self.observer is not None:
+            self.observer(event, storage, block, -self.allocator.block_bytes(block))
+        self.allocator.free(block)
 
 
 def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> Replay:

@@ -11,6 +11,7 @@ the event in microseconds, since a replay has no clock of its own.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
         `segments`, `device_traces` (one list) and the other keys of a real snapshot.
     """
     entries: list[dict[str, Any]] = []
-    frames_of: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-
-    def frames(row: Storage | Workspace) -> list[dict[str, Any]]:
-        key = (row.phase, row.module, row.operator)
-        if key not in frames_of:
-            frames_of[key] = _frames(*key)
-        return frames_of[key]
+    frames = functools.cache(_frames)
 
     def row_at(event: int, storage: int | None) -> Storage | Workspace:
         return trace.storages[storage] if storage is not None else trace.workspaces[trace.subjects[event]]
@@ -57,7 +52,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
 
     def observe(event: int, storage: int | None, block: int, change_bytes: int) -> None:
         row = row_at(event, storage)
-        stack = frames(row)
+        stack = frames(row.phase, row.module, row.operator)
         if change_bytes > 0:
             resized = trace.values[event] if storage is not None else 0
             requested[block] = resized or row.nbytes
@@ -72,7 +67,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
     def observe_segment(action: str, address: int, nbytes: int, stream: int) -> None:
         event = player.event
         phase, operator, module = trace.where(event)
-        entry(action, event, address, nbytes, stream, _frames(phase, module, operator))
+        entry(action, event, address, nbytes, stream, frames(phase, module, operator))
 
     player = Player(trace, config, capacity_bytes, observer=observe, segment_observer=observe_segment)
     try:
@@ -80,7 +75,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
     except OutOfMemory as full:
         phase, operator, module = trace.where(player.event)
         free = (capacity_bytes or 0) - full.reserved_bytes
-        entry("oom", player.event, free, full.needed_bytes, 0, _frames(phase, module, operator))
+        entry("oom", player.event, free, full.needed_bytes, 0, frames(phase, module, operator))
         entries[-1]["device_free"] = entries[-1].pop("addr")
     allocator = player.allocator
     segments = []

@@ -2,7 +2,7 @@
 
 A trace is made once by the recorder and replayed often: without a limit, at each card's size, by the clock and the
 anatomy. So it is compact (parallel columns, tuples of ints, one row for each storage), immutable, and made of ints and
-strings only; it pickles, and `to_plain` makes it JSON. It knows nothing of any allocator: sizes are the bytes that were
+strings only. It knows nothing of any allocator: sizes are the bytes that were
 asked for, and how they are rounded and placed is the replay's business.
 
 `TraceBuilder` is the only way to make one. A storage's category may be decided late (a tensor becomes a gradient
@@ -12,7 +12,7 @@ when it is accumulated, a temporary becomes an activation when it is saved), any
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from snugfit.errors import InputError
@@ -133,15 +133,17 @@ class Repeat(NamedTuple):
     """How often it happens again right after itself."""
 
 
-class Event(NamedTuple):
-    """One event in words, for reading and for tests; the columns of `Trace` hold the same as ints."""
+class Mark(NamedTuple):
+    """Where a phase begins or ends."""
 
-    kind: str
-    """`alloc`, `free`, `resize`, `workspace`, `enter`, `leave` or `empty_cache`."""
-    subject: int | str
-    """The storage's id, the workspace's index, or the phase's name."""
-    value: int = 0
-    """The new size of a resized storage; the step of a mark."""
+    event: int
+    """Index of the event."""
+    phase: str
+    """The phase."""
+    entered: bool
+    """Whether it begins here."""
+    step: int
+    """Number of the training step, from 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,14 +179,30 @@ class Trace:
         """The number of events."""
         return len(self.kinds)
 
-    def events(self) -> Iterator[Event]:
-        """Yields the events in words."""
-        names = ("alloc", "free", "resize", "workspace", "mark", "empty_cache")
-        for kind, subject, value in zip(self.kinds, self.subjects, self.values, strict=True):
-            if kind == MARK:
-                yield Event("enter" if value & 1 else "leave", self.phases[subject], value >> 1)
-            else:
-                yield Event(names[kind], subject, value)
+    def marks(self) -> list[Mark]:
+        """Returns where phases begin and end, in order."""
+        return [
+            Mark(i, self.phases[self.subjects[i]], bool(self.values[i] & 1), self.values[i] >> 1)
+            for i, kind in enumerate(self.kinds)
+            if kind == MARK
+        ]
+
+    def step_events(self, step: int | None = None) -> tuple[int, int]:
+        """Returns the events of a step, which lasts from its first mark to the next step's first.
+
+        Args:
+            step: Number of the step; None for the last one.
+
+        Returns:
+            Index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of events.
+        """
+        marks = self.marks()
+        if not marks:
+            return -1, len(self)
+        wanted = max(mark.step for mark in marks) if step is None else step
+        begin = min((mark.event for mark in marks if mark.step == wanted), default=len(self))
+        end = min((mark.event for mark in marks if mark.step > wanted and mark.event > begin), default=len(self))
+        return begin, end
 
     def where(self, index: int) -> tuple[str, str, str]:
         """Returns what was running when an event happened.
@@ -207,46 +225,6 @@ class Trace:
             return row.phase, row.operator, row.module
         return "", "", ""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Returns the trace as lists, ints and strings, for JSON."""
-        return {
-            "storages": [list(row) for row in self.storages],
-            "workspaces": [list(row) for row in self.workspaces],
-            "phases": list(self.phases),
-            "kinds": list(self.kinds),
-            "subjects": list(self.subjects),
-            "values": list(self.values),
-            "runs": [list(row) for row in self.runs],
-            "repeats": [list(row) for row in self.repeats],
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Trace:
-        """Returns the trace that `to_plain` wrote.
-
-        Args:
-            plain: What `to_plain` returned, also after a way through JSON.
-
-        Returns:
-            An equal trace.
-        """
-        runs = []
-        for row in plain["runs"]:
-            run = OperatorRun(*row)
-            product: Any = tuple(run.product)
-            shape: Any = Convolution(*run.convolution) if run.convolution else ()
-            runs.append(run._replace(product=product, after=tuple(run.after), convolution=shape))
-        return cls(
-            storages=tuple(Storage(*row) for row in plain["storages"]),
-            workspaces=tuple(Workspace(*row) for row in plain["workspaces"]),
-            phases=tuple(plain["phases"]),
-            kinds=bytes(plain["kinds"]),
-            subjects=tuple(plain["subjects"]),
-            values=tuple(plain["values"]),
-            runs=tuple(runs),
-            repeats=tuple(Repeat(*row) for row in plain.get("repeats", ())),
-        )
-
 
 _ROWS: dict[str, Any] = {"storages": Storage, "workspaces": Workspace, "runs": OperatorRun}
 
@@ -256,13 +234,16 @@ def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
     return Trace(**columns, **rest)
 
 
+_CATEGORY, _MODULE = 2, 3
+"""Where in a row that is taken down stands what may change; the row is a `Storage` without its id."""
+
+
 class TraceBuilder:
     """Takes down events as they happen and makes a `Trace` of them."""
 
     def __init__(self) -> None:
         """Starts an empty trace."""
-        self._storages: list[tuple[int, str, str, str, str, int]] = []
-        self._categories: list[str] = []
+        self._storages: list[list[Any]] = []
         self._alive: list[bool] = []
         self._workspaces: list[Workspace] = []
         self._phases: dict[str, int] = {}
@@ -308,8 +289,7 @@ class TraceBuilder:
             Its id.
         """
         storage = len(self._storages)
-        self._storages.append((nbytes, place, module, operator, phase, stream))
-        self._categories.append(category)
+        self._storages.append([nbytes, place, category, module, operator, phase, stream])
         self._alive.append(True)
         self._event(ALLOC, storage)
         return storage
@@ -381,8 +361,7 @@ class TraceBuilder:
             storage: The id that `alloc` returned.
             module: Dotted path of the module.
         """
-        row = self._storages[storage]
-        self._storages[storage] = (*row[:2], module, *row[3:])
+        self._storages[storage][_MODULE] = module
 
     def set_category(self, storage: int, category: str) -> None:
         """Says what a storage turned out to be.
@@ -391,7 +370,7 @@ class TraceBuilder:
             storage: The id that `alloc` returned.
             category: One of `CATEGORIES`.
         """
-        self._categories[storage] = category
+        self._storages[storage][_CATEGORY] = category
 
     def category(self, storage: int) -> str:
         """Returns what a storage is taken for so far.
@@ -402,7 +381,8 @@ class TraceBuilder:
         Returns:
             One of `CATEGORIES`.
         """
-        return self._categories[storage]
+        category: str = self._storages[storage][_CATEGORY]
+        return category
 
     def build(self) -> Trace:
         """Returns what was taken down so far as a trace.
@@ -413,15 +393,10 @@ class TraceBuilder:
         Raises:
             InputError: For a category that does not exist.
         """
-        unknown = sorted(set(self._categories) - set(CATEGORIES))
+        storages = tuple(Storage(i, *row) for i, row in enumerate(self._storages))
+        unknown = sorted({row.category for row in storages} - set(CATEGORIES))
         if unknown:
             raise InputError(f"category {unknown[0]!r} does not exist. Allowed: {', '.join(CATEGORIES)}.")
-        storages = tuple(
-            Storage(i, nbytes, place, category, module, operator, phase, stream)
-            for i, ((nbytes, place, module, operator, phase, stream), category) in enumerate(
-                zip(self._storages, self._categories, strict=True)
-            )
-        )
         return Trace(
             storages=storages,
             workspaces=tuple(self._workspaces),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
+WIDTH = 118
+"""Characters of a line."""
+_NARROWEST = 40
 _PLAIN = {"─": "-", "…": "..."}
 """Character -> what stands for it where the console cannot show it."""
 
@@ -63,15 +67,43 @@ def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
     Args:
         title: One line.
-        rows: Name and value; a value of several lines is indented under its first.
+        rows: Name and value; those with an empty value are left out.
+    """
+    return "\n".join([title, *table([row for row in rows if row[1]])])
+
+
+def table(
+    rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ", wrap_at: float = WIDTH
+) -> list[str]:
+    """Returns the lines of a table whose columns are as wide as their widest cells.
+
+    Args:
+        rows: Cells from left to right, as many in each row; the first row may be titles. What is long in a last cell is
+            wrapped, and lines of their own stay.
+        right: Indices of columns whose cells stand at the right end, as numbers do.
+        indent: What every line begins with.
+        wrap_at: Characters of a line, from which on it is wrapped.
     """
     rows = list(rows)
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [title]
-    for name, value in rows:
-        first, *more = value.splitlines() or [""]
-        lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}  {line}" for line in more)]
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        *cells, last = [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        start = indent + "".join(f"{cell}  " for cell in cells)
+        for part in last.splitlines() or [""]:
+            lines += textwrap.wrap(
+                part.rstrip(),
+                max(wrap_at, len(start) + _NARROWEST),
+                initial_indent=start,
+                subsequent_indent=" " * len(start),
+                break_long_words=False,
+                break_on_hyphens=False,
+            ) or [start.rstrip()]
+            start = " " * len(start)
+    return lines
 
 
 def plain_for(text: str, encoding: str | None) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snugfit.recipe import Recipe
+from snugfit.report.console import card, table
+from snugfit.report.memory_tables import anatomy_table, grouped, largest_table
+from snugfit.report.words import recipe_in_words, short_operator
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.recording.block_profile import BlockProfile
     from snugfit.simulator.prediction import Estimate
 
-_BAR = 24
 _MOST_BLOCKS = 24
 _ALIKE = 0.02
 """Blocks whose bytes differ by less are shown as one: the allocator rounds their tensors differently."""
@@ -29,15 +30,14 @@ def estimate_card(estimate: Estimate) -> str:
     Returns:
         Lines of text, the last without a line break.
     """
-    parts = [_heading(estimate), _anatomy(estimate), _largest(estimate), _blocks(estimate), _devices(estimate)]
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def _heading(estimate: Estimate) -> list[str]:
-    rows = [(name, text) for name, text in _facts(estimate) if text]
-    width = max(len(name) for name, _ in rows)
     title = f"{estimate.title} on {'cards of the table' if estimate.device == 'all' else estimate.device}"
-    return [title, *(f"  {name:<{width}}  {text}" for name, text in rows)]
+    tables = (
+        anatomy_table(estimate.anatomy_bytes, estimate.experts_bytes),
+        largest_table(estimate.largest),
+        _blocks(estimate),
+        _devices(estimate),
+    )
+    return "\n\n".join([card(title, _facts(estimate)), *("\n".join(lines) for lines in tables if lines)])
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -59,26 +59,9 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
     yield "attention", kernels
     yield "time", _time_in_words(estimate)
-    yield (
-        "holds for",
-        f"{estimate.processor}: what operators take inside was measured there" if estimate.processor else "",
-    )
+    if estimate.processor:
+        yield "holds for", f"{estimate.processor}: what operators take inside was measured there"
     yield "answered", "; ".join(estimate.answered)
-
-
-def recipe_in_words(recipe: Recipe | None) -> str:
-    """Returns what a recipe changes.
-
-    Args:
-        recipe: The recipe; None for a hand-written step.
-
-    Returns:
-        `field=value` of every field that is not plain.
-    """
-    if recipe is None:
-        return "none: a hand-written step, as it is"
-    changed = recipe.to_mapping(defaults=False)
-    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "plain"
 
 
 def where_in_words(estimate: Estimate) -> str:
@@ -100,18 +83,6 @@ def where_in_words(estimate: Estimate) -> str:
     return f"{when}: {short_operator(estimate.peak_operator)}{module}"
 
 
-def short_operator(name: str) -> str:
-    """Returns an operator's name without its library and its default overload (`aten.mm.default` -> `mm`).
-
-    Args:
-        name: The full name.
-
-    Returns:
-        The short name.
-    """
-    return name.removeprefix("aten.").removesuffix(".default")
-
-
 def _total_in_words(estimate: Estimate) -> str:
     if estimate.peak_reserved_bytes is None:
         return " in tensors"
@@ -127,41 +98,9 @@ def _time_in_words(estimate: Estimate) -> str:
     return work if estimate.step_seconds is None else f"{format_seconds(estimate.step_seconds)} a step; {work}"
 
 
-def _anatomy(estimate: Estimate) -> list[str]:
-    total = max(estimate.peak_allocated_bytes, 1)
-    lines = ["What lives at the peak"]
-    for name, size in sorted(estimate.anatomy_bytes.items(), key=lambda item: -item[1]):
-        if size:
-            bar = "#" * max(1, round(_BAR * size / total))
-            lines.append(f"  {name.replace('_', ' '):<15}  {format_bytes(size):>10}  {size / total:6.1%}  {bar}")
-    experts = sum(estimate.experts_bytes.values())
-    if experts:
-        parts = ", ".join(
-            f"{name.replace('_', ' ')} {format_bytes(size)}"
-            for name, size in sorted(estimate.experts_bytes.items(), key=lambda item: -item[1])
-        )
-        lines.append(f"  {'  of experts':<15}  {format_bytes(experts):>10}  {experts / total:6.1%}  ({parts})")
-    lines.append(f"  {'sum':<15}  {format_bytes(sum(estimate.anatomy_bytes.values())):>10}")
-    return lines
-
-
-def _largest(estimate: Estimate) -> list[str]:
-    if not estimate.largest:
-        return []
-    rows = [
-        (
-            format_bytes(tensor.size_bytes),
-            tensor.category.replace("_", " "),
-            short_operator(tensor.operator),
-            tensor.module or "-",
-        )
-        for tensor in estimate.largest
-    ]
-    return ["Largest tensors alive at the peak", *_table(("size", "category", "operator", "module"), rows, right=(0,))]
-
-
 def _blocks(estimate: Estimate) -> list[str]:
-    groups = list(_grouped([block for block in estimate.blocks if block.weight_bytes or block.bytes_by_category]))
+    used = [block for block in estimate.blocks if block.weight_bytes or block.bytes_by_category]
+    groups = list(grouped(used, _alike))
     if not groups:
         return []
     timed = any(block.device_seconds for _, block in groups)
@@ -178,24 +117,10 @@ def _blocks(estimate: Estimate) -> list[str]:
     titles = ("block", "weights", "gradients*", "activations*", "others*", "GFLOP", "on the card")
     shown = rows[:_MOST_BLOCKS]
     lines = ["Blocks (* alive at the peak; of the first, where a row stands for several)"]
-    lines += _table(titles if timed else titles[:-1], shown, right=range(1, 7))
+    lines += table([titles if timed else titles[:-1], *shown], right=range(1, 7))
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more (--json has all)")
     return lines
-
-
-def _grouped(blocks: Sequence[BlockProfile]) -> Iterator[tuple[str, BlockProfile]]:
-    """Consecutive blocks that differ in a number of their name, and hardly in anything else, as one."""
-    run: list[BlockProfile] = []
-    for block in blocks:
-        if run and _alike(run[0], block):
-            run.append(block)
-            continue
-        if run:
-            yield _name(run), run[0]
-        run = [block]
-    if run:
-        yield _name(run), run[0]
 
 
 def _alike(one: BlockProfile, other: BlockProfile) -> bool:
@@ -208,14 +133,8 @@ def _alike(one: BlockProfile, other: BlockProfile) -> bool:
     )
 
 
-def _name(run: Sequence[BlockProfile]) -> str:
-    if len(run) == 1:
-        return run[0].name
-    return f"{run[0].name} to {run[-1].name.rpartition('.')[2]} ({len(run)})"
-
-
 def _devices(estimate: Estimate) -> list[str]:
-    rows = []
+    rows = [("card", "", "room", "a step")]
     for device in estimate.devices:
         if device.headroom_bytes is None:
             room = "no limit of its own"
@@ -225,22 +144,10 @@ def _devices(estimate: Estimate) -> list[str]:
             room = f"{format_bytes(-device.headroom_bytes)} short"
         seconds = "-" if device.step_seconds is None else format_seconds(device.step_seconds)
         rows.append((device.name, "fits" if device.fits else "does not fit", room, seconds))
-    lines = ["Cards", *_table(("card", "", "room", "a step"), rows, right=(2, 3))]
-    if len(rows) > 1:
+    lines = ["Cards", *table(rows, right=(2, 3))]
+    if len(estimate.devices) > 1:
         lines.append("  Kernels differ between generations of cards, so each generation was simulated.")
     return lines
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
-    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (titles, *rows)
-    ]
 
 
 def _count(number: int) -> str:

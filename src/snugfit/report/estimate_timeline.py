@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snugfit.devices import device_named
-from snugfit.report.estimate_card import recipe_in_words, where_in_words
-from snugfit.report.timeline import Drawing, timeline_data
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.report.estimate_card import where_in_words
+from snugfit.report.timeline import Drawing, drawing_of
+from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -22,20 +24,18 @@ def estimate_drawing(estimate: Estimate) -> Drawing:
     Returns:
         Its memory over the run, thinned so that no peak is lost, and what it says in words.
     """
-    found = estimate.timeline(points=2000)
-    return Drawing(
-        title=f"{estimate.title}: predicted memory",
-        heading=_headline(estimate),
-        subtitle=_subtitle(estimate),
-        data=timeline_data(estimate.trace, found, reserved=estimate.peak_reserved_bytes is not None),
-        largest=estimate.largest,
-        limit=_limit(estimate),
-    )
-
-
-def _headline(estimate: Estimate) -> str:
     where = "a CUDA card" if estimate.device == "all" else estimate.device
-    return f"{estimate.title} needs {format_bytes(estimate.total_bytes)} on {where}"
+    on_cuda = estimate.peak_reserved_bytes is not None
+    return drawing_of(
+        estimate.trace,
+        None if on_cuda else TensorBytes(),
+        reserved=on_cuda,
+        limit=_limit(estimate),
+        title=f"{estimate.title}: predicted memory",
+        heading=f"{estimate.title} needs {format_bytes(estimate.total_bytes)} on {where}",
+        subtitle=_subtitle(estimate),
+        largest=estimate.largest,
+    )
 
 
 def _subtitle(estimate: Estimate) -> tuple[str, str]:

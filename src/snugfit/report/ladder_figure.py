@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import SnugfitError
-from snugfit.units import GIB, KIB, MIB, format_bytes, format_seconds
+from snugfit.report.figure import DASHES, FAINT, INK, WARNING, clear_axes, heading, legend, new_figure, unit_for
+from snugfit.units import format_bytes, format_seconds
 
 PEAKS = ("peak_tensor_bytes", "peak_reserved_bytes")
 """The one number that stands for a rung's memory: tensors on the CPU; on CUDA what the allocator took, as in the guides."""
@@ -42,11 +42,6 @@ _LABELS = {
     "different": "different: another algorithm or batch",
 }
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_INK, _FAINT = "#1f2328", "#6b7280"
-
-
-class NoMatplotlibError(SnugfitError):
-    """Figures need matplotlib, which is not installed."""
 
 
 def draw_ladder(rungs: Sequence[Mapping[str, Any]], *, title: str, paths: Sequence[Path]) -> None:
@@ -60,13 +55,9 @@ def draw_ladder(rungs: Sequence[Mapping[str, Any]], *, title: str, paths: Sequen
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
-    figure = Figure(figsize=(12.5, 2.05 + 0.62 * len(rungs)), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12.5, 2.05 + 0.62 * len(rungs))
+    from matplotlib.patches import Patch
+
     height = figure.get_figheight()
     memory, seconds, accuracy = figure.subplots(
         1, 3, sharey=True, gridspec_kw={"width_ratios": [3.0, 1.5, 1.5], "wspace": 0.07}
@@ -77,7 +68,9 @@ def draw_ladder(rungs: Sequence[Mapping[str, Any]], *, title: str, paths: Sequen
     _seconds_panel(seconds, rungs, kinds)
     _accuracy_panel(accuracy, rungs, kinds)
     _rung_labels(memory, rungs)
-    _heading(figure, rungs, kinds, title, height)
+    heading(figure, [_headline(rungs), title])
+    shown = [kind for kind in _COLOURS if kind in kinds]
+    legend(figure, 0.004, handles=[Patch(color=_COLOURS[kind], label=_LABELS[kind]) for kind in shown])
     for path in paths:
         figure.savefig(path)
 
@@ -88,23 +81,28 @@ def _kind(rung: Mapping[str, Any], *, first: bool) -> str:
 
 def _memory_panel(axes: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
     sizes = [peak_bytes(rung) for rung in rungs]
-    known = [size for size in sizes if size is not None]
-    largest = max(known, default=1)
-    unit, factor = next(
-        ((name, size) for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if largest >= size), ("bytes", 1)
-    )
-    reference = sizes[0] if sizes else None
-    for at, (rung, size, kind) in enumerate(zip(rungs, sizes, kinds, strict=True)):
+    largest = max((size for size in sizes if size is not None), default=1)
+    unit, factor = unit_for(largest)
+    reference = sizes[0]
+    texts = []
+    for at, (rung, size) in enumerate(zip(rungs, sizes, strict=True)):
         if size is None:
             _note_failure(axes, at, rung, largest / factor)
-            continue
-        axes.barh(at, size / factor, height=0.62, color=_COLOURS[kind], zorder=2)
-        text = f" {format_bytes(size)}"
-        if reference is not None and at > 0:
-            text += f"   {_times(reference / size)}"
-        axes.text(size / factor, at, text, va="center", ha="left", fontsize=10, color=_INK)
-    axes.set_xlim(0, largest / factor * 1.32)
+        less = f"   {_times(reference / size)}" if reference is not None and size is not None and at > 0 else ""
+        texts.append("" if size is None else f"{format_bytes(size)}{less}")
+    _bars(axes, [None if size is None else size / factor for size in sizes], kinds, texts, room=1.32)
     _dress(axes, f"Peak memory ({unit})")
+
+
+def _bars(
+    axes: Any, lengths: Sequence[float | None], kinds: Sequence[str], texts: Sequence[str], *, room: float
+) -> None:
+    """Draws a bar for each rung that has a number, with its text behind it."""
+    for at, (length, kind, text) in enumerate(zip(lengths, kinds, texts, strict=True)):
+        if length is not None:
+            axes.barh(at, length, height=0.62, color=_COLOURS[kind], zorder=2)
+            axes.text(length, at, f" {text}", va="center", ha="left", fontsize=10, color=INK)
+    axes.set_xlim(0, max((length for length in lengths if length is not None), default=1) * room)
 
 
 def _times(ratio: float) -> str:
@@ -114,17 +112,13 @@ def _times(ratio: float) -> str:
 
 
 def _seconds_panel(axes: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
-    known = [rung["seconds"] for rung in rungs if rung["seconds"] is not None]
-    longest = max(known, default=1.0)
-    minutes = longest >= 600
-    for at, (rung, kind) in enumerate(zip(rungs, kinds, strict=True)):
-        if rung["seconds"] is None:
-            continue
-        length = rung["seconds"] / (60 if minutes else 1)
-        axes.barh(at, length, height=0.62, color=_COLOURS[kind], zorder=2)
-        axes.text(length, at, f" {format_seconds(rung['seconds'])}", va="center", ha="left", fontsize=10, color=_INK)
-    axes.set_xlim(0, longest / (60 if minutes else 1) * 1.42)
-    _dress(axes, "Training time (minutes)" if minutes else "Training time (seconds)")
+    found = [rung["seconds"] for rung in rungs]
+    unit, scale = (
+        ("minutes", 60) if max((one for one in found if one is not None), default=1.0) >= 600 else ("seconds", 1)
+    )
+    texts = ["" if one is None else format_seconds(one) for one in found]
+    _bars(axes, [None if one is None else one / scale for one in found], kinds, texts, room=1.42)
+    _dress(axes, f"Training time ({unit})")
 
 
 def _accuracy_panel(axes: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
@@ -135,13 +129,13 @@ def _accuracy_panel(axes: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequen
     left = max(0.0, low - 0.35 * span)
     right = high + 0.75 * span
     if found and found[0] is not None:
-        axes.axvline(100 * found[0], color=_COLOURS["plain"], linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        axes.axvline(100 * found[0], color=_COLOURS["plain"], linewidth=1, linestyle=DASHES, zorder=1)
     for at, (value, kind) in enumerate(zip(found, kinds, strict=True)):
         if value is None:
             continue
         axes.plot(100 * value, at, "o", markersize=9, color=_COLOURS[kind], zorder=3)
         axes.text(
-            100 * value + 0.07 * (right - left), at, f"{value:.1%}", va="center", ha="left", fontsize=10, color=_INK,
+            100 * value + 0.07 * (right - left), at, f"{value:.1%}", va="center", ha="left", fontsize=10, color=INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0}, zorder=2,
         )  # fmt: skip
     axes.set_xlim(left, right)
@@ -157,18 +151,13 @@ def _accuracy(rung: Mapping[str, Any]) -> float | None:
 
 def _note_failure(axes: Any, at: int, rung: Mapping[str, Any], width: float) -> None:
     reason = textwrap.shorten(" ".join(str(rung["error"]).split()), 70, placeholder=" …")
-    axes.text(0.01 * width, at, f"failed: {reason}", va="center", ha="left", fontsize=9, color="#b42318")
+    axes.text(0.01 * width, at, f"failed: {reason}", va="center", ha="left", fontsize=9, color=WARNING)
 
 
 def _dress(axes: Any, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=8)
-    axes.grid(axis="x", color="#e5e7eb", linewidth=0.8, zorder=0)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="x", labelsize=9, colors=_FAINT, length=0)
+    axes.set_title(title, loc="left", fontsize=11, color=INK, pad=8)
+    clear_axes(axes, along="x", without=("top", "right", "bottom"))
     axes.tick_params(axis="y", length=0, labelleft=False)
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
-    axes.spines["left"].set_color("#9ca3af")
 
 
 def _rung_labels(axes: Any, rungs: Sequence[Mapping[str, Any]]) -> None:
@@ -178,22 +167,9 @@ def _rung_labels(axes: Any, rungs: Sequence[Mapping[str, Any]]) -> None:
     place = axes.get_yaxis_transform()
     for at, rung in enumerate(rungs):
         name = str(rung["name"]) if at == 0 else f"+ {rung['name']}"
-        axes.text(-0.02, at - 0.17, name, transform=place, ha="right", va="center", fontsize=11, color=_INK)
+        axes.text(-0.02, at - 0.17, name, transform=place, ha="right", va="center", fontsize=11, color=INK)
         change = textwrap.shorten(str(rung["change"]), 48, placeholder=" …")
-        axes.text(-0.02, at + 0.2, change, transform=place, ha="right", va="center", fontsize=8, color=_FAINT)
-
-
-def _heading(figure: Any, rungs: Sequence[Mapping[str, Any]], kinds: Sequence[str], title: str, height: float) -> None:
-    from matplotlib.patches import Patch
-
-    figure.text(0.012, 1 - 0.30 / height, _headline(rungs), fontsize=15, fontweight="bold", color=_INK, va="center")
-    figure.text(0.012, 1 - 0.60 / height, title, fontsize=10, color=_FAINT, va="center")
-    shown = [kind for kind in _COLOURS if kind in kinds]
-    figure.legend(
-        handles=[Patch(color=_COLOURS[kind], label=_LABELS[kind]) for kind in shown],
-        loc="lower left", bbox_to_anchor=(0.004, 0.0), ncols=len(shown), frameon=False, fontsize=9, labelcolor=_INK,
-        handlelength=1.2,
-    )  # fmt: skip
+        axes.text(-0.02, at + 0.2, change, transform=place, ha="right", va="center", fontsize=8, color=FAINT)
 
 
 def _headline(rungs: Sequence[Mapping[str, Any]]) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from snugfit.recipe import Recipe
+from snugfit.report.console import card, table
+from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.planner.plan_result import Plan
 
-_WIDTH = 118
 _QUIET = (
     "workers", "pin_memory", "prefetch", "compile_memory_budget", "adapter_rank", "adapter_alpha", "adapter_dropout",
     "adapter_targets", "adapter_head", "double_quantize", "init", "accumulate_dtype", "stochastic_rounding",
 )  # fmt: skip
 """Fields that the card only names when they are on; the JSON has all."""
-_NAMES_SHOWN = 3
 
 
 def plan_card(plan: Plan) -> str:
@@ -30,17 +29,24 @@ def plan_card(plan: Plan) -> str:
     Returns:
         Lines of text, the last without a line break.
     """
-    parts = [_heading(plan), _reasons(plan), _frontier(plan), _neighbours(plan)]
+    title = f"{plan.estimate.title} on {plan.estimate.device} within {format_bytes(plan.budget_bytes)}"
+    frontier = [
+        (
+            "*" if point.recipe == plan.recipe else " ",
+            format_bytes(point.total_bytes),
+            format_seconds(point.step_seconds),
+            recipe_in_words(point.recipe),
+        )
+        for point in plan.frontier
+    ]
+    about_frontier = "Memory against time, of the recipes that were simulated (* this plan)"
+    parts = [
+        [card(title, _facts(plan))],
+        ["Why", *table(_reasons(plan))],
+        [about_frontier, *table(frontier, right=(1, 2))] if frontier else [],
+        ["With another budget", *table(("-", f"{text}.") for text in plan.neighbours)],
+    ]
     return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def _heading(plan: Plan) -> list[str]:
-    rows = [(name, text) for name, text in _facts(plan) if text]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{plan.estimate.title} on {plan.estimate.device} within {format_bytes(plan.budget_bytes)}"]
-    for name, text in rows:
-        lines += _wrapped(f"  {name:<{width}}  ", text)
-    return lines
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -48,7 +54,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "batch", estimate.batch_shape
     for name, size in plan.maximized.items():
         yield "largest", f"{name} {size}"
-    yield "recipe", short_recipe(plan.recipe)
+    yield "recipe", recipe_in_words(plan.recipe)
     yield "fidelity", str(plan.fidelity)
     headroom = estimate.devices[0].headroom_bytes
     room = "" if headroom is None else f"; {format_bytes(headroom)} of the budget are left"
@@ -74,66 +80,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "simulated", f"{plan.simulated} recipes"
 
 
-def short_recipe(recipe: Recipe) -> str:
-    """Returns what a recipe changes, long lists of names shortened.
-
-    Args:
-        recipe: The recipe.
-
-    Returns:
-        `field=value` of every field that is not plain.
-    """
-    changed = recipe.to_mapping(defaults=False)
-    return ", ".join(f"{name}={_short(value)}" for name, value in changed.items()) or "plain"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        if len(value) > _NAMES_SHOWN:
-            return f"{value[0]},... ({len(value)} blocks)"
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def _reasons(plan: Plan) -> list[str]:
+def _reasons(plan: Plan) -> Iterator[tuple[str, str]]:
     plain = Recipe()
-    shown = {
-        name: text
-        for name, text in plan.reasons.items()
-        if name not in _QUIET or getattr(plan.recipe, name) != getattr(plain, name)
-    }
-    width = max(len(name) for name in shown)
-    lines = ["Why"]
-    for name, text in shown.items():
-        lines += _wrapped(f"  {name:<{width}}  ", text)
-    return lines
-
-
-def _frontier(plan: Plan) -> list[str]:
-    rows = []
-    for point in plan.frontier:
-        mark = "*" if point.recipe == plan.recipe else " "
-        rows.append(
-            (mark, format_bytes(point.total_bytes), format_seconds(point.step_seconds), short_recipe(point.recipe))
-        )
-    if not rows:
-        return []
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = ["Memory against time, of the recipes that were simulated (* this plan)"]
-    for mark, memory, seconds, recipe in rows:
-        lines += _wrapped(f"  {mark} {memory:>{widths[1]}}  {seconds:>{widths[2]}}  ", recipe)
-    return lines
-
-
-def _neighbours(plan: Plan) -> list[str]:
-    lines = ["With another budget"]
-    for text in plan.neighbours:
-        lines += _wrapped("  - ", f"{text}.")
-    return lines
-
-
-def _wrapped(start: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    for name, text in plan.reasons.items():
+        if name not in _QUIET or getattr(plan.recipe, name) != getattr(plain, name):
+            yield name, text

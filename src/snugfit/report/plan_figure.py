@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snugfit.report.ladder_figure import NoMatplotlibError
-from snugfit.report.plan_card import short_recipe
-from snugfit.units import GIB, MIB, format_bytes, format_seconds
+from snugfit.report.figure import DASHES, FAINT, INK, clear_axes, new_figure, unit_for
+from snugfit.report.words import recipe_in_words
+from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.planner.plan_result import Plan
 
-_LINE, _PLAN, _INK, _FAINT = "#0072B2", "#D55E00", "#1f2328", "#6b7280"
+_LINE, _PLAN = "#0072B2", "#D55E00"
 _WIDE = 3.0
 """From this ratio of times on their axis is logarithmic."""
 
@@ -27,27 +27,22 @@ def draw_plan(plan: Plan, path: Path) -> None:
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-    except ImportError:
-        raise NoMatplotlibError("a figure needs matplotlib: pip install 'snugfit[report]'") from None
-    largest = max([plan.budget_bytes, *(point.total_bytes for point in plan.frontier)])
-    unit, factor = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
+    figure = new_figure(9.5, 5.4)
+    figure.set_layout_engine("constrained")
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    unit, factor = unit_for(max([plan.budget_bytes, *(point.total_bytes for point in plan.frontier)]))
     slowest = max(point.step_seconds for point in plan.frontier)
     scale, word = (1.0, "seconds") if slowest >= 1 else (1e3, "milliseconds")
-    figure = Figure(figsize=(9.5, 5.4), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     xs = [point.total_bytes / factor for point in plan.frontier]
     ys = [point.step_seconds * scale for point in plan.frontier]
     axes.plot(xs, ys, drawstyle="steps-post", color=_LINE, linewidth=1.5, zorder=2)
     axes.plot(xs, ys, "o", color=_LINE, markersize=5, zorder=3)
     chosen = [(x, y) for x, y, point in zip(xs, ys, plan.frontier, strict=True) if point.recipe == plan.recipe]
-    axes.axvline(plan.budget_bytes / factor, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    axes.axvline(plan.budget_bytes / factor, color=FAINT, linestyle=DASHES, linewidth=1, zorder=1)
     axes.text(
-        plan.budget_bytes / factor, 0.98, f" budget {format_bytes(plan.budget_bytes)}", color=_FAINT, va="top",
+        plan.budget_bytes / factor, 0.98, f" budget {format_bytes(plan.budget_bytes)}", color=FAINT, va="top",
         transform=axes.get_xaxis_transform(), fontsize=9,
     )  # fmt: skip
     for x, y in chosen:
@@ -65,11 +60,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
         axes.set_ylim(min(ys) / 1.2, None)
     else:
         axes.set_ylim(0, None)
-    axes.set_xlabel(f"memory ({unit})", color=_INK)
-    axes.set_ylabel(f"{word} a step", color=_INK)
-    axes.grid(color="#e5e7eb", linewidth=0.8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    title = f"{plan.estimate.title} on {plan.estimate.device}: {short_recipe(plan.recipe)}"
-    axes.set_title(title if len(title) < 110 else title[:107] + "...", loc="left", fontsize=10, color=_INK)
+    axes.set_xlabel(f"memory ({unit})", color=INK)
+    axes.set_ylabel(f"{word} a step", color=INK)
+    clear_axes(axes, along="both", without=("top", "right"))
+    title = f"{plan.estimate.title} on {plan.estimate.device}: {recipe_in_words(plan.recipe)}"
+    axes.set_title(title if len(title) < 110 else title[:107] + "...", loc="left", fontsize=10, color=INK)
     figure.savefig(path)

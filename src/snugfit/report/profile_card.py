@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from snugfit.report.console import Column, Table, plain_for
+from snugfit.report.console import card, table
+from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.profiler.advice import Suggestion
     from snugfit.profiler.profile import Profile
-    from snugfit.recording.anatomy import Anatomy, BlockShare
+    from snugfit.recording.anatomy import Anatomy
 
 _BLOCK_LIMIT = 16
 """Blocks that the card names one by one; equal neighbours count once."""
 
 
-def print_profile(profile: Profile, stream: TextIO) -> None:
-    """Prints the card.
+def profile_card(profile: Profile) -> str:
+    """Returns the whole card.
 
     Args:
         profile: The profile.
-        stream: Where to.
+
+    Returns:
+        Lines of text, the last without a line break.
     """
-
-    def line(text: str = "") -> None:
-        stream.write(plain_for(text, stream.encoding) + "\n")
-
+    title = f"snugfit profile of {profile.script}: {profile.steps} steps watched on {profile.device}"
     anatomy = profile.anatomy
-    line()
-    line(f"snugfit profile of {profile.script}: {profile.steps} steps watched on {profile.device}")
-    for name, value in _facts(profile):
-        line(f"  {name:<16}{value}")
+    parts = [[card(title, _facts(profile))]]
     if anatomy.peak_allocated_bytes:
-        _print_tables(anatomy, stream)
-    line()
-    for text in advice_lines(profile):
-        line(text)
-    for note in profile.notes:
-        line(f"Note: {note}")
+        parts += [anatomy_table(anatomy.bytes_by_category, anatomy.experts_bytes), largest_table(anatomy.largest)]
+        parts.append(["Blocks", *table(_blocks(anatomy), right=(1,))])
+    parts.append([*advice_lines(profile), *(f"Note: {note}" for note in profile.notes)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _print_tables(anatomy: Anatomy, stream: TextIO) -> None:
-    stream.write("\n")
-    table = Table([Column("at the peak", 18), Column("size", 10, True), Column("share", 6, True)], stream)
-    table.print_header()
-    for name, size in anatomy.bytes_by_category.items():
-        if size:
-            table.print_row([name.replace("_", " "), format_bytes(size), _share(size, anatomy.peak_allocated_bytes)])
-    stream.write("\n")
-    table = Table(
-        [Column("largest tensors", 15), Column("size", 10, True), Column("operator", 36), Column("module", 24)], stream
-    )
-    table.print_header()
-    for tensor in anatomy.largest:
-        where = tensor.module or "(outside)"
-        table.print_row([tensor.category.replace("_", " "), format_bytes(tensor.size_bytes), tensor.operator, where])
-    stream.write("\n")
-    table = Table([Column("blocks", 28), Column("size", 10, True), Column("of which", 40)], stream)
-    table.print_header()
-    for name, block in _grouped(anatomy.blocks):
-        largest = sorted(block.bytes_by_category.items(), key=lambda item: -item[1])[:3]
-        parts = ", ".join(f"{category.replace('_', ' ')} {format_bytes(size)}" for category, size in largest)
-        table.print_row([name, format_bytes(block.size_bytes), parts])
+def _blocks(anatomy: Anatomy) -> Iterator[tuple[str, str, str]]:
+    """The largest blocks, in the order of the model."""
+    groups = list(grouped(anatomy.blocks, lambda one, other: one.bytes_by_category == other.bytes_by_category))
+    least = sorted((block.size_bytes for _, block in groups), reverse=True)[:_BLOCK_LIMIT][-1]
+    for name, block in groups:
+        if block.size_bytes >= least:
+            yield name, format_bytes(block.size_bytes), sizes_in_words(block.bytes_by_category)
 
 
 def advice_lines(profile: Profile) -> list[str]:
@@ -114,10 +95,7 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         "inside_operators_bytes": profile.inside_operators_bytes,
         "anatomy_bytes": anatomy.bytes_by_category,
         "largest_tensors": [
-            {
-                "size_bytes": tensor.size_bytes, "category": tensor.category, "module": tensor.module,
-                "operator": tensor.operator, "phase": tensor.phase,
-            }
+            {name: value for name, value in dataclasses.asdict(tensor).items() if name != "nbytes"}
             for tensor in anatomy.largest
         ],
         "blocks": [
@@ -157,10 +135,6 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "process", f"{format_bytes(profile.process_peak_bytes)} resident at most, program code included"
 
 
-def _share(size: int, total: int) -> str:
-    return f"{100 * size / total:.0f} %" if total else "-"
-
-
 def _sentence(suggestion: Suggestion) -> str:
     what = "arithmetic" if suggestion.time_is_flops else "time"
     percent = round(100 * suggestion.more_time)
@@ -170,19 +144,3 @@ def _sentence(suggestion: Suggestion) -> str:
     return (
         f"{text} would save about {format_bytes(suggestion.saved_bytes)} for {cost}{f' ({fields})' if fields else ''}."
     )
-
-
-def _grouped(blocks: Sequence[BlockShare]) -> list[tuple[str, BlockShare]]:
-    """Puts neighbours with the same numbers in one row, and what is beyond the limit away, smallest first."""
-    groups: list[list[BlockShare]] = []
-    for block in blocks:
-        if groups and groups[-1][0].bytes_by_category == block.bytes_by_category:
-            groups[-1].append(block)
-        else:
-            groups.append([block])
-    kept = sorted(groups, key=lambda group: -group[0].size_bytes)[:_BLOCK_LIMIT]
-    return [
-        (group[0].name if len(group) == 1 else f"{group[0].name} ... {group[-1].name}, each", group[0])
-        for group in groups
-        if any(group is other for other in kept)
-    ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snugfit.recording.anatomy import timeline
-from snugfit.report.estimate_card import short_operator
-from snugfit.report.timeline import Drawing, timeline_data
+from snugfit.report.timeline import Drawing, drawing_of
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,14 +23,15 @@ def profile_drawing(profile: Profile) -> Drawing:
     """
     operator = short_operator(profile.peak_operator)
     where = f"{operator} in {profile.peak_module}" if profile.peak_module else operator
-    found = timeline(profile.trace, profile.config, points=2000)
-    return Drawing(
+    return drawing_of(
+        profile.trace,
+        profile.config,
+        reserved=profile.reserved_peak_bytes is not None,
         title=f"{profile.script}: measured memory",
         heading=f"{profile.script} took {format_bytes(profile.allocator_peak_bytes)} on {profile.device}",
         subtitle=(
             f"Measured over {profile.steps} steps.",
             f"Peak in {profile.peak_phase or 'no phase'}, at {where or '-'}.",
         ),
-        data=timeline_data(profile.trace, found, reserved=profile.reserved_peak_bytes is not None),
         largest=profile.anatomy.largest,
     )

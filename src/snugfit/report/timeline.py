@@ -10,12 +10,14 @@ import bisect
 import dataclasses
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
-from snugfit.recording.anatomy import LiveTensor, Timeline
-from snugfit.recording.trace import FREE, MARK, Trace
-from snugfit.report.estimate_card import short_operator
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.anatomy import LiveTensor, timeline
+from snugfit.recording.trace import FREE, Trace
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 COLOURS = {
@@ -45,9 +47,19 @@ class Band:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineData:
-    """What the page and the figure draw."""
+class Drawing:
+    """A run to be drawn, as a page or a figure, and what is said of it."""
 
+    title: str
+    """Title of the page."""
+    heading: str
+    """The run in one line."""
+    subtitle: tuple[str, ...]
+    """What it is a run of, by lines."""
+    largest: Sequence[LiveTensor]
+    """The largest tensors alive at the peak."""
+    limit: tuple[str, int] | None
+    """Name and bytes of the card it should fit, if one was named."""
     events: tuple[int, ...]
     """Index of the event at each point."""
     bytes_by_category: dict[str, tuple[int, ...]]
@@ -64,72 +76,46 @@ class TimelineData:
     """Index of the last event that is drawn: the end of the last step, before the run is taken down."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
-    """A run to be drawn, and what is said of it."""
-
-    title: str
-    """Title of the page."""
-    heading: str
-    """The run in one line."""
-    subtitle: tuple[str, ...]
-    """What it is a run of, by lines."""
-    data: TimelineData
-    """Its bytes."""
-    largest: Sequence[LiveTensor]
-    """The largest tensors alive at the peak."""
-    limit: tuple[str, int] | None = None
-    """Name and bytes of the card it should fit, if one was named."""
-
-
-def timeline_data(trace: Trace, found: Timeline, *, reserved: bool) -> TimelineData:
-    """Returns what is to be drawn of a run.
+def drawing_of(
+    trace: Trace, config: AllocatorConfig | None, *, reserved: bool, limit: tuple[str, int] | None = None, **words: Any
+) -> Drawing:
+    """Returns what is to be drawn of a run, thinned so that no peak is lost, without what happens while it is taken down.
 
     Args:
         trace: The run's events.
-        found: Its bytes at some of them.
+        config: How sizes are counted.
         reserved: Whether the device has segments.
-
-    Returns:
-        The data, without what happens while the run is taken down.
+        limit: Name and bytes of the card it should fit.
+        words: title, heading, subtitle and largest of the drawing.
     """
-    steps = _steps(trace)
+    found = timeline(trace, config, points=2000)
+    begins = [mark.event for mark in found.marks]
     end = _end(trace)
     count = sum(event <= end for event in found.events)
     events = found.events[:count]
     labels = []
     for event in events:
         phase, operator, module = trace.where(event)
-        labels.append((phase, short_operator(operator), module, steps(event)))
+        at = bisect.bisect_right(begins, event) - 1
+        labels.append((phase, short_operator(operator), module, found.marks[at].step if at >= 0 else 0))
     totals = found.total_bytes[:count]
-    return TimelineData(
+    sizes = {name: found.bytes_by_category[name] for name in COLOURS}
+    return Drawing(
         events=events,
-        bytes_by_category={
-            name: found.bytes_by_category[name][:count]
-            for name in COLOURS
-            if any(found.bytes_by_category.get(name, ()))
-        },
+        bytes_by_category={name: row[:count] for name, row in sizes.items() if any(row)},
         reserved_bytes=found.reserved_bytes[:count] if reserved else None,
         bands=_bands(events, labels, end),
         peak_point=max(range(len(totals)), key=totals.__getitem__, default=0),
         labels=tuple(labels),
         end=end,
+        limit=limit,
+        **words,
     )
 
 
 def _end(trace: Trace) -> int:
     """The last event that is more than a release."""
     return next((i for i in range(len(trace) - 1, -1, -1) if trace.kinds[i] != FREE), len(trace))
-
-
-def _steps(trace: Trace) -> Callable[[int], int]:
-    marks = [i for i, kind in enumerate(trace.kinds) if kind == MARK]
-
-    def step(event: int) -> int:
-        at = bisect.bisect_right(marks, event) - 1
-        return trace.values[marks[at]] >> 1 if at >= 0 else 0
-
-    return step
 
 
 def _bands(events: tuple[int, ...], labels: list[tuple[str, str, str, int]], end: int) -> tuple[Band, ...]:
@@ -153,19 +139,18 @@ def timeline_page(drawing: Drawing) -> str:
     Returns:
         A whole HTML document.
     """
-    data = drawing.data
     script = {
-        "events": data.events,
+        "events": drawing.events,
         "categories": [
             {"name": name.replace("_", " "), "colour": COLOURS[name], "bytes": values}
-            for name, values in data.bytes_by_category.items()
+            for name, values in drawing.bytes_by_category.items()
         ],
-        "reserved": data.reserved_bytes,
-        "bands": [dataclasses.asdict(band) for band in data.bands],
-        "peak": data.peak_point,
-        "labels": data.labels,
+        "reserved": drawing.reserved_bytes,
+        "bands": [dataclasses.asdict(band) for band in drawing.bands],
+        "peak": drawing.peak_point,
+        "labels": drawing.labels,
         "limit": None if drawing.limit is None else dict(zip(("name", "bytes"), drawing.limit, strict=True)),
-        "end": data.end,
+        "end": drawing.end,
     }
     page = resources.files("snugfit.report").joinpath("timeline.html").read_text(encoding="utf-8")
     fields = {

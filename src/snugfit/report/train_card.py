@@ -7,6 +7,7 @@ from typing import Any
 
 from snugfit.recipe import Recipe
 from snugfit.report.console import card
+from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
 
@@ -22,8 +23,7 @@ def train_card(summary: Mapping[str, Any]) -> str:
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    changed = Recipe.from_mapping(summary["recipe"]).to_mapping(defaults=False)
-    yield "recipe", ", ".join(f"{name}={value}" for name, value in changed.items()) or "plain"
+    yield "recipe", recipe_in_words(Recipe.from_mapping(summary["recipe"]))
     reasons = summary["fidelity"]["reasons"].items()
     lines = [f"{name} ({level}): {reason}" for name, (level, reason) in reasons]
     yield "fidelity", "\n".join([summary["fidelity"]["level"], *lines])

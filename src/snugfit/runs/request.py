@@ -165,8 +165,20 @@ def default_run_dir(request: Request) -> Path:
     Returns:
         A path that does not exist.
     """
-    words = [re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") for text in (_last(request.model), request.data)]
-    base = Path("runs") / "-".join(word for word in words if word)
+    return free_directory(_last(request.model), request.data)
+
+
+def free_directory(*words: str) -> Path:
+    """Returns the first free directory of the form `runs/A-B`, `runs/A-B-2`, ...
+
+    Args:
+        *words: What it is named after; other characters than letters, digits, `_` and `.` become dashes.
+
+    Returns:
+        A path that does not exist.
+    """
+    plain = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words]
+    base = Path("runs") / "-".join(word for word in plain if word)
     number, path = 1, base
     while path.exists():
         number += 1

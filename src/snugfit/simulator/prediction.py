@@ -10,6 +10,7 @@ from typing import Any
 
 from snugfit.devices import Device, device_named
 from snugfit.fidelity import Fidelity, fidelity
+from snugfit.fields import as_data
 from snugfit.recipe import Recipe
 from snugfit.recording import replay as replays
 from snugfit.recording.allocator_config import AllocatorConfig
@@ -19,7 +20,7 @@ from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.recording import Recording
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.recording.trace import MARK, Trace
+from snugfit.recording.trace import Trace
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -151,8 +152,8 @@ class Estimate:
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the estimate as plain data, the recording left out."""
-        names = (field.name for field in dataclasses.fields(self) if field.name != "trace")
-        return {name: _plain(getattr(self, name)) for name in names}
+        plain: dict[str, Any] = as_data(self, without=("trace",))
+        return plain
 
     def to_json(self) -> str:
         """Returns the estimate as one JSON document."""
@@ -218,7 +219,7 @@ def assemble(
         fragmentation_bytes=0 if on_cpu else played.fragmentation_bytes,
         rounding_bytes=inside.rounding_bytes,
         peak_phase=played.peak_phase,
-        peak_step=_step_of(trace, played.peak_event),
+        peak_step=next((mark.step for mark in reversed(trace.marks()) if mark.event <= played.peak_event), 0),
         peak_operator=played.peak_operator,
         peak_module=played.peak_module,
         step_seconds=_mean_seconds(timings[id(only)]) if only is not None else None,
@@ -273,10 +274,3 @@ def _flops(recorded: Recording) -> int:
     trace = recorded.trace
     steps = recorded.steady_steps
     return sum(trace.runs[index].flops for step in steps for index in runs_of_step(trace, step)) // len(steps)
-
-
-def _step_of(trace: Trace, event: int) -> int:
-    for i in range(event, -1, -1):
-        if trace.kinds[i] == MARK:
-            return trace.values[i] >> 1
-    return 0

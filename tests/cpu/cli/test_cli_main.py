@@ -10,10 +10,10 @@ import pytest
 from command_line import command, environment, run_command
 
 import snugfit.cli
-from snugfit.cli import COMMANDS, _available, main
+from snugfit.cli import COMMANDS, main
 from snugfit.errors import SnugfitWarning, TrainingError
 
-PRESENT = sorted(dict(_available()))
+PRESENT = sorted(COMMANDS)
 
 
 def child_cpu_seconds():
@@ -96,7 +96,7 @@ class FakeCommand:
 
 
 def with_command(monkeypatch, action):
-    monkeypatch.setattr(snugfit.cli, "_available", lambda: [("train", "x")])
+    monkeypatch.setattr(snugfit.cli, "COMMANDS", {"train": "x"})
     monkeypatch.setattr(snugfit.cli.importlib, "import_module", lambda name: FakeCommand(action))
 
 

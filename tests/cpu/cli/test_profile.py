@@ -46,8 +46,8 @@ def test_the_scripts_output_goes_on_and_the_card_follows(folder):
         "3 steps watched on cpu",
         "at the peak",
         "optimizer state",
-        "largest tensors",
-        "blocks",
+        "Largest tensors",
+        "Blocks",
         "No advice: it was not asked for.",
     ):
         assert text in card

@@ -46,7 +46,9 @@ LINES = [
     ),
     wrong("profile --steps", "--steps", "expected one argument", "see `snugfit profile --help`"),
     wrong("profile --step 3 printing.py", "unknown option '--step'", "did you mean '--steps'"),
-    wrong("profile --timeline t.txt printing.py", "--timeline is 't.txt'", "give a file that ends in .html or .png"),
+    wrong(
+        "profile --timeline t.txt printing.py", "--timeline 't.txt': the file's ending says the format: .html or .png"
+    ),
     wrong(
         "profile --timeline nowhere/t.html printing.py",
         "--timeline 'nowhere/t.html' cannot be written",
@@ -59,8 +61,7 @@ LINES = [
     ),
     wrong(
         "profile --timeline empty_folder printing.py",
-        "--timeline is 'empty_folder'",
-        "give a file that ends in .html or .png",
+        "--timeline 'empty_folder': the file's ending says the format: .html or .png",
     ),
     wrong(
         "profile --snapshot nowhere/s.pickle printing.py",

@@ -20,7 +20,7 @@ def test_blocks_in_between(searched: Search):
         recipe = Recipe(checkpoint=f"blocks:{count}")
         searched.laboratory.look([recipe])
         seen = searched.laboratory.probes[recipe]
-        level = composition._level(size, None, tuple(range(count)), ())
+        level = composition._level(size, "plain", tuple(range(count)), ())
         assert level == pytest.approx(seen.need_bytes, rel=0.03)
         again = composition._recompute_seconds(size)
         assert composition.plain_seconds(size) + sum(again[:count]) == pytest.approx(seen.seconds, rel=0.02)
@@ -28,7 +28,7 @@ def test_blocks_in_between(searched: Search):
 
 def test_sizes_in_between(searched: Search):
     composition = searched.compositions["plain"]
-    large = composition.sims.large
+    large = composition.large
     for size in (2, 8, 16):
         recipe = Recipe(microbatch_size=size)
         searched.laboratory.look([recipe])
@@ -40,25 +40,25 @@ def test_sizes_in_between(searched: Search):
 def test_the_choice_fits_and_no_fewer_blocks_would(searched: Search):
     composition = searched.compositions["plain"]
     size = searched.sizes[0]
-    plain, everything = (composition._level(size, None, tuple(range(n)), ()) for n in (0, 4))
+    plain, everything = (composition._level(size, "plain", tuple(range(n)), ()) for n in (0, 4))
     capacity = (plain + everything) / 2
-    chosen = composition.chosen(size, None, capacity, offload=False)
+    chosen = composition.chosen(size, "plain", capacity, offload=False)
     assert chosen is not None and chosen.need_bytes <= capacity
     fewer = chosen.checkpointed[:-1]
-    assert composition._level(size, None, fewer, ()) > capacity
-    assert composition.chosen(size, None, everything * 0.5, offload=False) is None
+    assert composition._level(size, "plain", fewer, ()) > capacity
+    assert composition.chosen(size, "plain", everything * 0.5, offload=False) is None
 
 
 def test_the_solver_agrees_with_counting_from_the_front(searched: Search):
     composition = searched.compositions["plain"]
     size = searched.sizes[0]
     again = composition._recompute_seconds(size)
-    plain, everything = (composition._level(size, None, tuple(range(n)), ()) for n in (0, 4))
+    plain, everything = (composition._level(size, "plain", tuple(range(n)), ()) for n in (0, 4))
     for part in (0.2, 0.5, 0.9):
         room = plain + (everything - plain) * part
-        count = composition._first_blocks(size, None, room)
-        taken, _ = composition._knapsack(size, None, room, again, [], False)
-        assert composition._level(size, None, taken, ()) <= room * (1 + 1e-6)
+        count = composition._first_blocks(size, "plain", room)
+        taken, _ = composition._knapsack(size, "plain", room, again, [], False)
+        assert composition._level(size, "plain", taken, ()) <= room * (1 + 1e-6)
         assert sum(again[i] for i in taken) <= sum(again[:count]) * 1.01
 
 

@@ -1,0 +1,41 @@
+"""What several cards and figures say in the same words: recipes and operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snugfit.recipe import Recipe
+
+_NAMES_SHOWN = 3
+
+
+def recipe_in_words(recipe: Recipe | None) -> str:
+    """Returns what a recipe changes, long lists of names shortened.
+
+    Args:
+        recipe: The recipe; None for a hand-written step.
+
+    Returns:
+        `field=value` of every field that is not plain.
+    """
+    if recipe is None:
+        return "none: a hand-written step, as it is"
+    changed = recipe.to_mapping(defaults=False)
+    return ", ".join(f"{name}={_short(value)}" for name, value in changed.items()) or "plain"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        if len(value) > _NAMES_SHOWN:
+            return f"{value[0]},... ({len(value)} blocks)"
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def short_operator(name: str) -> str:
+    """Returns an operator's name without its library and its default overload (`aten.mm.default` -> `mm`).
+
+    Args:
+        name: The full name.
+    """
+    return name.removeprefix("aten.").removesuffix(".default")
