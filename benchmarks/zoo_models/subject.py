@@ -78,7 +78,7 @@ def library(
         name=name or spec,
         build=build,
         batch=lambda model: made(model, "cpu").batch,
-        arguments=made(build(), "meta").arguments(),
+        arguments=made(build(), "meta").task.arguments(),
         named=NamedModel(spec=spec, model_args=model_args, task=task, **shape),
         batch_size=batch_size,
     )

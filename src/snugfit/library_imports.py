@@ -8,11 +8,13 @@ Errors are logged and raised as ever; warnings after the import, and everything 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import InputError, SnugfitWarning
 
 TALKATIVE = ("torch.utils._pytree", "torchao", "bitsandbytes", "peft")
 """Loggers that speak at import: of the libraries, and of torch where they register classes with it."""
@@ -37,3 +39,28 @@ def importing() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+def needed(module: str, what: str, *, library: str | None = None, extra: str = "text") -> ModuleType:
+    """Imports what something needs.
+
+    Args:
+        module: The module.
+        what: What needs it, with its verb, such as `hf: models need`.
+        library: Its library, where that is not the module's first name.
+        extra: The extra of ours that brings it.
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: It does not import.
+    """
+    try:
+        with importing():
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{what} the library {library or module.partition('.')[0]}, which does not import ({error}). Run: pip install "
+            f"snugfit[{extra}]"
+        ) from error

@@ -105,7 +105,7 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     if freeze:
         freeze_parameters(model, freeze)
     made = batch_of(named, task, model, samples, device="cpu")
-    found = _checked(_filled(model), made.batch, made.batch, samples, device, made.arguments())
+    found = _checked(_filled(model), made.batch, made.batch, samples, device, made.task.arguments())
     return dataclasses.replace(found, real_values=False)  # of the right kind, but nobody's data
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from snugfit.measure.meter import Meter
-    from snugfit.runs.parts import Data
     from snugfit.training.loop import Loop
     from snugfit.training.run_state import LoopResult
     from snugfit.training.step import Trainer
+    from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
 
 _SHOWN_FILES = 10
@@ -49,7 +49,7 @@ class How:
 def carry_out(
     request: Request,
     how: How,
-    choose: Callable[[Request, Data, Task, torch.device], Chosen],
+    choose: Callable[[Request, Splits, Task, torch.device], Chosen],
     open_run: Callable[[Request, Chosen], RunDirectory],
 ) -> TrainResult:
     """Builds all parts, trains, and writes the result; nothing is written before every part is there.
@@ -74,7 +74,7 @@ def carry_out(
 
     device = resolve_device(request.device)
     request, task = with_task(request, download=how.download)
-    data = open_matching_data(request, download=how.download)
+    data = open_matching_data(request, task, download=how.download)
     settings, given = request.settings, request.given
     assert settings.batch_size is not None
     if how.tensorboard:
@@ -133,7 +133,7 @@ def _measuring(meter: Meter, model: Any) -> Iterator[Callable[[], None]]:
 def _run_loop(
     how: How,
     trainer: Trainer,
-    data: Data,
+    data: Splits,
     task: Task,
     run_dir: RunDirectory,
     total_steps: int,
@@ -213,7 +213,7 @@ def _summary(
 
 
 def _write_results(
-    run_dir: RunDirectory, trainer: Trainer, request: Request, data: Data, summary: Mapping[str, Any]
+    run_dir: RunDirectory, trainer: Trainer, request: Request, data: Splits, summary: Mapping[str, Any]
 ) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     from snugfit.runs.text_parts import save_for_transformers

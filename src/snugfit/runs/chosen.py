@@ -16,6 +16,7 @@ from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
 from snugfit.runs import text_parts
+from snugfit.runs.model_parts import without_weights
 from snugfit.runs.parts import TRAITS, what_is_learned
 from snugfit.runs.request import Request
 from snugfit.units import format_bytes, format_seconds
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from snugfit.planner.plan_result import Plan
-    from snugfit.runs.parts import Data
     from snugfit.simulator.prediction import Estimate
+    from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
 
 _LOGGER = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Chosen:
 
 
 def plan_training(
-    request: Request, data: Data, task: Task, device: torch.device, budget: str | int, constraints: Constraints
+    request: Request, data: Splits, task: Task, device: torch.device, budget: str | int, constraints: Constraints
 ) -> Plan:
     """Plans a run for its widest batch.
 
@@ -114,7 +115,7 @@ def plan_training(
         return planner.at(size)
 
 
-def described(request: Request, data: Data, task: Task) -> tuple[Any, Any, dict[str, Any]]:
+def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dict[str, Any]]:
     """Returns what is trained as `snugfit.estimate` and `snugfit.plan` take it.
 
     Args:
@@ -126,24 +127,29 @@ def described(request: Request, data: Data, task: Task) -> tuple[Any, Any, dict[
         The model, or what builds it without weights; the widest batch of the data; loss, optimizer and settings.
     """
     from snugfit.workloads.models import parse_model_args
-    from snugfit.workloads.text import TextSplits
 
     settings, given = request.settings, request.given
     assert settings.batch_size is not None
     model_args = parse_model_args(request.model_args)
-    if isinstance(data, TextSplits):
-        model_args = text_parts.text_model_args(request, data, model_args)
+    model_args = text_parts.text_model_args(request, data, model_args)
     model: Any = None if given is None else given.model
     skipped: tuple[str, ...] = ("weights", *TRAITS)  # traits are read off the model
     if model is None:
         skipped = (*skipped, "freeze")  # frozen when it is built
-        model = partial(_without_weights, request.model, model_args, data.num_classes, request.task, settings.freeze)
+        model = partial(
+            without_weights,
+            request.model,
+            model_args=model_args,
+            num_classes=data.num_classes,
+            task=request.task,
+            freeze=settings.freeze,
+        )
     told = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
     arguments = {**told, **what_is_learned(request, task), "optimizer": settings.optimizer}
     return model, widest_batch(data.train, settings.batch_size), arguments
 
 
-def predicted_for(request: Request, data: Data, task: Task, device: torch.device, recipe: Recipe) -> dict[str, Any]:
+def predicted_for(request: Request, data: Splits, task: Task, device: torch.device, recipe: Recipe) -> dict[str, Any]:
     """Predicts a run by a recipe that was given.
 
     Args:
@@ -165,19 +171,6 @@ def predicted_for(request: Request, data: Data, task: Task, device: torch.device
     place = "local" if device.type == "cuda" else "cpu"
     found = estimate(model, batch, recipe=recipe, device=place, **arguments)
     return _under_measured_names(found)
-
-
-def _without_weights(
-    spec: str, model_args: Mapping[str, Any], num_classes: int | None, task: str | None, freeze: tuple[str, ...]
-) -> torch.nn.Module:
-    """Builds the model without memory; runs in a worker."""
-    from snugfit.workloads.models import build_model
-
-    given: dict[str, Any] = {"model_args": model_args, "num_classes": num_classes, "task": task, "freeze": freeze}
-    try:
-        return build_model(spec, **given, init="device", device="meta")
-    except InputError:  # its constructor needs values
-        return build_model(spec, **given, init="host", device="meta")
 
 
 def widest_batch(dataset: Any, size: int) -> Any:

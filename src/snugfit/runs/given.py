@@ -17,7 +17,6 @@ from snugfit.training.evaluation import task_of, undisturbed
 from snugfit.workloads.data import Splits
 from snugfit.workloads.data.splits import BatchedImages
 from snugfit.workloads.tasks import Task, task_named
-from snugfit.workloads.text import TextSplits
 
 Collate = Callable[[list[Any]], Any]
 
@@ -83,23 +82,7 @@ def name_of(given: Any) -> str:
     return PYTHON + str(getattr(given, "__qualname__", None) or type(given).__name__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GivenSplits:
-    """Datasets of the caller's, as the loop reads them."""
-
-    name: str
-    """Name of the data."""
-    train: Any
-    """What is learned from."""
-    validation: Any
-    """What is looked at between steps; None: nothing."""
-    test: Any
-    """What is looked at in the end; None: nothing."""
-    num_classes: int | None = None
-    """Not known."""
-
-
-def opened(given: Any, collate: Collate | None) -> Splits | TextSplits | GivenSplits:
+def opened(given: Any, collate: Collate | None) -> Splits:
     """Returns data that was given, ready to be read.
 
     Args:
@@ -109,7 +92,7 @@ def opened(given: Any, collate: Collate | None) -> Splits | TextSplits | GivenSp
     Raises:
         InputError: It is nothing that can be read in any order.
     """
-    if isinstance(given, Splits | TextSplits):
+    if isinstance(given, Splits):
         return given
     if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
         raise InputError(
@@ -122,9 +105,7 @@ def opened(given: Any, collate: Collate | None) -> Splits | TextSplits | GivenSp
     if given[0] is None or len(given[0]) == 0:
         raise InputError("the training dataset is empty; give at least one batch of samples.")
     parts = [None if one is None or len(one) == 0 else _Batched(one, collate) for one in given]
-    return GivenSplits(
-        name=name_of(given), train=parts[0], validation=parts[1], test=parts[2] if len(parts) > 2 else None
-    )
+    return Splits(name=name_of(given), train=parts[0], validation=parts[1], test=parts[2] if len(parts) > 2 else None)
 
 
 def _check(dataset: Any) -> None:

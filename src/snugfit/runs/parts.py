@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError
 from snugfit.runs import text_parts
+from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_weights
 from snugfit.runs.request import Request
 
 IMAGES = "image-classification"
@@ -15,18 +16,15 @@ TRAINED = (IMAGES, *text_parts.TEXT_TASKS)
 TRAITS = ("batch_norm", "dropout")
 """Fields of the workload that are read off the model."""
 _TEXT_OPTIONS = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
+_IMAGE_OPTIONS = ("image_size", "strict")
 
 if TYPE_CHECKING:
     import torch
 
     from snugfit.runs.chosen import Chosen
-    from snugfit.runs.given import GivenSplits
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
-    from snugfit.workloads.text import TextSplits
-
-    Data = Splits | TextSplits | GivenSplits
 
 
 def resolve_device(name: str) -> torch.device:
@@ -71,7 +69,7 @@ def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
     if given is not None and (given.data is not None or given.loss is not None):
         task = given.task(request.task)
         return dataclasses.replace(request, task=task.name), task
-    name = text_parts.hub_name(request)
+    name = hub_name(request)
     if name is not None:
         from snugfit.workloads.hf import is_kind
         from snugfit.workloads.hf_files import fetch
@@ -103,11 +101,12 @@ def _readable(data: str) -> tuple[str, ...]:
     return (IMAGES,) if images else text_parts.TEXT_TASKS
 
 
-def open_matching_data(request: Request, *, download: bool) -> Data:
+def open_matching_data(request: Request, task: Task, *, download: bool) -> Splits:
     """Opens the data in the shape that the model takes, and checks that the two go together.
 
     Args:
-        request: What is to be trained; has a task.
+        request: What is to be trained.
+        task: The task.
         download: Whether data that is missing may be fetched.
 
     Returns:
@@ -117,109 +116,43 @@ def open_matching_data(request: Request, *, download: bool) -> Data:
         InputError: Model or data cannot be had, or they do not go together.
     """
     from snugfit.workloads.data import open_data
-    from snugfit.workloads.models import input_channels, input_size, output_classes, parse_model_args
+    from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
+    from snugfit.workloads.models import parse_model_args
+    from snugfit.workloads.options import refuse
 
+    given = {name: getattr(request, name) for name in (*_TEXT_OPTIONS, *_IMAGE_OPTIONS, "samples")}
     if request.given is not None and request.given.data is not None:
         from snugfit.runs.given import opened
 
-        _refuse_options(request, "datasets that are given", (*_TEXT_OPTIONS, "image_size", "samples", "strict"))
+        refuse(given, (), "datasets that are given")
         return opened(request.given.data, request.given.collate)
     model_args = parse_model_args(request.model_args)
-    model = _skeleton(request)
+    model = skeleton(request)
     if request.task in text_parts.TEXT_TASKS:
-        text = text_parts.open_matching_text(request, model, download=download)
-        text_parts.check_text_model(request, text, model_args)
-        return text
-    _refuse_options(request, str(request.task), _TEXT_OPTIONS)
-    # Labels of random data run over the classes that the model has; other data brings its own, and the head follows.
-    classes = output_classes(model) if request.data == "random" else model_args.get("num_classes")
-    data = open_data(
-        request.data,
-        image_size=request.image_size or input_size(model, request.model),
-        channels=input_channels(model),
-        num_classes=classes,
-        seed=request.settings.seed,
-        download=download,
-        samples=request.samples,
-        strict=request.strict,
-    )
-    _check_shapes(data, request)
-    return data
-
-
-def _refuse_options(request: Request, what: str, names: tuple[str, ...]) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(request, name) not in (None, False)]
-    if given:
-        raise InputError(f"{', '.join(given)} has no meaning for {what}. Leave it out.")
-
-
-def _skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
-    """The model without memory, to look at; for real where its constructor needs values, or where it is there."""
-    from snugfit.workloads.models import build_model, parse_model_args
-
-    if request.given is not None and request.given.model is not None:
-        import torch
-
-        from snugfit.fake_device.materialise import without_memory
-
-        model: Any = request.given.model
-        return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
-    given: dict[str, Any] = {
-        "model_args": parse_model_args(request.model_args),
-        "num_classes": num_classes,
-        "task": request.task,
-    }
-    try:
-        return build_model(request.model, **given, init="device", device="meta")
-    except InputError:
-        return build_model(request.model, **given)
-
-
-def _check_shapes(data: Splits, request: Request) -> None:
-    """Sends one image through the model, without memory where that works; there must be a score for each label."""
-    import torch
-
-    from snugfit.training.evaluation import undisturbed
-    from snugfit.workloads.model_files import describe
-    from snugfit.workloads.tasks import classification_logits
-
-    try:
-        images = data.train[0][0].unsqueeze(0)
-    except RuntimeError as error:  # no memory for one image
-        raise InputError(
-            f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
-        ) from error
-
-    def scores(model: torch.nn.Module) -> int:
-        place = next((weight.device for weight in model.parameters()), images.device)
-        with undisturbed(model), torch.no_grad():
-            return classification_logits(model(images.to(place))).shape[1]
-
-    try:
-        found = scores(_skeleton(request, data.num_classes))
-    except (Exception, SystemExit):
-        # Some operators do not run without memory; what is really wrong, if anything, a real model says.
-        model = text_parts.real_model(request, data.num_classes)
-        try:
-            found = scores(model)
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(
-                f"model {request.model!r} cannot take an image of {data.name}, shape {list(images.shape[1:])}: "
-                f"{describe(error, None)}. Give --image-size, --model-arg, or a model for such images."
-            ) from error
-    if found < data.num_classes:
-        raise InputError(
-            f"model {request.model!r} tells {found} classes apart, and {data.name} has {data.num_classes}. Give the model a "
-            "num_classes argument, or other data."
+        refuse(given, (*_TEXT_OPTIONS, "samples"), str(request.task))
+        data = text_parts.open_matching_text(request, model, download=download)
+    else:
+        refuse(given, (*_IMAGE_OPTIONS, "samples"), str(request.task))
+        # Labels of random data run over the classes that the model has; other data brings its own, and the head follows.
+        classes = output_classes(model) if request.data == "random" else model_args.get("num_classes")
+        data = open_data(
+            request.data,
+            image_size=request.image_size or input_size(model, request.model),
+            channels=input_channels(model),
+            num_classes=classes,
+            seed=request.settings.seed,
+            download=download,
+            samples=request.samples,
+            strict=request.strict,
         )
+    check_sample(request, data, task, model_args)
+    return data
 
 
 def build_trainer(
     chosen: Chosen,
     request: Request,
-    data: Data,
+    data: Splits,
     device: torch.device,
     task: Task,
     total_steps: int,
@@ -245,13 +178,13 @@ def build_trainer(
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
     from snugfit.training.random_state import seed_everything
+    from snugfit.workloads.model_shapes import vocabulary_size
     from snugfit.workloads.models import build_model, parse_model_args
-    from snugfit.workloads.text import TextSplits
+    from snugfit.workloads.text.packing import check_borders
 
     settings, recipe, given = request.settings, chosen.recipe, request.given
     model_args = parse_model_args(request.model_args)
-    if isinstance(data, TextSplits):
-        model_args = text_parts.text_model_args(request, data, model_args)
+    model_args = text_parts.text_model_args(request, data, model_args)
     dtypes = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
     seed_everything(settings.seed)
     model: Any = None if given is None else given.model
@@ -261,14 +194,14 @@ def build_trainer(
             model_args=model_args,
             num_classes=data.num_classes,
             task=request.task,
-            weights=text_parts.starting_weights(request),
+            weights=starting_weights(request),
             freeze=settings.freeze,
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=dtypes[recipe.true_precision],
         )
         if request.packing:
-            text_parts.check_packing(request, model)
+            check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
     told = {**settings.to_mapping(), "max_steps": total_steps}
     for name in TRAITS:  # prepare reads the traits off the model
         del told[name]
@@ -284,4 +217,4 @@ def what_is_learned(request: Request, task: Task) -> dict[str, Any]:
     """
     if request.given is not None:
         return dict(request.given.for_prepare(task))
-    return {"loss": task.loss, "loss_weight": task.loss_weight}
+    return task.arguments()

@@ -6,63 +6,20 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import InputError, SnugfitError
+from snugfit.errors import InputError
+from snugfit.runs.model_parts import hub_name, starting_weights
 from snugfit.runs.request import Request
 
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.workloads.text import TextSplits
+    from snugfit.workloads.data import Splits
 
 TEXT_TASKS = ("text-classification", "causal-lm")
+_SAME_OPTIONS = ("task", "packing", "text_column", "label_column", "prompt_column", "samples")
 
 
-def hub_name(request: Request) -> str | None:
-    """Returns what stands after `hf:`, or None for other models."""
-    prefix, _, name = request.model.partition(":")
-    return name if prefix == "hf" else None
-
-
-def real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
-    """Returns the model with memory and random values, to try; one that was given is tried itself.
-
-    Args:
-        request: What is to be trained.
-        num_classes: Outputs of the head; None leaves it to the model.
-    """
-    import torch
-
-    from snugfit.workloads.models import build_model, parse_model_args
-
-    if request.given is not None and request.given.model is not None:
-        model: Any = request.given.model
-        made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
-        return made
-    model_args = parse_model_args(request.model_args)
-    return build_model(request.model, model_args=model_args, num_classes=num_classes, task=request.task)
-
-
-def starting_weights(request: Request) -> str | None:
-    """Returns the weights that training starts from.
-
-    Args:
-        request: What is to be trained.
-
-    Returns:
-        Those that were asked for; else DEFAULT for a `hf:` directory that holds weights; else None.
-
-    Raises:
-        InputError: The directory's weights cannot be used.
-    """
-    from snugfit.workloads.hf_files import holds_weights
-
-    name = hub_name(request)
-    if request.settings.weights is not None or name is None:
-        return request.settings.weights
-    return "DEFAULT" if holds_weights(name) else None
-
-
-def open_matching_text(request: Request, model: torch.nn.Module, *, download: bool) -> TextSplits:
+def open_matching_text(request: Request, model: torch.nn.Module, *, download: bool) -> Splits:
     """Opens text in the tokens that the model takes.
 
     Args:
@@ -82,12 +39,6 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     from snugfit.workloads.text.tokenizer import check_vocabulary, load_tokenizer
 
     assert request.task is not None
-    if request.image_size is not None:
-        raise InputError(f"--image-size has no meaning for {request.task}; give --seq-len.")
-    if request.strict:
-        raise InputError(
-            f"--strict has no meaning for {request.task}: only image files are ever skipped. Leave it out."
-        )
     name = hub_name(request)
     vocabulary = vocabulary_size(model)
     pretrained = starting_weights(request) == "DEFAULT"
@@ -106,13 +57,8 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     return open_text(
         request.data,
         TextOptions(
-            task=request.task,
+            **{name: getattr(request, name) for name in _SAME_OPTIONS},
             seq_len=sequence_length(model, request.seq_len),
-            packing=request.packing,
-            text_column=request.text_column,
-            label_column=request.label_column,
-            prompt_column=request.prompt_column,
-            samples=request.samples,
             seed=request.settings.seed,
             download=download,
         ),
@@ -123,7 +69,7 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     )
 
 
-def text_model_args(request: Request, data: TextSplits, given: dict[str, Any]) -> dict[str, Any]:
+def text_model_args(request: Request, data: Splits, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the config fields of a `hf:` model that follow from the data.
 
     Args:
@@ -144,70 +90,10 @@ def text_model_args(request: Request, data: TextSplits, given: dict[str, Any]) -
         if starting_weights(request) is None:
             fields["eos_token_id"] = end_id(data.tokenizer)
             fields["bos_token_id"] = data.tokenizer.bos_token_id
-    if data.class_names and not {"num_labels", "num_classes"} & set(given):
+    if request.task in TEXT_TASKS and data.class_names and not {"num_labels", "num_classes"} & set(given):
         fields["id2label"] = dict(enumerate(data.class_names))
         fields["label2id"] = {name: number for number, name in enumerate(data.class_names)}
     return {**fields, **given}
-
-
-def check_text_model(request: Request, data: TextSplits, given: dict[str, Any]) -> None:
-    """Stops where the model cannot take the data; a model of the user's own gets one batch to show that it can.
-
-    Args:
-        request: What is to be trained.
-        data: The data.
-        given: Arguments of the model's constructor.
-
-    Raises:
-        InputError: The model cannot take a batch, returns no loss, or has fewer outputs than there are labels.
-    """
-    import torch
-
-    from snugfit.training.evaluation import undisturbed
-    from snugfit.workloads.tasks import classification_logits, task_named
-
-    assert request.task is not None
-    outputs = given.get("num_labels", given.get("num_classes"))
-    if hub_name(request) is None:
-        model = real_model(request, data.num_classes)
-        batch = data.train.batch(range(min(2, len(data.train))))
-        if data.num_classes is not None:
-            batch["labels"].zero_()  # too few outputs are told below, not by the loss
-        try:
-            with undisturbed(model), torch.no_grad():
-                output = model(**batch)
-            task_named(request.task).loss_of(output, batch)
-            if data.num_classes is not None:
-                outputs = classification_logits(output).shape[1]
-        except SnugfitError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(
-                f"model {request.model!r} cannot take a batch of {data.name} ({', '.join(batch)}): "
-                f"{' '.join(str(error).split()).rstrip('.')}. It is called as model(**batch) and must return "
-                "its loss, as models of transformers do."
-            ) from error
-    if data.num_classes is not None and outputs is not None and outputs < data.num_classes:
-        raise InputError(
-            f"model {request.model!r} tells {outputs} classes apart, and {data.name} has {data.num_classes}. Give the model "
-            "more labels, or other data."
-        )
-
-
-def check_packing(request: Request, model: torch.nn.Module) -> None:
-    """Stops where a model does not keep samples of a row apart.
-
-    Args:
-        request: What is to be trained.
-        model: The model, with its weights.
-
-    Raises:
-        InputError: It attends across samples.
-    """
-    from snugfit.workloads.model_shapes import vocabulary_size
-    from snugfit.workloads.text.packing import check_borders
-
-    check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
 
 
 def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request, data: Any) -> None:

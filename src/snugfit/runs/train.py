@@ -24,7 +24,7 @@ from snugfit.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.runs.parts import Data
+    from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
 
 DEFAULT_BATCH_SIZE = 64
@@ -176,7 +176,7 @@ def train(
     path = Path(run_dir) if run_dir is not None else default_run_dir(request)
     check_new(path, overwrite=overwrite)
 
-    def choose(known: Request, opened: Data, task: Task, device: torch.device) -> Chosen:
+    def choose(known: Request, opened: Splits, task: Task, device: torch.device) -> Chosen:
         if planned is not None:
             return choices.chosen_by(planned)
         if budget is not None:

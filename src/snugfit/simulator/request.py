@@ -78,18 +78,17 @@ def record_named(
     """
     _without_logs()
     task, model = build_named(named)
-    from snugfit.workloads.model_batches import READ
-    from snugfit.workloads.tasks import task_named
+    from snugfit.workloads.tasks import READ
 
     made = batch_of(named, task, model, batch_size)
     arguments = {
         **settings,
         "batch_size": batch_size,
-        **made.arguments(),
+        **made.task.arguments(),
         "assume": named.assume.completed(made.assume),
     }
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
-    reported = task_named(task) if task in READ else None
+    reported = made.task if task in READ else None
     recorded = record_given(model, made.batch, recipe, kind, arguments, task=reported)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 

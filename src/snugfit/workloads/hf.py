@@ -1,7 +1,7 @@
 """Models of transformers: `hf:DIRECTORY`, `hf:path/config.json`, or a name in the local cache.
 
 Nothing is downloaded here: a config says the shapes, and an estimate needs no more; weights are `hf_files.py`'s. The task
-chooses the class, as in transformers (`hf_tasks.py`). All of them return their loss when the batch has labels.
+chooses the class, as in transformers (`tasks.py`). All of them return their loss when the batch has labels.
 
 The name of a kind alone (`hf:llama`) stands for the sizes that transformers gives it where nothing else is said.
 
@@ -21,62 +21,60 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, did_you_mean, nearest
-from snugfit.library_imports import importing
+from snugfit.library_imports import needed
 from snugfit.workloads import hf_files
-from snugfit.workloads.hf_tasks import CAUSAL_LM, HUB_TASKS, TEXT_CLASSIFICATION, tasks_of
 from snugfit.workloads.model_files import describe
-
-TASKS = tuple(HUB_TASKS)
-"""Tasks that a config can be built for."""
+from snugfit.workloads.tasks import CAUSAL_LM, TASKS, TEXT_CLASSIFICATION, task_named
 
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Fields that belong to the tokenizer; a config takes them whether it has them or not."""
 
 
-def task_of_config(name: str, among: Collection[str] = TASKS) -> str:
-    """Returns what a config's model is for, by the architecture it names, else by its kind.
+def task_of(name: str, task: str | None, among: Collection[str] = TASKS) -> str:
+    """Returns what a config's model is for: as asked for, else by the architecture it names, else by its kind.
 
     Args:
         name: What stands after `hf:`.
-        among: Tasks that come into question.
-
-    Returns:
-        One of them.
+        task: What was asked for, or None.
+        among: Tasks that come into question where nothing was asked for.
 
     Raises:
-        InputError: There is no such config, or its kind has no class for such a task.
+        InputError: There is no such config, or its kind has no class for such a task; says which tasks it has one for.
     """
     config = load_config(name)
-    found = tasks_of(config, among)
-    if not found:
-        able = tasks_of(config)
-        can = (
-            f"It can be trained for {', '.join(able)}."
-            if able
-            else "Train it from Python, with its own batch and loss."
+    able = tasks_of(config)
+    if task is not None and task not in able:
+        raise InputError(
+            f"model 'hf:{name}' has no class in transformers for {task}; give --task {' or '.join(able) or 'nothing'}."
         )
+    found = [one for one in able if one in among] if task is None else [task]
+    if not found:
+        does = f"It can be trained for {', '.join(able)}."
         raise InputError(
             f"model 'hf:{name}' is of kind {config.model_type!r}, which has no class in transformers for "
-            f"{' or '.join(among) if len(among) < 4 else 'any task that is known here'}. {can}"
+            f"{' or '.join(among) if len(among) < 4 else 'any task that is known here'}. "
+            f"{does if able else 'Train it from Python, with its own batch and loss.'}"
         )
     return found[0]
 
 
-def check_task(name: str, task: str) -> None:
-    """Stops where a config's kind has no class for a task.
+def tasks_of(config: Any) -> list[str]:
+    """Returns the tasks of the classes that a config names, then those of its kind, the most natural first."""
+    from transformers.models.auto import modeling_auto
 
-    Args:
-        name: What stands after `hf:`.
-        task: One of `TASKS`.
-
-    Raises:
-        InputError: It has none; says which tasks it has one for.
-    """
-    able = tasks_of(load_config(name))
-    if task not in able:
-        raise InputError(
-            f"model 'hf:{name}' has no class in transformers for {task}; give --task {' or '.join(able) or 'nothing'}."
-        )
+    named = set(getattr(config, "architectures", None) or ())
+    first: list[str] = []
+    rest: list[str] = []
+    for task in TASKS.values():
+        classes = getattr(modeling_auto, f"MODEL_FOR_{task.table}_MAPPING_NAMES", {}).get(config.model_type, ())
+        if classes:
+            (first if named & set(classes if isinstance(classes, tuple) else [classes]) else rest).append(task.name)
+    # Kinds that fill in words mostly have a class that goes from left to right too; which one is meant, the config says.
+    last = "masked-lm" if getattr(config, "is_decoder", False) else CAUSAL_LM
+    if "masked-lm" in first + rest and last in rest:
+        rest.remove(last)
+        rest.append(last)
+    return first + rest
 
 
 def is_kind(name: str) -> bool:
@@ -96,64 +94,42 @@ def _kinds() -> Collection[str]:
 
 
 def maker(
-    name: str, arguments: Mapping[str, Any], num_classes: int | None, task: str | None
+    name: str,
+    arguments: Mapping[str, Any],
+    num_classes: int | None,
+    task: str | None,
+    read: Mapping[str, Any] | None = None,
 ) -> Callable[[], torch.nn.Module]:
     """Checks a config, and returns what builds its model.
 
     Args:
         name: A directory with a config.json, the file itself, or a name in the local cache.
         arguments: Fields of the config that are changed.
-        num_classes: Classes of a head that tells some apart; `arguments` wins where it says another.
+        num_classes: Classes of a head that tells some apart; `arguments` wins where it says another. A head for another
+            number than that of the weights starts from fresh values.
         task: One of `TASKS`; None: what the config's architecture is for.
+        read: `device` and `dtype` that the weights of the directory are read to; None: random values, in float32.
 
     Returns:
-        Builds the model, with random weights, in float32.
+        Builds the model.
 
     Raises:
-        InputError: There is no such config, or it does not have these fields.
+        InputError: There is no such config, or it does not have these fields; also when the model is built, where weights
+            are missing, damaged, or do not fit.
     """
     task, config = _task_and_config(name, arguments, num_classes, task)
-    return partial(_build, name, config, task)
-
-
-def load_weights_of(
-    name: str,
-    arguments: Mapping[str, Any],
-    num_classes: int | None,
-    task: str | None,
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> torch.nn.Module:
-    """Builds a model with the weights of its directory, straight on a device and in a dtype.
-
-    Args:
-        name: A directory with weights, or a name in the local cache.
-        arguments: Fields of the config that are changed.
-        num_classes: Labels of a classifier; a head for another number starts from fresh values.
-        task: One of `TASKS`; None: what the config's architecture is for.
-        device: Where the weights are read to.
-        dtype: Their dtype; None: float32.
-
-    Returns:
-        The model.
-
-    Raises:
-        InputError: Config or weights are missing, damaged, or do not fit each other.
-    """
-    task, config = _task_and_config(name, arguments, num_classes, task)
-    return hf_files.load_pretrained(name, _class_for(task), config, device=device, dtype=dtype or torch.float32)
+    if read is None:
+        return partial(_build, name, config, task)
+    return partial(hf_files.load_pretrained, name, _class_for(task), config, **read)
 
 
 def _task_and_config(
     name: str, arguments: Mapping[str, Any], num_classes: int | None, task: str | None
 ) -> tuple[str, Any]:
-    task = task or task_of_config(name)
-    if task not in TASKS:
-        raise InputError(f"task {task!r} is none of hf: models; {did_you_mean(task, TASKS)}")
-    config = load_config(name)
+    task = task or task_of(name, None)
+    known, config = task_named(task), load_config(name)
     wanted = dict(arguments)
-    if HUB_TASKS[task].classes:
+    if known.classes:
         classes = wanted.pop("num_classes", num_classes)
         if classes is not None:
             wanted.setdefault("num_labels", classes)
@@ -171,7 +147,7 @@ def _task_and_config(
                 f"model argument {key}={value!r} is not taken by the config of hf:{name}: {describe(error, None)}."
             ) from error
     config.use_cache = False
-    if HUB_TASKS[task].labels == "class":
+    if known.labels == "class":
         config.problem_type = "single_label_classification"  # as the task has it, whatever the labels look like
     if task == TEXT_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders look for the last token that is no padding
@@ -179,7 +155,7 @@ def _task_and_config(
 
 
 def _class_for(task: str) -> Any:
-    return getattr(_transformers(), HUB_TASKS[task].auto_class)
+    return getattr(_transformers(), "AutoModelFor" + TASKS[task].auto_class)
 
 
 def _build(name: str, config: Any, task: str) -> torch.nn.Module:
@@ -267,12 +243,6 @@ def _read_config(file: Path) -> Any:
 
 
 def _transformers() -> ModuleType:
-    try:
-        with importing():
-            import transformers
-            import transformers.modeling_utils
-    except ImportError as error:
-        raise InputError(
-            f"hf: models need the library transformers, which does not import ({error}). Run: pip install snugfit[text]"
-        ) from error
+    transformers = needed("transformers", "hf: models need")
+    needed("transformers.modeling_utils", "hf: models need")
     return transformers

@@ -10,7 +10,6 @@ from typing import Any
 
 _IMAGES = ("image_size", "img_size", "input_image_size")
 _VISION, _SOUND, _TEXT = ("vision_config", "backbone_config"), ("audio_config",), ("text_config", "decoder")
-_FRAMES = ("num_frames", "frames_per_clip")
 _LONGEST_SOUND = 3000
 """Moments of 10 ms: half a minute, what speech models are trained on."""
 _FEATURES = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
@@ -30,40 +29,41 @@ def image_sides(config: Any) -> tuple[int, int] | None:
 
 def image_channels(config: Any) -> int:
     """Returns the channels of the images: 3 where nothing says them."""
-    found = _field(config, ("num_channels", "in_channels", "in_chans"), _VISION)
-    return found if isinstance(found, int) else 3
+    return _number(config, ("num_channels", "in_channels", "in_chans"), _VISION) or 3
 
 
 def clip_frames(config: Any) -> int | None:
     """Returns how many frames a clip has, or None where nothing says it."""
-    found = _field(config, _FRAMES, _VISION)
-    return found if isinstance(found, int) else None
+    return _number(config, ("num_frames", "frames_per_clip"), _VISION)
 
 
 def sound_features(config: Any) -> int | None:
     """Returns how many numbers describe a moment of sound, or None where a model takes the wave itself."""
-    found = _field(config, _FEATURES, _SOUND)
-    return found if isinstance(found, int) else None
+    return _number(config, _FEATURES, _SOUND)
 
 
 def sound_length(config: Any) -> int | None:
     """Returns how many moments of sound a model takes, where that is stated."""
-    found = _field(config, ("max_source_positions",), _SOUND)
-    if isinstance(found, int) and sound_features(config) is not None:
+    if sound_features(config) is None:
+        return None
+    found = _number(config, ("max_source_positions",), _SOUND)
+    if found is not None:
         return min(2 * found, _LONGEST_SOUND)  # the encoder's second convolution halves them
-    spectrogram = _field(config, ("max_length",), _SOUND)
-    return spectrogram if isinstance(spectrogram, int) and sound_features(config) is not None else None
+    return _number(config, ("max_length",), _SOUND)
 
 
 def target_limit(config: Any) -> int | None:
     """Returns how many tokens a decoder of its own writes at most, or None."""
-    found = _field(config, ("max_target_positions", "decoder_max_position_embeddings"), _TEXT)
-    return found if isinstance(found, int) else None
+    return _number(config, ("max_target_positions", "decoder_max_position_embeddings"), _TEXT)
 
 
 def placeholder_token(config: Any) -> int | None:
     """Returns the token that stands for a piece of an image in a text, or None."""
-    found = _field(config, ("image_token_id", "image_token_index"), ())
+    return _number(config, ("image_token_id", "image_token_index"), ())
+
+
+def _number(config: Any, names: tuple[str, ...], parts: tuple[str, ...]) -> int | None:
+    found = _field(config, names, parts)
     return found if isinstance(found, int) else None
 
 

@@ -38,7 +38,7 @@ def input_size(model: torch.nn.Module, spec: str) -> int | None:
         metadata = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
         return embedded or _side(metadata.get("input_size"))
     if spec.startswith("torchvision:"):
-        return _torchvision_size(spec.partition(":")[2])
+        return published_side(spec, "crop_size") or _TORCHVISION_SIZE
     return None
 
 
@@ -49,14 +49,20 @@ def _side(size: Any) -> int | None:
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
-def _torchvision_size(name: str) -> int:
+def published_weights(spec: str) -> Any:
+    """Returns the best weights that torchvision publishes for a model, or None."""
     from torchvision import models
 
     try:
-        weights = models.get_model_weights(name).DEFAULT
+        return models.get_model_weights(spec.partition(":")[2]).DEFAULT
     except (ValueError, AttributeError):  # a model without published weights
-        return _TORCHVISION_SIZE
-    return _side(getattr(weights.transforms(), "crop_size", None)) or _TORCHVISION_SIZE
+        return None
+
+
+def published_side(spec: str, field: str) -> int | None:
+    """Returns the side of the images that torchvision's weights are for, by a field of their transforms."""
+    weights = published_weights(spec)
+    return None if weights is None else _side(getattr(weights.transforms(), field, None))
 
 
 def input_channels(model: torch.nn.Module) -> int:

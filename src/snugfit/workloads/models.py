@@ -12,18 +12,15 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from snugfit.errors import InputError, did_you_mean
+from snugfit.library_imports import needed
 from snugfit.techniques.init.apply import build, materialise, settle
 from snugfit.workloads import hf, model_files
-from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
 from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, match_weights, replace_heads
-
-__all__ = ["build_model", "input_channels", "input_size", "output_classes", "parse_model_args"]
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 INITS = ("host", "device", "meta")
@@ -68,11 +65,9 @@ def build_model(
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
     if spec.startswith("hf:") and weights == "DEFAULT":
-        place = torch.device("cpu") if init == "host" else device
-        name = spec.partition(":")[2]
-        model = hf.load_weights_of(
-            name, arguments, num_classes, task, device=place, dtype=None if init == "host" else dtype
-        )
+        place, kind = (torch.device("cpu"), None) if init == "host" else (device, dtype)
+        read = {"device": place, "dtype": kind or torch.float32}
+        model = hf.maker(spec.partition(":")[2], arguments, num_classes, task, read)()
         return _finished(model, freeze, device=device, dtype=dtype)
     make = _maker(spec, arguments, num_classes, None if from_file else weights, task)
     if init == "meta" and not from_file:
@@ -142,10 +137,11 @@ def _maker(
 ) -> Callable[[], torch.nn.Module]:
     """Checks all that can be checked without building, and returns what builds."""
     prefix, colon, name = spec.partition(":")
+    wanted = arguments if num_classes is None else {"num_classes": num_classes, **arguments}
     if colon and prefix == "torchvision":
-        return _torchvision_maker(name, arguments, num_classes, weights)
+        return _torchvision_maker(name, wanted, weights)
     if colon and prefix == "timm":
-        return _timm_maker(name, arguments, num_classes, weights)
+        return _timm_maker(name, wanted, weights)
     if colon and prefix == "hf":
         if weights is not None:
             raise InputError(
@@ -166,17 +162,12 @@ def _maker(
     raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")
 
 
-def _torchvision_maker(
-    name: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
-) -> Callable[[], torch.nn.Module]:
-    models = _import_library("torchvision.models", "torchvision")
+def _torchvision_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Callable[[], torch.nn.Module]:
+    models = needed("torchvision.models", "torchvision models need", extra="vision")
     _check_name("torchvision", name, models.list_models(), "torchvision.models.list_models()")
     builder = models.get_model_builder(name)
-    wanted = dict(arguments)
     if "weights_backbone" in inspect.signature(builder).parameters:
         wanted.setdefault("weights_backbone", None)  # torchvision's default downloads one
-    if num_classes is not None:
-        wanted.setdefault("num_classes", num_classes)
     if weights is None:
         return partial(_call_builder, f"torchvision:{name}", builder, wanted)
     choices = models.get_model_weights(name)
@@ -199,15 +190,10 @@ def _torchvision_maker(
     return make
 
 
-def _timm_maker(
-    name: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None
-) -> Callable[[], torch.nn.Module]:
-    timm = _import_library("timm", "timm")
+def _timm_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Callable[[], torch.nn.Module]:
+    timm = needed("timm", "timm models need", extra="vision")
     architecture, _, name_tag = name.partition(".")
     _check_name("timm", architecture, timm.list_models(), "timm.list_models()")
-    wanted = dict(arguments)
-    if num_classes is not None:
-        wanted.setdefault("num_classes", num_classes)
     if weights is None:
         return partial(_call_builder, f"timm:{name}", partial(timm.create_model, name), wanted)
     tags = _timm_tags(architecture)
@@ -223,7 +209,7 @@ def _timm_maker(
 
 
 def _timm_tags(architecture: str) -> list[str]:
-    timm = _import_library("timm", "timm")
+    timm = needed("timm", "timm models need", extra="vision")
     return [name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*") if "." in name]
 
 
@@ -268,15 +254,3 @@ def _check_name(library: str, name: str, known: Sequence[str], listing: str) -> 
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(repr(f'{library}:{one}') for one in near)}? " if near else ""
     raise InputError(f"model '{library}:{name}' is unknown; {hint}{library} has {len(known)} models, see {listing}.")
-
-
-def _import_library(module: str, library: str) -> ModuleType:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"{library} models need the library {library}, which does not import ({error}). "
-            "Run: pip install snugfit[vision]"
-        ) from error

@@ -1,4 +1,6 @@
-"""Tasks: what a model's output is judged by. One row for each; a new task is a new row.
+"""Tasks: what a model is trained for, what it is judged by, and for models of transformers which class and labels it has.
+
+One row for each; a new task is a new row. No model is known by its name here.
 
 Models of text return their own loss. Theirs is a mean over the labels that count, and a language model shifts its labels
 inside, so the first token of a sequence never counts: the weight of a microbatch is what is left.
@@ -9,45 +11,83 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.techniques.microbatch.apply import IGNORED_LABEL, batch_length, first_tensor
 
+CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
+IMAGE_CLASSIFICATION = "image-classification"
+LANGUAGE = ("seq2seq-lm", "masked-lm", CAUSAL_LM, "token-classification", "question-answering", TEXT_CLASSIFICATION)
+"""Tasks whose batches are text alone."""
+TEXT_TASKS = (TEXT_CLASSIFICATION, CAUSAL_LM)
+"""Tasks whose text data `snugfit train` reads."""
+READ = (IMAGE_CLASSIFICATION, *TEXT_TASKS)
+"""Tasks whose data `snugfit train` reads."""
+
 Batch = Any
+Labels = Literal["class", "tokens", "token classes", "summary", "span", "pixels", "boxes", "pairs"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Task:
     """What is trained for and what is reported."""
 
     name: str
     """How the task is asked for."""
 
-    loss: Callable[[Any, Batch], torch.Tensor] | None
+    auto_class: str = ""
+    """What stands after `AutoModelFor` in the name of the class of transformers that builds its models."""
+
+    table: str = ""
+    """What stands between `MODEL_FOR_` and `_MAPPING_NAMES` in the name of that class's table, from kinds of config to
+    classes (transformers' `modeling_auto`)."""
+
+    labels: Labels = "class"
+    """Labels that models of transformers take. `class`: one number a sample; `tokens`: one for each token of the input, or
+    its class; `summary`: tokens of a text of its own; `span`: where an answer starts and ends; `pixels`: one for each pixel;
+    `boxes`: objects in an image; `pairs`: none, the samples of a batch are told apart from each other."""
+
+    _: dataclasses.KW_ONLY
+
+    loss: Callable[[Any, Batch], torch.Tensor] | None = None
     """From the model's output and the batch to a 0-dim loss; None: the model returns its loss."""
 
-    loss_weight: str | Callable[[Batch], Any]
+    loss_weight: str | Callable[[Batch], Any] = "samples"
     """How losses of microbatches combine: samples (the loss is a mean over samples), or a function from a batch to the
     number of labels that its loss is a mean over."""
 
-    metrics: Mapping[str, Callable[[Any, Batch], tuple[torch.Tensor, int]]]
+    forward: Callable[[Any, Batch], Any] | None = None
+    """Function of (model, batch); None: as for `snugfit.prepare`."""
+
+    split: Callable[[Batch, int], list[Batch]] | None = None
+    """Function of (batch, size) giving microbatches; None: along dimension 0."""
+
+    metrics: Mapping[str, Callable[[Any, Batch], tuple[torch.Tensor, int]]] = dataclasses.field(default_factory=dict)
     """Name -> from output and batch to (sum of the metric over the batch, 0-dim; number of samples). Sums and numbers
     add up over batches; their quotient is the metric."""
 
     metrics_of_loss: Mapping[str, Callable[[float], float]] = dataclasses.field(default_factory=dict)
     """Name -> from the mean loss over all that was seen to the metric."""
 
-    main_metric: str
+    main_metric: str = "loss"
     """The metric that is shown first."""
 
-    higher_is_better: bool = True
-    """Which way the main metric points."""
+    @property
+    def classes(self) -> bool:
+        """Whether the head tells classes apart, so that their number is an option."""
+        return self.labels in ("class", "token classes", "pixels", "boxes")
 
-    split: Callable[[Batch, int], list[Batch]] | None = None
-    """Function of (batch, size) giving microbatches; None: along dimension 0."""
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way the main metric points."""
+        return self.main_metric in self.metrics
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `snugfit.prepare` that say what is learned."""
+        return {name: getattr(self, name) for name in ("loss", "loss_weight", "forward", "split")}
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -104,7 +144,7 @@ def task_of_loss(
         return 1 if tensor is None else int(tensor.shape[0])
 
     weight = loss_weight if callable(loss_weight) else samples
-    return Task(name="training", loss=loss, loss_weight=weight, metrics={}, main_metric="loss")
+    return Task(name="training", loss=loss, loss_weight=weight)
 
 
 def shifted_labels(batch: Batch) -> torch.Tensor:
@@ -207,59 +247,30 @@ def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     return (classification_logits(output).argmax(dim=1) == labels).sum(), len(labels)
 
 
-def _own_loss(name: str, loss_weight: str | Callable[[Batch], Any] = "samples", **more: Any) -> Task:
-    """A task whose models return their loss, which is all that is reported of it."""
-    return Task(
-        name=name,
-        loss=None,
-        loss_weight=loss_weight,
-        metrics={},
-        main_metric="loss",
-        higher_is_better=False,
-        **more,
-    )
+_ACCURACY: dict[str, Any] = {"metrics": {"accuracy": correct_top1}, "main_metric": "accuracy"}
+_PERPLEXITY: dict[str, Any] = {"metrics_of_loss": {"perplexity": perplexity}, "main_metric": "perplexity"}
 
+_ROWS = (
+    Task("seq2seq-lm", "Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", "summary", loss_weight="tokens"),
+    Task("speech-to-text", "SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", "summary", loss_weight="tokens"),
+    Task("contrastive", "ZeroShotImageClassification", "ZERO_SHOT_IMAGE_CLASSIFICATION", "pairs"),
+    Task("image-text-to-text", "ImageTextToText", "IMAGE_TEXT_TO_TEXT", "tokens", loss_weight=shifted_labels),
+    Task("masked-lm", "MaskedLM", "MASKED_LM", "tokens", loss_weight="tokens"),
+    Task(CAUSAL_LM, "CausalLM", "CAUSAL_LM", "tokens", loss_weight=shifted_labels, **_PERPLEXITY),
+    Task(IMAGE_CLASSIFICATION, "ImageClassification", "IMAGE_CLASSIFICATION", loss=cross_entropy, **_ACCURACY),
+    Task("object-detection", "ObjectDetection", "OBJECT_DETECTION", "boxes", loss_weight=objects, split=split_images),
+    Task("semantic-segmentation", "SemanticSegmentation", "SEMANTIC_SEGMENTATION", "pixels"),
+    Task("video-classification", "VideoClassification", "VIDEO_CLASSIFICATION"),
+    Task("ctc", "CTC", "CTC", "summary", loss_weight="sum"),
+    Task("audio-classification", "AudioClassification", "AUDIO_CLASSIFICATION"),
+    Task("token-classification", "TokenClassification", "TOKEN_CLASSIFICATION", "token classes", loss_weight="tokens"),
+    Task("question-answering", "QuestionAnswering", "QUESTION_ANSWERING", "span"),
+    Task(TEXT_CLASSIFICATION, "SequenceClassification", "SEQUENCE_CLASSIFICATION", **_ACCURACY),
+)
 
-TASKS: Mapping[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            name="image-classification",
-            loss=cross_entropy,
-            loss_weight="samples",
-            metrics={"accuracy": correct_top1},
-            main_metric="accuracy",
-        ),
-        Task(
-            name="text-classification",
-            loss=None,
-            loss_weight="samples",
-            metrics={"accuracy": correct_top1},
-            main_metric="accuracy",
-        ),
-        Task(
-            name="causal-lm",
-            loss=None,
-            loss_weight=shifted_labels,
-            metrics={},
-            metrics_of_loss={"perplexity": perplexity},
-            main_metric="perplexity",
-            higher_is_better=False,
-        ),
-        _own_loss("masked-lm", "tokens"),
-        _own_loss("seq2seq-lm", "tokens"),
-        _own_loss("speech-to-text", "tokens"),
-        _own_loss("image-text-to-text", shifted_labels),
-        _own_loss("token-classification", "tokens"),
-        _own_loss("question-answering"),
-        _own_loss("contrastive"),
-        _own_loss("semantic-segmentation"),
-        _own_loss("object-detection", objects, split=split_images),
-        _own_loss("video-classification"),
-        _own_loss("audio-classification"),
-        _own_loss("ctc", "sum"),
-    )
-}
+TASKS: Mapping[str, Task] = {task.name: task for task in _ROWS}
+"""The tasks. A config of transformers that names no class is taken for the first task that its kind has a class for: what a
+kind was made for (translation, contrastive pairs, filling in words) stands before the heads that almost every kind has."""
 
 
 def task_named(name: str) -> Task:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.private_torch import BatchNorm, DropoutNd
+from snugfit.workloads.model_shapes import published_side, published_weights
+from snugfit.workloads.options import BatchOptions
+from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, Task, cross_entropy
 
-CLASSIFICATION, SEGMENTATION = "image-classification", "semantic-segmentation"
-DETECTION, VIDEO = "object-detection", "video-classification"
+SEGMENTATION, DETECTION, VIDEO = "semantic-segmentation", "object-detection", "video-classification"
 _TASK_OF_MODULE = {"segmentation": SEGMENTATION, "detection": DETECTION, "video": VIDEO}
 
 AUXILIARY_WEIGHT = 0.5
@@ -49,9 +51,9 @@ def task_of_builder(name: str) -> str:
 
         module = models.get_model_builder(name).__module__
     except (ImportError, ValueError):
-        return CLASSIFICATION
+        return IMAGE_CLASSIFICATION
     parts = module.removeprefix("torchvision.models.").split(".")
-    return _TASK_OF_MODULE.get(parts[0], CLASSIFICATION)
+    return _TASK_OF_MODULE.get(parts[0], IMAGE_CLASSIFICATION)
 
 
 def segmentation_loss(output: Any, batch: Any) -> Tensor:
@@ -67,44 +69,37 @@ def segmentation_loss(output: Any, batch: Any) -> Tensor:
     return losses["out"] + AUXILIARY_WEIGHT * losses["aux"] if "aux" in losses else losses["out"]
 
 
-def segmentation_batch(
-    spec: str, model: nn.Module, batch_size: int, image_size: int | None, device: str
-) -> tuple[Tensor, Tensor]:
-    """Returns images and the classes of their pixels."""
-    side = image_size or _side(spec, "resize_size") or SEGMENTATION_SIDE
-    images = torch.rand(batch_size, 3, side, side, device=device)
-    heads: list[int] = [one.out_channels for one in model.modules() if isinstance(one, nn.Conv2d)]
-    return images, torch.randint(0, heads[-1], (batch_size, side, side), device=device)
+def batch_of(model: nn.Module, spec: str, task: str, options: BatchOptions) -> Any:
+    """Returns a batch as torchvision's own training makes it.
 
-
-def video_batch(
-    spec: str, batch_size: int, image_size: int | None, frames: int | None, device: str
-) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
-    """Returns clips `[B, 3, frames, S, S]` with their classes, and what was assumed."""
-    side = image_size or _side(spec, "crop_size") or CLIP_SIDE
-    known = _metadata(spec).get("min_temporal_size")
-    assumed: tuple[str, ...] = ()
-    if frames is None:
-        frames = max(int(known or 1), CLIP_FRAMES)
-        assumed = (f"clips of {frames} frames of {side} x {side} (--frames, --image-size)",)
-    clips = torch.rand(batch_size, 3, frames, side, side, device=device)
-    return (clips, torch.zeros(batch_size, dtype=torch.long, device=device)), assumed
-
-
-def detection_batch(
-    model: nn.Module, batch_size: int, image_size: int | None, device: str
-) -> tuple[tuple[list[Tensor], list[dict[str, Tensor]]], tuple[str, ...]]:
-    """Returns images and what is to be found in each, as torchvision's detectors take them; and what was assumed."""
+    That is images with the classes of their pixels; clips `[B, 3, frames, S, S]` with their classes; or a list of images
+    with what is to be found in each.
+    """
+    side = options.take("image_size")
+    count, device = options.batch_size, options.device
+    if task == SEGMENTATION:
+        side = side or published_side(spec, "resize_size") or SEGMENTATION_SIDE
+        heads: list[int] = [one.out_channels for one in model.modules() if isinstance(one, nn.Conv2d)]
+        images = torch.rand(count, 3, side, side, device=device)
+        return images, torch.randint(0, heads[-1], (count, side, side), device=device)
+    if task == VIDEO:
+        side, frames = side or published_side(spec, "crop_size") or CLIP_SIDE, options.take("frames")
+        if frames is None:
+            frames = max(int(getattr(published_weights(spec), "meta", {}).get("min_temporal_size") or 1), CLIP_FRAMES)
+            options.assumed.append(f"clips of {frames} frames of {side} x {side} (--frames, --image-size)")
+        clips = torch.rand(count, 3, frames, side, side, device=device)
+        return clips, torch.zeros(count, dtype=torch.long, device=device)
     transform: Any = getattr(model, "transform", None)
     if transform is None:
         raise InputError(
             "this detector has no transform of torchvision's own. Use snugfit.estimate(model, batch) in Python."
         )
     fixed = getattr(transform, "fixed_size", None)
-    side = image_size or (fixed[-1] if fixed else transform.min_size[-1])
-    images = [torch.rand(3, side, side, device=device) for _ in range(batch_size)]
-    targets = [_objects(model, side, device) for _ in range(batch_size)]
-    return (images, targets), (f"images of {side} x {side} with {OBJECTS} objects each (--image-size)",)
+    side = side or (fixed[-1] if fixed else transform.min_size[-1])
+    options.assumed.append(f"images of {side} x {side} with {OBJECTS} objects each (--image-size)")
+    options.assume.update(ASSUME)
+    pictures = [torch.rand(3, side, side, device=device) for _ in range(count)]
+    return pictures, [_objects(model, side, device) for _ in range(count)]
 
 
 def _objects(model: nn.Module, side: int, device: str) -> dict[str, Tensor]:
@@ -164,22 +159,9 @@ def split_detection(batch: Any, size: int) -> list[Any]:
     return [(images[at : at + size], targets[at : at + size]) for at in range(0, len(images), size)]
 
 
-def _weights(spec: str) -> Any:
-    from torchvision import models
-
-    try:
-        return models.get_model_weights(spec.partition(":")[2]).DEFAULT
-    except (ValueError, AttributeError):  # a model without published weights
-        return None
-
-
-def _metadata(spec: str) -> Mapping[str, Any]:
-    chosen = _weights(spec)
-    found: Mapping[str, Any] = {} if chosen is None else chosen.meta
-    return found
-
-
-def _side(spec: str, field: str) -> int | None:
-    chosen = _weights(spec)
-    size = None if chosen is None else getattr(chosen.transforms(), field, None)
-    return int(size[-1]) if isinstance(size, list | tuple) and size else size if isinstance(size, int) else None
+TASKS = {
+    SEGMENTATION: Task(SEGMENTATION, loss=segmentation_loss),
+    DETECTION: Task(DETECTION, forward=detector_loss, split=split_detection),
+    VIDEO: Task(VIDEO, loss=cross_entropy),
+}
+"""Tasks that models of torchvision learn in their own way."""

@@ -92,7 +92,7 @@ def test_a_step_takes_what_is_estimated_from_the_config(pool, tmp_path, name):
         events.start()
         model = build_model(spec, task=task)
         made = batch_for(model, spec, task, batch_size=4, device="cpu", **SHAPES.get(task, {}))
-        trainer = snugfit.prepare(model, device="cpu", **made.arguments())
+        trainer = snugfit.prepare(model, device="cpu", **made.task.arguments())
         losses = [float(trainer.step(made.batch)) for _ in range(2)]
         events.stop()
         return events.peak_bytes, losses

@@ -11,7 +11,7 @@ import snugfit
 from snugfit.recipe import Recipe
 from snugfit.training.evaluation import evaluate
 from snugfit.workloads.tasks import shifted_labels, task_named
-from snugfit.workloads.text.causal import Sequences
+from snugfit.workloads.text.padded import PaddedTexts
 from snugfit.workloads.text.ragged import Ragged
 
 LENGTHS = (3, 60, 5, 2, 33)
@@ -21,8 +21,9 @@ TASK = task_named("causal-lm")
 
 def sequences(lengths=LENGTHS, prompts=PROMPTS):
     random = np.random.default_rng(3)
-    ids = Ragged.of([random.integers(3, 259, size=size) for size in lengths])
-    return Sequences(ids, np.array(prompts), pad_id=0, limit=64)
+    ids = [random.integers(3, 259, size=size) for size in lengths]
+    held = (np.where(np.arange(len(one)) < prompt, ~one, one) for one, prompt in zip(ids, prompts, strict=True))
+    return PaddedTexts(Ragged.of(held), pad_id=0, limit=64)
 
 
 def loss_in_float64(logits, labels, vocab_size, **_):

@@ -47,9 +47,9 @@ def test_model_trains_on_its_batch(specs, name, task):
     model = build_model(f"{specs[name]}/config.json", task=task, num_classes=3)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32} and model.training
     made = batch_for(model, specs[name], task, batch_size=4, seq_len=16)
-    assert made.batch["input_ids"].shape == (4, 16) and made.loss is None
+    assert made.batch["input_ids"].shape == (4, 16) and made.task.loss is None
     assert {value.device.type for value in made.batch.values()} == {"meta"}
-    assert made.loss_weight == task_named(task).loss_weight
+    assert made.task.loss_weight == task_named(task).loss_weight
     real = batch_for(model, specs[name], task, batch_size=4, seq_len=16, device="cpu").batch
     output = model(**real)
     output.loss.backward()

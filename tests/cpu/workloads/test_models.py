@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from snugfit.errors import InputError
-from snugfit.workloads.models import build_model, input_channels, input_size, output_classes, parse_model_args
+from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
+from snugfit.workloads.models import build_model, parse_model_args
 
 
 def write(folder, text, name="mine.py"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snugfit.errors import InputError
-from snugfit.workloads.tasks import task_named
+from snugfit.workloads.tasks import task_named, task_of_loss
 
 SCORES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
 BATCH = (torch.zeros(3, 1), torch.tensor([0, 1, 1]))
@@ -56,3 +56,7 @@ def test_labels_are_found_in_dicts():
     task = task_named("text-classification")
     assert task.weight_of({"input_ids": torch.zeros(3, 7), "labels": BATCH[1]}) == 3 and task.higher_is_better
     assert int(task.metrics["accuracy"]({"logits": SCORES}, {"labels": BATCH[1]})[0]) == 2
+
+
+def test_a_loss_of_ones_own_is_better_when_it_is_lower():
+    assert task_of_loss(None).main_metric == "loss" and not task_of_loss(None).higher_is_better

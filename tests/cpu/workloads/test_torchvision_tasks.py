@@ -39,7 +39,7 @@ def test_segmentation_adds_half_the_auxiliary_loss():
     with torch.no_grad():
         output = model(images)
         expected = F.cross_entropy(output["out"], labels) + 0.5 * F.cross_entropy(output["aux"], labels)
-        assert torch.equal(made.loss(output, made.batch), expected)
+        assert torch.equal(made.task.loss(output, made.batch), expected)
     assert batch_for(model, spec, "semantic-segmentation", batch_size=1).batch[0].shape == (1, 3, 520, 520)
 
 
@@ -62,11 +62,11 @@ def test_a_detector_trains_on_its_batch(name):
     images, targets = made.batch
     assert len(images) == len(targets) == 2 and targets[0]["boxes"].shape == (OBJECTS, 4)
     assert ("masks" in targets[0]) == name.startswith("mask")
-    loss = made.forward(model, made.batch)
+    loss = made.task.forward(model, made.batch)
     loss.backward()
     assert loss.dim() == 0 and torch.isfinite(loss)
     model.eval()
     with torch.no_grad():
-        assert made.forward(model, made.batch).dim() == 0
+        assert made.task.forward(model, made.batch).dim() == 0
     assert not any(module.training for module in model.modules())
-    assert [len(piece[0]) for piece in made.split(made.batch, 1)] == [1, 1]
+    assert [len(piece[0]) for piece in made.task.split(made.batch, 1)] == [1, 1]

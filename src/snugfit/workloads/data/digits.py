@@ -9,46 +9,36 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from snugfit.errors import InputError
-from snugfit.workloads.data.splits import ArrayImages, Indices, Splits, fewer, resize, stratified_parts
+from snugfit.library_imports import needed
+from snugfit.workloads.data.splits import (
+    ArrayImages,
+    ImageOptions,
+    Indices,
+    Splits,
+    resize,
+    stratified_parts,
+    three_parts,
+)
 
 SHARES = (0.7, 0.1)
 CLASSES = tuple(str(digit) for digit in range(10))
 
 
-def open_digits(*, image_size: int | None, channels: int, samples: int | None) -> Splits:
-    """Opens the digits.
-
-    Args:
-        image_size: Height and width; None: 8.
-        channels: Channels of the images, all alike.
-        samples: Training images at most, the other parts in proportion; None: all.
-
-    Returns:
-        The three parts.
-
-    Raises:
-        InputError: scikit-learn is missing.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise InputError(
-            f"data 'digits' needs scikit-learn, which does not import ({error}). Run: pip install snugfit[vision]"
-        ) from error
-    raw = load_digits()
+def open_digits(_: str, options: ImageOptions) -> Splits:
+    """Opens the digits."""
+    raw = needed("sklearn.datasets", "data 'digits' needs", library="scikit-learn", extra="vision").load_digits()
     grey = np.asarray(raw.images, dtype=np.float32) * (255 / 16)  # scikit-learn stores 0 to 16
-    if image_size is not None and image_size != grey.shape[1]:
-        grey = resize(torch.from_numpy(grey[:, None]), image_size)[:, 0].numpy()
+    if options.image_size is not None and options.image_size != grey.shape[1]:
+        grey = resize(torch.from_numpy(grey[:, None]), options.image_size)[:, 0].numpy()
     images = np.clip(np.rint(grey), 0, 255).astype(np.uint8)[..., None]
     labels: Indices = np.asarray(raw.target, dtype=np.int64)
-    parts = stratified_parts(labels, SHARES)
-    mean, std = images[parts[0]].mean() / 255, images[parts[0]].std() / 255
-    share = 1.0 if samples is None else samples / len(parts[0])
-    train, validation, test = (
-        ArrayImages(images[kept], labels[kept], mean=[mean], std=[std], channels=channels, image_size=None)
-        for kept in (fewer(part, labels, share) for part in parts)
-    )
-    return Splits(
-        name="digits", train=train, validation=validation, test=test, num_classes=len(CLASSES), class_names=CLASSES
-    )
+    parts = three_parts("digits", {"train": labels}, options.samples, shares=SHARES)
+    whole = images[stratified_parts(labels, SHARES)[0]]
+    mean, std = whole.mean() / 255, whole.std() / 255
+    made = {
+        part: ArrayImages(
+            images[kept], labels[kept], mean=[mean], std=[std], channels=options.channels, image_size=None
+        )
+        for part, (_, kept) in parts.items()
+    }
+    return Splits(name="digits", **made, num_classes=len(CLASSES), class_names=CLASSES)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from snugfit.errors import InputError
-from snugfit.workloads.data.splits import BatchedImages, Indices, Splits
+from snugfit.workloads.data.splits import BatchedImages, ImageOptions, Indices, Splits, random_sizes
 
 TRAIN_IMAGES = 1024
 """Training images where no number is given; validation and test have a quarter each."""
@@ -61,33 +61,17 @@ class RandomImages(BatchedImages):
         return images, torch.from_numpy(self.labels[np.asarray(indices, dtype=np.int64)])
 
 
-def open_random(
-    *, image_size: int | None, channels: int, num_classes: int | None, seed: int, samples: int | None
-) -> Splits:
-    """Makes random data.
-
-    Args:
-        image_size: Height and width; None: 32.
-        channels: Channels of the images.
-        num_classes: Classes; None: 10.
-        seed: Seed of images and labels.
-        samples: Training images; None: 1024.
-
-    Returns:
-        The three parts.
-
-    Raises:
-        InputError: More samples than there is room for.
-    """
-    count, classes = samples or TRAIN_IMAGES, num_classes or NUM_CLASSES
+def open_random(_: str, options: ImageOptions) -> Splits:
+    """Makes random data."""
+    count, classes = options.samples or TRAIN_IMAGES, options.num_classes or NUM_CLASSES
     if count > MOST_IMAGES:
         raise InputError(
             f"samples is {count}; random data has at most {MOST_IMAGES} images, whose labels are in memory."
         )
-    side = image_size or IMAGE_SIZE
-    train, validation, test = (
-        RandomImages(size, shape=(channels, side, side), num_classes=classes, seed=seed, part=part)
-        for part, size in enumerate((count, max(count // 4, 1), max(count // 4, 1)))
-    )
-    names = tuple(str(label) for label in range(classes))
-    return Splits(name="random", train=train, validation=validation, test=test, num_classes=classes, class_names=names)
+    side = options.image_size or IMAGE_SIZE
+    shape = (options.channels, side, side)
+    parts = {
+        name: RandomImages(size, shape=shape, num_classes=classes, seed=options.seed, part=part)
+        for part, (name, size) in enumerate(random_sizes(count).items())
+    }
+    return Splits(name="random", **parts, num_classes=classes, class_names=tuple(map(str, range(classes))))

@@ -7,14 +7,16 @@ training.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from snugfit.errors import InputError
+
+PARTS = ("train", "validation", "test")
 
 SPLIT_SEED = 2026
 """Seed of the cut into training, validation and test; never the training seed, so all runs see the same test images."""
@@ -27,43 +29,50 @@ Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 
 
-class ImageData(Protocol):
-    """A map-style dataset of labelled images."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions:
+    """How images are read, and what the model that takes them is like."""
 
-    labels: Indices
-    """The label of every image."""
-
-    def __len__(self) -> int:
-        """Returns the number of images."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Returns one image, float32 `[C, H, W]`, and its label."""
-
-    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`."""
+    image_size: int | None
+    """Height and width that the model takes; None: the images keep theirs."""
+    channels: int
+    """Channels that the model takes: of colours 3, or 1 for their mean; of grey images any number, all alike."""
+    num_classes: int | None
+    """Classes that the model tells apart; None: not known (labels are not compared then)."""
+    seed: int = 0
+    """Seed of random data. The cut into parts has a fixed seed of its own, whatever this is."""
+    download: bool = False
+    """Whether a data set that is missing may be fetched (cifar10)."""
+    samples: int | None = None
+    """Training images at most, the other parts in proportion; None: all."""
+    strict: bool = False
+    """Whether an image file that cannot be read stops the run (imagefolder); otherwise it is left out and counted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """Labelled images in three parts that share no image."""
+    """Data in three parts that share no sample: images, text, or what the caller brought."""
 
     name: str
     """How the data was asked for."""
 
-    train: ImageData
-    """What the model learns from."""
+    train: Any
+    """What the model learns from: it has a length, and `batch(indices)`."""
 
-    validation: ImageData
-    """What is looked at during training."""
+    validation: Any
+    """What is looked at during training; None: nothing."""
 
-    test: ImageData
-    """What the final accuracy is measured on."""
+    test: Any
+    """What the final metric is measured on; None: nothing."""
 
-    num_classes: int
-    """Number of different labels; labels run from 0 to one less."""
+    num_classes: int | None = None
+    """Number of different labels, which run from 0 to one less; None: not known, or none."""
 
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
     """The names of the labels, in their order."""
+
+    tokenizer: Any = None
+    """The tokenizer of transformers that made the ids of a text."""
 
     left_out: tuple[str, ...] = ()
     """Files that could not be read when the data was opened, and belong to no part."""
@@ -214,6 +223,50 @@ def fewer(indices: Indices, labels: Indices, share: float) -> Indices:
         return indices
     kept = indices[stratified_parts(labels[indices], [share])[0]]
     return kept if len(kept) else indices[:1]
+
+
+def three_parts(
+    name: str,
+    labels: Mapping[str, Indices],
+    samples: int | None,
+    *,
+    shares: tuple[float, float],
+    what: str = "images for each class",
+) -> dict[str, tuple[str, Indices]]:
+    """Says where the samples of each part are: the part of the data they come from, and their places there.
+
+    What is missing is cut from training by label. Where only one of validation and test is there, it is the test part.
+
+    Args:
+        name: How the data was asked for.
+        labels: The labels of each part that the data comes in, `train` and maybe `validation` and `test`.
+        samples: Training samples at most, the other parts in proportion; None: all.
+        shares: Shares of training and validation where the data comes in one piece.
+        what: What the samples and their labels are called.
+
+    Raises:
+        InputError: A part would be empty.
+    """
+    found = {part: (part, np.arange(len(values))) for part, values in labels.items()}
+    if "validation" in found and "test" not in found:
+        found["test"] = found.pop("validation")
+    if len(found) < len(PARTS):
+        pieces = stratified_parts(labels["train"], shares if "test" not in found else [1 - shares[1]])
+        found.update({part: ("train", piece) for part, piece in zip(PARTS, pieces, strict=False)})
+    share = 1.0 if samples is None else samples / max(len(found["train"][1]), 1)
+    found = {part: (found[part][0], fewer(found[part][1], labels[found[part][0]], share)) for part in PARTS}
+    empty = [part for part in PARTS if not len(found[part][1])]
+    if empty:
+        raise InputError(
+            f"data {name!r} has {sum(map(len, labels.values()))} {what.split()[0]} in all, too few to cut into training, "
+            f"validation and test ({', '.join(empty)} would be empty). Give at least ten {what}."
+        )
+    return found
+
+
+def random_sizes(count: int) -> dict[str, int]:
+    """Returns how many samples each part of random data has: validation and test a quarter of training's."""
+    return {part: count if part == "train" else max(count // 4, 1) for part in PARTS}
 
 
 def check_channels(name: str, stored: int, wanted: int) -> None:

@@ -5,7 +5,6 @@ All text is turned into token ids when the data is opened; batches are dicts as 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,30 @@ from typing import Any
 import numpy as np
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.workloads.hf_tasks import CAUSAL_LM, TEXT_CLASSIFICATION
-from snugfit.workloads.text import causal, chats, documents, embedded, stored
-from snugfit.workloads.text.classification import LabelledRows, LabelledTexts, has_labels, label_order, labelled_rows
+from snugfit.workloads.data.splits import Splits, fewer, random_sizes, three_parts
+from snugfit.workloads.options import refuse
+from snugfit.workloads.tasks import CAUSAL_LM, TEXT_CLASSIFICATION
+from snugfit.workloads.text import causal, chats, documents, embedded
+from snugfit.workloads.text.classification import LabelledRows, has_labels, label_order, labelled_rows
 from snugfit.workloads.text.columns import prompt_columns, text_column
 from snugfit.workloads.text.limits import Cut, check_ids
-from snugfit.workloads.text.packing import PackedSequences, pack
+from snugfit.workloads.text.options import TextOptions
+from snugfit.workloads.text.packing import PackedTexts
+from snugfit.workloads.text.padded import PaddedTexts
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
 from snugfit.workloads.text.random_tokens import TRAIN_SEQUENCES, RandomTokens
-from snugfit.workloads.text.splits import PARTS, TextData, TextOptions, TextSplits, sampled, three_parts
-from snugfit.workloads.text.tables import KINDS, Table, read_tables, texts_of
+from snugfit.workloads.text.stored import StoredColumn, picked, shown
+from snugfit.workloads.text.tables import ENDINGS, KINDS, Table, read_tables, texts_of
 from snugfit.workloads.text.tokenizer import pad_id
 
-__all__ = ["FORMS", "TASK_OF_DATA", "TextData", "TextOptions", "TextSplits", "open_text"]
+__all__ = ["FORMS", "TASK_OF_DATA", "TextOptions", "open_text"]
 
 FORMS = ("topics", "prose", "csv:FILE", "jsonl:FILE", "parquet:FILE", "text:FILE_OR_DIR", "hf:NAME", "random")
 TASK_OF_DATA = {"topics": TEXT_CLASSIFICATION, "prose": CAUSAL_LM, "text": CAUSAL_LM}
 """Data that is made for one task."""
+
+SHARES = (0.8, 0.1)
+"""Shares of training and validation where the data comes in one piece."""
 
 RANDOM_CLASSES = 2
 """Labels of random data where the model does not say them."""
@@ -43,7 +49,7 @@ def open_text(
     vocabulary: int | None,
     num_classes: int | None = None,
     label_ids: Mapping[str, int] | None = None,
-) -> TextSplits:
+) -> Splits:
     """Opens text as token ids.
 
     Args:
@@ -72,16 +78,9 @@ def _check(spec: str, options: TextOptions) -> None:
     kind, colon, _ = spec.partition(":")
     known = {form.partition(":")[0]: form for form in FORMS}
     if kind not in known or (colon and ":" not in known[kind]):
-        form = {
-            ".csv": "csv",
-            ".tsv": "csv",
-            ".jsonl": "jsonl",
-            ".json": "jsonl",
-            ".parquet": "parquet",
-            ".txt": "text",
-        }
         path = Path(spec)
-        hint = f"it is a file: write {form[path.suffix]}:{spec}. " if path.suffix in form and path.exists() else ""
+        kinds = [name for name, endings in {**ENDINGS, "text": (".txt",)}.items() if path.suffix in endings]
+        hint = f"it is a file: write {kinds[0]}:{spec}. " if kinds and path.exists() else ""
         raise InputError(f"data {spec!r} is unknown for {options.task}; {hint or did_you_mean(kind, FORMS)}".rstrip())
     if not colon and ":" in known[kind]:
         raise InputError(f"data {spec!r} names nothing. Write {known[kind]}.")
@@ -95,21 +94,13 @@ def _check(spec: str, options: TextOptions) -> None:
                 else "Leave --task out."
             )
         )
-    given = {
-        f"--{name.replace('_', '-')}": getattr(options, name)
-        for name in ("text_column", "label_column", "prompt_column")
-        if getattr(options, name) is not None
-    }
-    if given and kind not in KINDS:
-        raise InputError(f"{', '.join(given)} has no meaning for data {spec!r}, which has no columns. Leave it out.")
-    alien = "--prompt-column" if options.task == TEXT_CLASSIFICATION else "--label-column"
-    if alien in given:
-        raise InputError(f"{alien} has no meaning for {options.task}. Leave it out.")
-    if options.packing and options.task == TEXT_CLASSIFICATION:
-        raise InputError("--packing has no meaning for text-classification: each text has its own label. Leave it out.")
-    if options.packing and spec == "random":
-        raise InputError("--packing has no meaning for data 'random': its rows are full already. Leave it out.")
-    if options.task == CAUSAL_LM and options.seq_len < 2:
+    causal = options.task == CAUSAL_LM
+    meant = {"packing"} if causal and kind != "random" else set()
+    if kind in KINDS:
+        meant |= {"text_column", "prompt_column" if causal else "label_column"}
+    given = {name: getattr(options, name) for name in ("packing", "text_column", "label_column", "prompt_column")}
+    refuse(given, meant, f"{options.task} on data {spec!r}")
+    if causal and options.seq_len < 2:
         raise InputError(
             f"--seq-len is {options.seq_len}; a language model predicts a token from those before it: give at least 2."
         )
@@ -117,32 +108,22 @@ def _check(spec: str, options: TextOptions) -> None:
         raise InputError(f"samples is {options.samples}; it must be at least 1.")
 
 
-def _random(options: TextOptions, vocabulary: int | None, num_classes: int | None) -> TextSplits:
+def _random(options: TextOptions, vocabulary: int | None, num_classes: int | None) -> Splits:
     if vocabulary is None:
         raise InputError("data 'random' needs a model that says its vocabulary (an input embedding). Give other data.")
     classes = None if options.task == CAUSAL_LM else num_classes or RANDOM_CLASSES
     count = options.samples or TRAIN_SEQUENCES
-    train, validation, test = (
-        RandomTokens(
-            size, seq_len=options.seq_len, vocabulary=vocabulary, num_classes=classes, seed=options.seed, part=part
-        )
-        for part, size in enumerate((count, max(count // 4, 1), max(count // 4, 1)))
-    )
-    names = tuple(str(label) for label in range(classes or 0))
-    return TextSplits(
-        name="random",
-        train=train,
-        validation=validation,
-        test=test,
-        num_classes=classes,
-        class_names=names,
-        tokenizer=None,
-    )
+    settings: Any = {"seq_len": options.seq_len, "vocabulary": vocabulary, "num_classes": classes, "seed": options.seed}
+    parts = {
+        name: RandomTokens(size, **settings, part=part) for part, (name, size) in enumerate(random_sizes(count).items())
+    }
+    names = tuple(map(str, range(classes or 0)))
+    return Splits(name="random", **parts, num_classes=classes, class_names=names)
 
 
 def _classification(
     spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | None, label_ids: Mapping[str, int] | None
-) -> TextSplits:
+) -> Splits:
     rows: dict[str, LabelledRows]
     if spec == "topics":
         rows = {"train": embedded.passages()}
@@ -155,111 +136,85 @@ def _classification(
     names = label_order(spec, {part: labels for part, (_, labels) in rows.items()}, label_ids)
     ids = {name: number for number, name in enumerate(names)}
     numbers = {part: np.array([ids[label] for label in labels], dtype=np.int64) for part, (_, labels) in rows.items()}
-    picked = three_parts(spec, numbers, options.samples)
     made = {}
     cut = Cut(options.seq_len)
-    for part, (source, kept) in picked.items():
-        encoded = cut.texts(tokenizer, stored.picked(rows[source][0], kept))
+    for part, (source, kept) in _parts(spec, numbers, options.samples).items():
+        encoded = cut.texts(tokenizer, picked(rows[source][0], kept))
         check_ids(spec, encoded, vocabulary)
-        made[part] = LabelledTexts(encoded, numbers[source][kept], pad_id=pad_id(tokenizer), limit=options.seq_len)
+        labels = numbers[source][kept]
+        made[part] = PaddedTexts(encoded, pad_id=pad_id(tokenizer), limit=options.seq_len, labels=labels)
     cut.warn(spec)
-    return TextSplits(name=spec, num_classes=len(names), class_names=names, tokenizer=tokenizer, **made)
+    return Splits(name=spec, **made, num_classes=len(names), class_names=names, tokenizer=tokenizer)
 
 
-def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | None) -> TextSplits:
+def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | None) -> Splits:
     cut = Cut(options.seq_len)
-    marks: dict[str, causal.Marks | None] = dict.fromkeys(PARTS)
-    if spec == "prose" or spec.startswith("text:"):
-        whole: Sequence[documents.Text] = embedded.prose() if spec == "prose" else documents.read_documents(spec)
-        texts = documents.cut_documents(whole)
-        made_of = {part: causal.encode_documents(tokenizer, texts[part]) for part in PARTS}
-        if options.packing:
-            encoded = {part: Ragged.joined(ids) for part, ids in made_of.items()}
-        else:
-            encoded = {part: causal.blocks(ids, options.seq_len) for part, ids in made_of.items()}
-        fronts = {part: np.zeros(len(encoded[part]), dtype=np.int64) for part in PARTS}
-        if not options.packing:
-            encoded, fronts = sampled(encoded, fronts, options.samples)
-    else:
-        tables = read_tables(spec, download=options.download)
-        same = {part: np.zeros(len(table), dtype=np.int64) for part, table in tables.items()}
-        encoded, fronts = {}, {}
-        picked = three_parts(spec, same, None if options.packing else options.samples)
-        for part, (source, kept) in picked.items():
-            rows = _encoded_rows(tables[source], kept, options, tokenizer)
-            encoded[part], fronts[part], marks[part] = _gathered(rows, None if options.packing else cut)
-    made: dict[str, TextData] = {}
-    for part in PARTS:
-        ids = encoded.pop(part)  # packing copies it, and does so part by part
+    running = spec == "prose" or spec.startswith("text:")
+    encoded = _documents(spec, options, tokenizer) if running else _rows(spec, options, tokenizer, cut)
+    made: dict[str, PackedTexts | PaddedTexts] = {}
+    for part, ids in encoded.items():
         check_ids(spec, ids, vocabulary)
-        made[part] = (
-            _packed(ids, fronts[part], options, part, tokenizer, marks[part])
-            if options.packing
-            else cut.learned(ids, fronts[part], pad_id(tokenizer), marks[part])
-        )
-        del ids
+        if options.packing:
+            share = 1 if part == "train" else 8
+            most = None if options.samples is None else max(options.samples // share, 1)
+            made[part] = PackedTexts(ids, length=options.seq_len, pad_id=pad_id(tokenizer), most=most)
+        else:
+            made[part] = PaddedTexts(ids, pad_id=pad_id(tokenizer), limit=options.seq_len)
         if not len(made[part]):
-            room = fronts[part].any() or marks[part] is not None
+            room = cut.unlearned or bool((ids.values < 0).any())
             raise InputError(
                 f"data {spec!r} has too little text: nothing is left to predict in its {part} part. Give more text"
                 + (", or a longer --seq-len that leaves room behind the prompts." if room else ".")
             )
     cut.warn(spec)
-    return TextSplits(name=spec, num_classes=None, class_names=(), tokenizer=tokenizer, **made)
+    return Splits(name=spec, **made, tokenizer=tokenizer)
 
 
-Row = tuple[Ids, int, Ids | None]
-"""Token ids of a sample; how many at its front are not learned; 1 for each that is learned, where that is not the rest."""
+def _documents(spec: str, options: TextOptions, tokenizer: Any) -> dict[str, Ragged]:
+    """Running text, whole where it is packed, else in pieces."""
+    whole: Sequence[documents.Text] = embedded.prose() if spec == "prose" else documents.read_documents(spec)
+    made_of = {
+        part: causal.encode_documents(tokenizer, texts) for part, texts in documents.cut_documents(whole).items()
+    }
+    if options.packing:
+        return {part: Ragged.joined(ids) for part, ids in made_of.items()}
+    pieces = {part: causal.blocks(ids, options.seq_len) for part, ids in made_of.items()}
+    if options.samples is None or options.samples >= len(pieces["train"]):
+        return pieces
+    share = options.samples / len(pieces["train"])
+    return {part: ids.picked(fewer(*_alike(len(ids)), share)) for part, ids in pieces.items()}
 
 
-def _encoded_rows(table: Table, kept: Indices, options: TextOptions, tokenizer: Any) -> Iterator[Row]:
+def _rows(spec: str, options: TextOptions, tokenizer: Any, cut: Cut) -> dict[str, Ragged]:
+    """One sample for each row of a table, whole where they are packed, else cut."""
+    tables = read_tables(spec, download=options.download)
+    same = {part: _alike(len(table))[1] for part, table in tables.items()}
+    encoded = {}
+    for part, (source, kept) in _parts(spec, same, None if options.packing else options.samples).items():
+        samples = _encoded_rows(tables[source], kept, options, tokenizer)
+        encoded[part] = Ragged.of(samples if options.packing else cut.learned(samples))
+    return encoded
+
+
+def _parts(spec: str, labels: Mapping[str, Indices], samples: int | None) -> dict[str, tuple[str, Indices]]:
+    return three_parts(spec, labels, samples, shares=SHARES, what="rows for each label")
+
+
+def _alike(count: int) -> tuple[Indices, Indices]:
+    """Places of samples, and one label for them all."""
+    return np.arange(count), np.zeros(count, dtype=np.int64)
+
+
+def _encoded_rows(table: Table, kept: Indices, options: TextOptions, tokenizer: Any) -> Iterator[Ids]:
     chat = chats.chat_column(table, options.prompt_column, options.text_column)
     if chat is not None:
-        pairs = chats.encode_chats(tokenizer, table, chat, kept)
-        rows = stored.shown(pairs, f"turning {len(kept)} conversations into tokens", len(kept))
-        return ((ids, 0, learned) for ids, learned in rows)
-    prompts, texts = _pairs(table, options)
-    texts = stored.picked(texts, kept)
-    if prompts is None:
-        return ((ids, 0, None) for ids in causal.encode_texts(tokenizer, texts))
-    fronts = stored.picked(prompts, kept)
-    return ((ids, front, None) for ids, front in causal.encode_pairs(tokenizer, fronts, texts))
-
-
-def _gathered(rows: Iterator[Row], cut: Cut | None) -> tuple[Ragged, Indices, causal.Marks | None]:
-    """Puts rows into arrays as they come, so that only the arrays are in memory."""
-    fronts, marks = array("q"), array("b")
-    limit = None if cut is None else cut.limit
-
-    def each() -> Iterator[Ids]:
-        for ids, front, learned in rows:
-            fronts.append(front)
-            if learned is not None:
-                marks.frombytes(learned[:limit].astype(np.int8).tobytes())
-            yield ids
-
-    ids = Ragged.of(each() if cut is None else cut.each(each()))
-    return (
-        ids,
-        np.frombuffer(fronts, dtype=np.int64) if len(fronts) else np.zeros(0, dtype=np.int64),
-        np.frombuffer(marks, dtype=np.int8) != 0 if len(marks) else None,
-    )
-
-
-def _pairs(table: Table, options: TextOptions) -> tuple[Sequence[str] | None, Sequence[str]]:
-    """Returns the prompts, None where there are none, and the texts."""
+        turns = picked(StoredColumn(len(table), lambda: chats.turns_of(table, chat)), kept)
+        return chats.encode_chats(tokenizer, shown(turns, f"turning {len(kept)} conversations into tokens", len(kept)))
     columns = prompt_columns(table, options.prompt_column, options.text_column)
     if columns is None:
-        return None, texts_of(table, text_column(table, options.text_column))
+        texts = texts_of(table, text_column(table, options.text_column))
+        return causal.encode_texts(tokenizer, picked(texts, kept))
     prompts, texts = texts_of(table, columns[0], empty=True), texts_of(table, columns[1])
-    return (prompts if any(prompts) else None), texts
-
-
-def _packed(
-    ids: Ragged, fronts: Indices, options: TextOptions, part: str, tokenizer: Any, marks: causal.Marks | None
-) -> PackedSequences:
-    packed = pack(ids, fronts, length=options.seq_len, pad_id=pad_id(tokenizer), marks=marks)
-    if options.samples is None:
-        return packed
-    count = options.samples if part == "train" else max(options.samples // 8, 1)
-    return PackedSequences(packed.ids[:count], packed.positions[:count], packed.labelled[:count])
+    if not any(prompts):
+        return causal.encode_texts(tokenizer, picked(texts, kept))
+    return causal.encode_pairs(tokenizer, picked(prompts, kept), picked(texts, kept))

@@ -11,13 +11,14 @@ reasoning) cannot be cut everywhere; then only the last turn of the assistant is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from snugfit.errors import InputError
-from snugfit.workloads.text.ragged import Ids, Indices
+from snugfit.workloads.text.ragged import Ids
+from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tables import Table
 from snugfit.workloads.text.tokenizer import encode, end_id
 
@@ -32,23 +33,14 @@ Piece = tuple[str, bool]
 Turn = dict[str, str]
 
 
-def is_chat(values: Sequence[Any]) -> bool:
+def is_chat(values: Column) -> bool:
     """Returns whether a column holds conversations: its first value that is there is a list of turns."""
     first = next((value for value in values if value is not None), None)
     return isinstance(first, list | tuple | np.ndarray) and (not len(first) or isinstance(first[0], dict))
 
 
 def chat_column(table: Table, prompt: str | None, text: str | None) -> str | None:
-    """Returns the column of conversations.
-
-    Args:
-        table: The table.
-        prompt: The column of prompts as named by the user, or None.
-        text: The column of texts as named by the user, or None.
-
-    Returns:
-        Its name; None where the table has texts.
-    """
+    """Returns the column of conversations, or None where the table has texts; the user may have named columns."""
     if prompt is not None:
         return None
     known = {name.lower(): name for name in table.columns}
@@ -57,18 +49,7 @@ def chat_column(table: Table, prompt: str | None, text: str | None) -> str | Non
 
 
 def turns_of(table: Table, column: str) -> Iterator[list[Turn]]:
-    """Yields the conversations of a column.
-
-    Args:
-        table: The table.
-        column: One of its columns.
-
-    Yields:
-        Turns with role and content.
-
-    Raises:
-        InputError: A row has none, or one of its turns is not understood; names the row.
-    """
+    """Yields the conversations of a column; a row that has none, or a turn that is not understood, is named."""
     for row, value in enumerate(table.columns[column]):
         where = f"data {table.name!r}, {table.where(row)}"
         if not isinstance(value, list | tuple | np.ndarray) or not len(value):
@@ -94,18 +75,7 @@ def _turn(turn: Any, where: str) -> Turn:
 
 
 def pieces_of(tokenizer: Any, turns: list[Turn]) -> list[Piece]:
-    """Cuts a conversation into what is learned and what is only read.
-
-    Args:
-        tokenizer: Its chat template is used where it has one.
-        turns: The conversation.
-
-    Returns:
-        Pieces whose texts make up the whole; the assistant's are learned.
-
-    Raises:
-        InputError: The template refuses the turns.
-    """
+    """Cuts a conversation, written by the tokenizer's chat template if it has one, into what is learned and what is read."""
     if not getattr(tokenizer, "chat_template", None):
         return [piece for turn in turns for piece in _plain(turn, tokenizer)]
 
@@ -142,32 +112,17 @@ def _plain(turn: Turn, tokenizer: Any) -> list[Piece]:
     return [(f"{ASSISTANT}: ", False), (turn["content"] + end, True), ("\n", False)]
 
 
-def encode_chats(tokenizer: Any, table: Table, column: str, kept: Indices) -> Iterator[tuple[Ids, Ids]]:
-    """Yields conversations as token ids.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        table: The table.
-        column: Its column of conversations.
-        kept: Which rows, in rising order.
-
-    Yields:
-        Ids, and for each 1 where it is learned, else 0.
-    """
-    wanted = set(map(int, kept))
-    starts = _first_ids(tokenizer)
-    for row, turns in enumerate(turns_of(table, column)):
-        if row not in wanted:
-            continue
+def encode_chats(tokenizer: Any, conversations: Iterable[list[Turn]]) -> Iterator[Ids]:
+    """Yields conversations as token ids."""
+    starts = None if getattr(tokenizer, "chat_template", None) else ~_first_ids(tokenizer)
+    for turns in conversations:
         pieces = [piece for piece in pieces_of(tokenizer, turns) if piece[0]]
-        ids = [
-            np.asarray(one, dtype=np.int32)
-            for one in encode(tokenizer, [text for text, _ in pieces], special=False, show=False)
-        ]
-        if len(starts) and not getattr(tokenizer, "chat_template", None):
-            ids, pieces = [starts, *ids], [("", False), *pieces]
-        learned = [np.full(len(one), flag, dtype=np.int32) for one, (_, flag) in zip(ids, pieces, strict=True)]
-        yield np.concatenate(ids), np.concatenate(learned)
+        encoded = encode(tokenizer, [text for text, _ in pieces], special=False, show=False)
+        ids: list[Ids] = [] if starts is None else [starts]
+        for one, (_, learned) in zip(encoded, pieces, strict=True):
+            held = np.asarray(one, dtype=np.int32)
+            ids.append(held if learned else ~held)
+        yield np.concatenate(ids)
 
 
 def _first_ids(tokenizer: Any) -> Ids:

@@ -1,56 +1,17 @@
-"""Labelled texts: from tables to batches for `text-classification`."""
+"""Labelled texts for `text-classification`: which rows have which label, and the order of the labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from snugfit.errors import InputError, did_you_mean
 from snugfit.workloads.text.columns import label_column, text_column
-from snugfit.workloads.text.ragged import Indices, Ragged, pad, pad_mask, padded_length
+from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tables import Table, texts_of
 
-LabelledRows = tuple[Sequence[str], list[str]]
+LabelledRows = tuple[Column, list[str]]
 """Texts, and the name of each one's label."""
-
-
-class LabelledTexts:
-    """Texts with one label each; a batch is padded to its longest."""
-
-    def __init__(self, ids: Ragged, labels: Indices, *, pad_id: int, limit: int) -> None:
-        """Holds the token ids.
-
-        Args:
-            ids: Token ids of N texts, each of at most `limit`.
-            labels: int64, `[N]`.
-            pad_id: What shorter texts are filled up with.
-            limit: Most tokens of a text.
-        """
-        self.ids, self.labels = ids, labels
-        self._pad_id, self._limit = pad_id, limit
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Returns some texts as a batch.
-
-        Args:
-            indices: Which, B of them.
-
-        Returns:
-            `input_ids` and `attention_mask` (1 for tokens, 0 for padding), int64 `[B, T]`; `labels`, int64 `[B]`.
-        """
-        rows = [self.ids[int(index)] for index in indices]
-        length = padded_length(max(map(len, rows)), self._limit)
-        return {
-            "input_ids": pad(rows, fill=self._pad_id, length=length),
-            "attention_mask": pad_mask(rows, length=length),
-            "labels": torch.from_numpy(self.labels[np.asarray(indices, dtype=np.int64)]),
-        }
 
 
 def has_labels(table: Table, label: str | None) -> bool:

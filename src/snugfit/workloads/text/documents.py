@@ -5,9 +5,7 @@ A document stays in its file and is read in parts whenever it is walked through:
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from snugfit.errors import InputError
 from snugfit.workloads.data.splits import SPLIT_SEED
+from snugfit.workloads.text.stored import opened
 
 HELD_OUT = 0.1
 """Share of the text that validation and test have each."""
@@ -24,7 +23,7 @@ _FEW = 10
 
 
 _PART = 2**20
-"""Bytes that are read at a time."""
+"""Characters that are read at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,21 +66,9 @@ def text_parts(text: Text) -> Iterator[str]:
 
 
 def _parts_of(file: Path) -> Iterator[str]:
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
-    done = 0
-    with file.open("rb") as stream:
-        while True:
-            data = stream.read(_PART)
-            done += len(data)
-            try:
-                yield decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                place = done - len(error.object) + error.start
-                raise InputError(
-                    f"data file {str(file)!r} is not UTF-8 text: {error.reason} at byte {place}. Convert it."
-                ) from error
-            if not data:
-                return
+    with opened(file) as stream:
+        while part := stream.read(_PART):
+            yield part
 
 
 def read_documents(spec: str) -> list[StoredText]:
@@ -113,12 +100,9 @@ def read_documents(spec: str) -> list[StoredText]:
 
 def _read(file: Path) -> StoredText:
     length, has_words = 0, False
-    try:
-        for part in _parts_of(file):
-            length += len(part)
-            has_words = has_words or bool(part.strip())
-    except OSError as error:
-        raise InputError(f"data file {str(file)!r} cannot be read: {error.strerror}. Give another file.") from error
+    for part in _parts_of(file):
+        length += len(part)
+        has_words = has_words or bool(part.strip())
     if not has_words:
         raise InputError(f"data file {str(file)!r} is empty. Remove it, or put text into it.")
     return StoredText(file, 0, length)

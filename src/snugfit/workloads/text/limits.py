@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.workloads.text import causal
-from snugfit.workloads.text.causal import Marks
-from snugfit.workloads.text.ragged import Ids, Indices, Ragged
+from snugfit.workloads.text.ragged import Ids, Ragged
+from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tokenizer import encode
 
 
 def check_ids(spec: str, ids: Ragged, vocabulary: int | None) -> None:
     """A tokenizer may give ids that its size does not tell of."""
-    highest = int(ids.values.max(initial=0))
+    highest = max(int(ids.values.max(initial=0)), ~int(ids.values.min(initial=0)))
     if vocabulary is not None and highest >= vocabulary:
         raise InputError(
             f"data {spec!r} has the token id {highest}, and the model's vocabulary ends at {vocabulary - 1}. Build the "
@@ -31,26 +28,22 @@ class Cut:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._samples = self._long = self._longest = self._unlearned = 0
+        self.unlearned = 0
+        self._samples = self._long = self._longest = 0
 
-    def texts(self, tokenizer: Any, texts: Sequence[str]) -> Ragged:
+    def texts(self, tokenizer: Any, texts: Column) -> Ragged:
         """Encodes texts and cuts them as the tokenizer cuts, which keeps its special tokens."""
         return Ragged.of(encode(tokenizer, texts, limit=self.limit, note=self._note))
 
-    def each(self, ids: Iterable[Sequence[int] | Ids]) -> Iterator[Sequence[int] | Ids]:
-        """Cuts off what is too much at the end."""
-        for one in ids:
-            self._note(len(one))
-            yield one[: self.limit]
-
-    def learned(self, ids: Ragged, fronts: Indices, fill: int, marks: Marks | None = None) -> causal.Sequences:
-        """Leaves out sequences of which nothing is learned: a batch of these would have no loss."""
-        kept = np.flatnonzero(causal.counted(ids, fronts, marks))
-        self._unlearned += len(ids) - len(kept)
-        if len(kept) < len(ids):
-            marks = None if marks is None else Ragged(marks.astype(np.int32), ids.offsets).picked(kept).values != 0
-            ids, fronts = ids.picked(kept), fronts[kept]
-        return causal.Sequences(ids, fronts, pad_id=fill, limit=self.limit, marks=marks)
+    def learned(self, samples: Iterable[Ids]) -> Iterator[Ids]:
+        """Cuts off what is too much at the end, and leaves out what teaches nothing: its batch might have no loss."""
+        for ids in samples:
+            self._note(len(ids))
+            kept = ids[: self.limit]
+            if (kept[1:] >= 0).any():  # nothing predicts a first token
+                yield kept
+            else:
+                self.unlearned += 1
 
     def _note(self, length: int) -> None:
         self._samples += 1
@@ -66,9 +59,9 @@ class Cut:
                 SnugfitWarning,
                 stacklevel=2,
             )
-        if self._unlearned:
+        if self.unlearned:
             warnings.warn(
-                f"{self._unlearned} samples of {spec} were left out: their prompt fills {self.limit} tokens, or they have "
+                f"{self.unlearned} samples of {spec} were left out: their prompt fills {self.limit} tokens, or they have "
                 "one token only, so nothing of them would be learned.",
                 SnugfitWarning,
                 stacklevel=2,

@@ -18,27 +18,36 @@ import torch
 
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import IGNORED_LABEL
-from snugfit.workloads.text.causal import Marks
-from snugfit.workloads.text.ragged import Ids, Indices, Ragged
+from snugfit.workloads.text.ragged import Indices, Ragged, tokens_of
 
-_TOKENS_AT_ONCE = 2**18
+_TOKENS_AT_ONCE = 2**17
+_NAMES = ("input_ids", "position_ids", "labels")
 
 
-class PackedSequences:
-    """Rows of one length."""
+class PackedTexts:
+    """Rows of one length, cut from the samples when they are asked for; those in which nothing is learned are left out."""
 
-    def __init__(self, ids: Ids, positions: Ids, labelled: np.ndarray) -> None:
-        """Holds the rows.
+    def __init__(self, samples: Ragged, *, length: int, pad_id: int, most: int | None = None) -> None:
+        """Looks which rows there are.
 
         Args:
-            ids: int32, `[N, T]`.
-            positions: Place of each token in its sample, int32 `[N, T]`.
-            labelled: Whether a token is learned, bool `[N, T]`.
+            samples: Token ids of samples, each with its end.
+            length: Tokens of a row, T.
+            pad_id: What the last row is filled up with.
+            most: Rows that are kept, at most.
         """
-        self.ids, self.positions, self.labelled = ids, positions, labelled
+        self._samples, self._length, self._pad_id = samples, length, pad_id
+        every = np.arange(-(-len(samples.values) // length))
+        at_once = max(_TOKENS_AT_ONCE // length, 1)  # places are counted in 64 bits: some rows at a time, not all
+        kept = []
+        for at in range(0, len(every), at_once):
+            rows = every[at : at + at_once]
+            _, _, labels = self._cut(rows)
+            kept.append(rows[(labels != IGNORED_LABEL).any(axis=1)])
+        self._rows: Indices = np.concatenate([every[:0], *kept])[:most]
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._rows)
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         """Returns some rows as a batch.
@@ -49,58 +58,22 @@ class PackedSequences:
         Returns:
             `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
         """
-        picked = np.asarray(indices, dtype=np.int64)
-        ids = self.ids[picked].astype(np.int64)
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "position_ids": torch.from_numpy(self.positions[picked].astype(np.int64)),
-            "labels": torch.from_numpy(np.where(self.labelled[picked], ids, IGNORED_LABEL)),
-        }
+        made = self._cut(self._rows[np.asarray(indices, dtype=np.int64)])
+        return {name: torch.from_numpy(one) for name, one in zip(_NAMES, made, strict=True)}
 
-
-def pack(ids: Ragged, prompts: Indices, *, length: int, pad_id: int, marks: Marks | None = None) -> PackedSequences:
-    """Lays sequences end to end in rows.
-
-    Args:
-        ids: Token ids of samples, each with its end.
-        prompts: Tokens at the front of each that are not learned, int64 `[samples]`.
-        length: Tokens of a row, T.
-        pad_id: What the last row is filled up with.
-        marks: Whether each token is learned, where that is not all behind the front.
-
-    Returns:
-        The rows in which something is learned.
-    """
-    total = len(ids.values)
-    rows = -(-total // length)
-    starts = np.concatenate([ids.offsets[:-1], [total]])  # what fills up the last row is a sample of its own
-    fronts = np.concatenate([np.maximum(prompts, 1), [rows * length]])
-    packed = np.empty((rows, length), dtype=np.int32)
-    positions = np.empty((rows, length), dtype=np.int32)
-    learned = np.empty((rows, length), dtype=bool)
-    count = 0
-    at_once = max(_TOKENS_AT_ONCE // length, 1)
-    for first in range(0, rows, at_once):  # places are counted in 64 bits: some rows at a time, not all
-        place = np.arange(first * length, min(first + at_once, rows) * length, dtype=np.int64)
-        sample = np.searchsorted(starts, place, side="right") - 1
-        position = place - starts[sample]
-        labelled = position >= fronts[sample]
-        if marks is not None:
-            there = marks[place[0] : place[-1] + 1]
-            labelled[: len(there)] &= there
+    def _cut(self, rows: Indices) -> tuple[Indices, Indices, Indices]:
+        """Token ids of some rows, the place of each token in its sample, and the labels, int64 `[B, T]`."""
+        values, offsets = self._samples.values, self._samples.offsets
+        place = rows[:, None] * self._length + np.arange(self._length)
+        there = place < len(values)
+        held = np.full(place.shape, self._pad_id, dtype=np.int64)
+        held[there] = values[place[there]]
+        # What fills up the last row is a sample of its own, which begins where the others end.
+        sample = np.searchsorted(offsets, place, side="right") - 1
         # A sample that goes on in another row starts again there, and its first token there has nothing to predict it.
-        position = np.minimum(position, place % length)
-        labelled &= position > 0
-        kept = labelled.reshape(-1, length).any(axis=1)
-        here = np.full(len(place), pad_id, dtype=np.int32)
-        values = ids.values[place[0] : place[-1] + 1]
-        here[: len(values)] = values
-        into = slice(count, count + int(kept.sum()))
-        packed[into] = here.reshape(-1, length)[kept]
-        positions[into] = position.reshape(-1, length)[kept]
-        learned[into] = labelled.reshape(-1, length)[kept]
-        count = into.stop
-    return PackedSequences(packed[:count], positions[:count], learned[:count])
+        position = np.minimum(place - offsets[sample], np.arange(self._length))
+        learned = there & (held >= 0) & (position > 0)
+        return tokens_of(held), position, np.where(learned, held, IGNORED_LABEL)
 
 
 @torch.no_grad()

@@ -1,4 +1,8 @@
-"""Sequences of different lengths in one array, and batches of them: numpy at rest, tensors only by the batch."""
+"""Sequences of different lengths in one array: numpy at rest, tensors only by the batch.
+
+A token that is read and not learned, such as those of a prompt, is held as its complement: -1 for 0, -2 for 1 and so on.
+So what is learned takes no memory of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-PAD_MULTIPLE = 8
-"""Batches are padded to a multiple of this, which the tensor cores of all cards with 16-bit types like (NVIDIA, "Tensor
-Core Requirements")."""
+from snugfit.techniques.microbatch.apply import IGNORED_LABEL
 
 Ids = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
+
+
+def tokens_of(held: np.ndarray) -> np.ndarray:
+    """Returns the token ids, whether they are learned or not."""
+    return np.where(held < 0, ~held, held)
+
+
+def labels_of(held: np.ndarray) -> np.ndarray:
+    """Returns the token ids that are learned, and -100 for the others."""
+    return np.where(held < 0, IGNORED_LABEL, held)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,26 +41,12 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int] | Ids]) -> Ragged:
-        """Puts sequences end to end.
-
-        Args:
-            sequences: Token ids of each.
-
-        Returns:
-            The sequences, copied.
-        """
+        """Puts sequences end to end, copied."""
         return cls.joined((sequence,) for sequence in sequences)
 
     @classmethod
     def joined(cls, sequences: Iterable[Iterable[Sequence[int] | Ids]]) -> Ragged:
-        """Puts sequences end to end that come in parts.
-
-        Args:
-            sequences: The parts of each.
-
-        Returns:
-            The sequences, copied.
-        """
+        """Puts sequences end to end, copied, of which each comes in parts."""
         values, offsets = array("i"), array("q", [0])
         for sequence in sequences:  # one array that grows: the sequences may be made as they are asked for
             for part in sequence:
@@ -71,57 +68,5 @@ class Ragged:
         return np.diff(self.offsets)
 
     def picked(self, indices: Iterable[int]) -> Ragged:
-        """Returns some of the sequences.
-
-        Args:
-            indices: Which, in the order wanted.
-
-        Returns:
-            A copy of those.
-        """
+        """Returns a copy of some of the sequences, in the order of the indices."""
         return Ragged.of(self[int(index)] for index in indices)
-
-
-def padded_length(longest: int, limit: int) -> int:
-    """Returns the length of a batch.
-
-    Args:
-        longest: Tokens of its longest sequence.
-        limit: Most tokens of a sequence.
-
-    Returns:
-        The next multiple of `PAD_MULTIPLE`, or the limit where that is less.
-    """
-    return min(-(-longest // PAD_MULTIPLE) * PAD_MULTIPLE, max(limit, longest))
-
-
-def pad(rows: Sequence[Ids], *, fill: int, length: int) -> torch.Tensor:
-    """Returns sequences as one tensor, filled up on the right.
-
-    Args:
-        rows: B sequences of at most `length` ids.
-        fill: What stands behind a shorter one.
-        length: Columns of the result, T.
-
-    Returns:
-        int64, `[B, T]`.
-    """
-    batch = torch.full((len(rows), length), fill, dtype=torch.long)
-    view = batch.numpy()
-    for row, ids in enumerate(rows):
-        view[row, : len(ids)] = ids
-    return batch
-
-
-def pad_mask(rows: Sequence[Ids], *, length: int) -> torch.Tensor:
-    """Returns what is a token and what is padding.
-
-    Args:
-        rows: B sequences.
-        length: Columns of the result, T.
-
-    Returns:
-        int64, `[B, T]`: 1 for tokens, 0 for padding.
-    """
-    lengths = torch.tensor([len(ids) for ids in rows])
-    return (torch.arange(length)[None, :] < lengths[:, None]).long()

@@ -5,14 +5,15 @@ Reading a text again costs far less than holding it as an object; token ids are 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
+from snugfit.errors import InputError
 from snugfit.workloads.text.ragged import Indices
 
 QUIET_SECONDS = 3.0
@@ -21,16 +22,10 @@ LINE_SECONDS = 15.0
 """Seconds between lines where stderr is no terminal."""
 
 
-class StoredColumn(Sequence[Any]):
-    """A column that is read from its file each time."""
+class StoredColumn:
+    """As many values as are said, read from their file each time."""
 
     def __init__(self, count: int, read: Callable[[], Iterator[Any]]) -> None:
-        """Remembers where the values come from.
-
-        Args:
-            count: How many there are.
-            read: Reads them, in their order.
-        """
         self._count, self._read = count, read
 
     def __len__(self) -> int:
@@ -39,33 +34,12 @@ class StoredColumn(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return self._read()
 
-    def __getitem__(self, index: Any) -> Any:
-        """Reads up to a value: for a message about one row, not for walking through."""
-        if isinstance(index, slice):
-            return list(self)[index]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return next(islice(self._read(), index, None))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
+Column = Sequence[Any] | StoredColumn
 
 
-def picked(values: Sequence[Any], indices: Indices) -> Sequence[Any]:
-    """Returns some values of a column; those of a stored one stay stored.
-
-    Args:
-        values: The column.
-        indices: Which, in the order wanted.
-
-    Returns:
-        As many values as indices.
-    """
-    if not isinstance(values, StoredColumn) or not bool(np.all(np.diff(indices) > 0)):
-        held = values if isinstance(values, list | tuple) else list(values)
-        return [held[int(index)] for index in indices]
+def picked(values: Column, indices: Indices) -> StoredColumn:
+    """Returns some values of a column, at indices in rising order."""
 
     def read() -> Iterator[Any]:
         at = -1
@@ -77,58 +51,55 @@ def picked(values: Sequence[Any], indices: Indices) -> Sequence[Any]:
     return StoredColumn(len(indices), read)
 
 
-def shown(values: Iterable[Any], what: str, total: int, stream: TextIO | None = None) -> Iterator[Any]:
+@contextlib.contextmanager
+def opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Opens a file of UTF-8; what is wrong with it is said with its place.
+
+    Args:
+        path: The file.
+        newline: As for `open`.
+
+    Raises:
+        InputError: It cannot be read, or is no UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            try:
+                yield file
+            except UnicodeDecodeError as error:
+                # The file is decoded by pieces, of which this one is the last that was read.
+                place = file.buffer.tell() - len(error.object) + error.start
+                raise InputError(
+                    f"data file {str(path)!r} is not UTF-8 text: {error.reason} at byte {place}. Convert it."
+                ) from error
+    except OSError as error:
+        raise InputError(f"data file {str(path)!r} cannot be read: {error.strerror}. Give another file.") from error
+
+
+def shown(values: Iterable[Any], what: str, total: int, place: Callable[[], int] | None = None) -> Iterator[Any]:
     """Walks through values and says on stderr how far it is, where that takes its time.
+
+    On a terminal it is one line that is written over, elsewhere a line now and then.
 
     Args:
         values: What is walked through.
         what: What is being done, such as `reading big.csv`.
-        total: How many values there are.
-        stream: Where to say it; None: stderr.
+        total: How much there is of it.
+        place: Returns how much of it is done; None: the values are counted.
 
     Yields:
         The values.
     """
-    show = Shown(what, total, stream)
-    done = 0
-    for done, value in enumerate(values, start=1):
+    terminal, written = sys.stderr.isatty(), False
+    start, end, pause = ("\r", "", 0.5) if terminal else ("", "\n", LINE_SECONDS)
+    later = time.monotonic() + QUIET_SECONDS
+    for count, value in enumerate(values, start=1):
         yield value
-        if not done & 1023:
-            show.at(done)
-    show.end(done)
-
-
-class Shown:
-    """Says how far something is: one line that is written over on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, what: str, total: int, stream: TextIO | None = None) -> None:
-        self._what, self._total = what, max(total, 1)
-        self._stream = sys.stderr if stream is None else stream
-        self._next = time.monotonic() + QUIET_SECONDS
-        self._written = False
-
-    def at(self, done: int) -> None:
-        """Says it when it is time.
-
-        Args:
-            done: Of the total.
-        """
-        now = time.monotonic()
-        if now < self._next:
-            return
-        terminal = self._stream.isatty()
-        self._next = now + (0.5 if terminal else LINE_SECONDS)
-        self._written = True
-        self._stream.write(f"{chr(13) if terminal else ''}snugfit: {self._what}: {100 * done // self._total} %")
-        self._stream.write("" if terminal else "\n")
-        self._stream.flush()
-
-    def end(self, done: int) -> None:
-        """Ends the line.
-
-        Args:
-            done: Of the total.
-        """
-        if self._written and self._stream.isatty():
-            self._stream.write(f"\rsnugfit: {self._what}: {100 * done // self._total} %\n")
-            self._stream.flush()
+        if time.monotonic() >= later:
+            done = count if place is None else place()
+            sys.stderr.write(f"{start}snugfit: {what}: {100 * done // max(total, 1)} %{end}")
+            sys.stderr.flush()
+            written, later = True, time.monotonic() + pause
+    if written and terminal:
+        sys.stderr.write(f"\rsnugfit: {what}: 100 %\n")
+        sys.stderr.flush()

@@ -3,26 +3,31 @@
 A file is looked through once, for its rows and mistakes, and stays where it is: columns are read from it when they are used.
 
 A folder has one file for each part: train, and validation or test or both. A mistake in a file is reported with its line.
+
+Why csv and jsonl are read by Python's own modules and not by `datasets.load_dataset("csv", data_files=...)` (datasets 5.2):
+that takes a row with a field too few and fills it up, takes `"b" c` for `b c`, says the place of a byte that is no UTF-8
+within some piece of the file, and knows no lines, so none of our messages could name one; it writes a copy of the file into
+the user's cache, which nobody removes (99 MiB for a file of 97); and 100 MB take it 1.5 s of the processor and one second
+more for its import, where reading twice takes 1.4 s here. Neither holds the text in memory.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import dataclasses
 import json
-import re
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.library_imports import needed
 from snugfit.workloads.hf_files import quiet
-from snugfit.workloads.text.stored import Shown, StoredColumn
+from snugfit.workloads.text.stored import Column, StoredColumn, opened, shown
 
 KINDS = ("csv", "jsonl", "parquet", "hf")
 PARTS = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "dev"), "test": ("test",)}
@@ -30,8 +35,10 @@ PARTS = {"train": ("train", "training"), "validation": ("validation", "val", "va
 
 _BATCH = 1000
 """Rows of a binary table that are in memory at a time."""
-_ENDED_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-_ENDINGS = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".json"), "parquet": (".parquet",)}
+ENDINGS = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".json"), "parquet": (".parquet",)}
+
+Row = tuple[int, Mapping[str, Any]]
+"""The line that a row begins in, and its values by column."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +48,7 @@ class Table:
     name: str
     """Where it is from, for messages."""
 
-    columns: Mapping[str, Sequence[Any]]
+    columns: Mapping[str, Column]
     """Column name -> values."""
 
     lines: Sequence[int] | None = None
@@ -75,25 +82,29 @@ def read_tables(spec: str, *, download: bool) -> dict[str, Table]:
     if not where:
         takes = "NAME" if kind == "hf" else "FILE"
         raise InputError(f"data {spec!r} names no {takes.lower()}. Write {kind}:{takes}.")
-    tables = _from_hub(spec, where, download) if kind == "hf" else _from_files(spec, kind, Path(where).expanduser())
+    if kind == "hf":
+        tables = _from_hub(spec, where, download)
+    else:
+        files = _files(spec, kind, Path(where).expanduser())
+        rows = {"csv": _csv_rows, "jsonl": _jsonl_rows}.get(kind)
+        tables = {part: _read_parquet(file) if rows is None else _lined(rows, file) for part, file in files.items()}
     for table in tables.values():
         if not len(table):
             raise InputError(f"data {table.name!r} has no rows. Give a file with some.")
     return tables
 
 
-def _from_files(spec: str, kind: str, path: Path) -> dict[str, Table]:
-    read = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}[kind]
+def _files(spec: str, kind: str, path: Path) -> dict[str, Path]:
     if path.is_dir():
-        files = {part: _file_of(path, names, _ENDINGS[kind]) for part, names in PARTS.items()}
-        if files["train"] is None:
+        found = {part: _file_of(path, names, ENDINGS[kind]) for part, names in PARTS.items()}
+        if found["train"] is None:
             raise InputError(
-                f"data {spec!r}: {str(path)!r} has no train{_ENDINGS[kind][0]}. Put one there, or name a file."
+                f"data {spec!r}: {str(path)!r} has no train{ENDINGS[kind][0]}. Put one there, or name a file."
             )
-        return {part: read(file) for part, file in files.items() if file is not None}
+        return {part: file for part, file in found.items() if file is not None}
     if not path.is_file():
         raise InputError(f"data {spec!r}: {str(path)!r} does not exist. Give an existing file, or a folder of parts.")
-    return {"train": read(path)}
+    return {"train": path}
 
 
 def _file_of(folder: Path, names: Sequence[str], endings: Sequence[str]) -> Path | None:
@@ -101,34 +112,24 @@ def _file_of(folder: Path, names: Sequence[str], endings: Sequence[str]) -> Path
     return next((file for file in candidates if file.is_file()), None)
 
 
-class _Lines:
-    """The lines of a UTF-8 file, told apart as csv wants them, with their ends."""
+def _lined(rows: Callable[..., Iterator[Row]], path: Path) -> Table:
+    """Looks through a file whose rows have lines."""
+    lines = array("q")
+    names: dict[str, None] = {}
+    for line, row in rows(path, show=True):
+        names.update(dict.fromkeys(row))
+        lines.append(line)
 
-    def __init__(self, path: Path, *, show: bool = False) -> None:
-        self._path, self._show = path, show
+    def column(name: str) -> StoredColumn:
+        return StoredColumn(len(lines), lambda: (row.get(name) for _, row in rows(path)))
 
-    def __iter__(self) -> Iterator[str]:
-        shown = Shown(f"reading {self._path}", self._path.stat().st_size) if self._show else None
-        offset = 0
-        with self._path.open("rb") as file:
-            for number, data in enumerate(file):
-                mark = len(codecs.BOM_UTF8) if number == 0 and data.startswith(codecs.BOM_UTF8) else 0
-                try:
-                    text = data[mark:].decode("utf-8")
-                except UnicodeDecodeError as error:
-                    at = offset + mark
-                    raise UnicodeDecodeError(
-                        "utf-8", error.object, at + error.start, at + error.end, error.reason
-                    ) from None
-                offset += len(data)
-                if "\r" in text[:-2]:  # files of old systems end their lines so
-                    yield from _ENDED_LINE.findall(text)
-                else:
-                    yield text
-                if shown is not None and not number & 1023:
-                    shown.at(offset)
-        if shown is not None:
-            shown.end(offset)
+    return Table(name=str(path), columns={name: column(name) for name in names}, lines=lines)
+
+
+def _lines(path: Path, show: bool) -> Iterator[str]:
+    """Yields the lines of a file with their ends, told apart as csv wants them."""
+    with opened(path, newline="") as file:
+        yield from shown(file, f"reading {path}", path.stat().st_size, file.buffer.tell) if show else file
 
 
 @contextlib.contextmanager
@@ -140,130 +141,74 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _csv_rows(path: Path, *, show: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yields the header and each row that is not empty, with the line it begins in."""
-    reader = csv.reader(_Lines(path, show=show), strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-    line = 1
-    try:
-        for row in reader:
-            if row or line == 1:
-                yield line, row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(f"data file {str(path)!r}, line {reader.line_num}: {error}. Repair that line.") from error
-
-
-def _read_csv(path: Path) -> Table:
-    lines = array("q")
-    header: list[str] = []
+def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
+    tabs = path.suffix.lower() == ".tsv"
+    reader = csv.reader(_lines(path, show), strict=True, delimiter="\t" if tabs else ",")
     try:
         with _long_fields():
-            rows = _csv_rows(path, show=True)
-            header = next(rows, (1, []))[1]
-            if len(set(header)) < len(header) or not all(name.strip() for name in header):
+            header = next(reader, [])
+            names = [name.strip() for name in header]
+            if len(set(header)) < len(header) or not header or not all(names):
                 raise InputError(
                     f"data file {str(path)!r}: its first line must name each column once; it is "
                     f"{', '.join(header) or 'empty'}."
                 )
-            for line, row in rows:
-                if len(row) != len(header):
+            line = reader.line_num + 1
+            for row in reader:
+                if row and len(row) != len(header):
                     raise InputError(
                         f"data file {str(path)!r}, line {line}: {len(row)} fields, and the header has {len(header)} "
                         f"({', '.join(header)}). Put texts with commas or line breaks into double quotes."
                     )
-                lines.append(line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
-
-    def column(place: int) -> StoredColumn:
-        def read() -> Iterator[str]:
-            with _long_fields():
-                yield from (row[place] for _, row in islice(_csv_rows(path), 1, None))
-
-        return StoredColumn(len(lines), read)
-
-    return Table(
-        name=str(path), columns={name.strip(): column(place) for place, name in enumerate(header)}, lines=lines
-    )
+                if row:
+                    yield line, dict(zip(names, row, strict=True))
+                line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"data file {str(path)!r}, line {reader.line_num}: {error}. Repair that line.") from error
 
 
-def _read_jsonl(path: Path) -> Table:
-    lines = array("q")
-    names: dict[str, None] = {}
-    try:
-        for number, text in enumerate(_Lines(path, show=True), start=1):
-            if text.strip():
-                names.update(dict.fromkeys(_json_object(path, number, text)))
-                lines.append(number)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
-
-    def column(name: str) -> StoredColumn:
-        return StoredColumn(len(lines), lambda: (json.loads(text).get(name) for text in _Lines(path) if text.strip()))
-
-    return Table(name=str(path), columns={name: column(name) for name in names}, lines=lines)
-
-
-def _json_object(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"data file {str(path)!r}, line {number} is no JSON: {error}. Each line must be one object, such as "
-            '{"text": "...", "label": "..."}.'
-        ) from error
-    if not isinstance(row, dict):
-        raise InputError(
-            f"data file {str(path)!r}, line {number} is a {type(row).__name__}; each line must be one object, such as "
-            '{"text": "...", "label": "..."}.'
-        )
-    return row
+def _jsonl_rows(path: Path, show: bool = False) -> Iterator[Row]:
+    example = 'Each line must be one object, such as {"text": "...", "label": "..."}.'
+    for line, text in enumerate(_lines(path, show), start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"data file {str(path)!r}, line {line} is no JSON: {error}. {example}") from error
+        if not isinstance(row, dict):
+            raise InputError(f"data file {str(path)!r}, line {line} is a {type(row).__name__}. {example}")
+        yield line, row
 
 
 def _read_parquet(path: Path) -> Table:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise InputError(
-            f"data 'parquet:{path}' needs the library pyarrow, which does not import ({error}). "
-            "Run: pip install snugfit[text]"
-        ) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            names, count = list(file.schema_arrow.names), file.metadata.num_rows
-            for _ in file.iter_batches(batch_size=1, columns=names[:1]):
-                break
-    except (OSError, ArrowException) as error:
-        raise _no_parquet(path, error) from error
+    what = f"data 'parquet:{path}' needs"
+    arrow, parquet = needed("pyarrow", what), needed("pyarrow.parquet", what)
 
-    def column(name: str) -> StoredColumn:
-        def read() -> Iterator[Any]:
-            try:
-                with parquet.ParquetFile(path) as file:
-                    for batch in file.iter_batches(batch_size=_BATCH, columns=[name]):
-                        yield from batch.column(0).to_pylist()
-            except (OSError, ArrowException) as error:
-                raise _no_parquet(path, error) from error
+    @contextlib.contextmanager
+    def file() -> Iterator[Any]:
+        try:
+            with parquet.ParquetFile(path) as one:
+                yield one
+        except (OSError, arrow.ArrowException) as error:
+            raise InputError(
+                f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, "
+                "cut short, or another kind of file."
+            ) from error
 
-        return StoredColumn(count, read)
+    def values(name: str) -> Iterator[Any]:
+        with file() as one:
+            for batch in one.iter_batches(batch_size=_BATCH, columns=[name]):
+                yield from batch.column(0).to_pylist()
 
-    return Table(name=str(path), columns={name: column(name) for name in names})
-
-
-def _no_parquet(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, cut "
-        "short, or another kind of file."
-    )
+    with file() as one:
+        names, count = list(one.schema_arrow.names), one.metadata.num_rows
+        next(one.iter_batches(batch_size=1, columns=names[:1]), None)  # the table of contents alone may be whole
+    return Table(name=str(path), columns={name: StoredColumn(count, partial(values, name)) for name in names})
 
 
 def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(
-            f"data {spec!r} needs the library datasets, which does not import ({error}). Run: pip install snugfit[text]"
-        ) from error
+    datasets = needed("datasets", f"data {spec!r} needs")
     name, _, config = where.partition(":")
     how = datasets.DownloadConfig(local_files_only=not download, max_retries=1)
     try:
@@ -301,38 +246,15 @@ def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
 def _table_of(spec: str, split: Any) -> Table:
     names = {name: tuple(kind.names) for name, kind in split.features.items() if hasattr(kind, "names") and kind.names}
 
-    def column(name: str) -> StoredColumn:
-        only = split.select_columns([name])
-        return StoredColumn(
-            len(split), lambda: (value for batch in only.iter(batch_size=_BATCH) for value in batch[name])
-        )
+    def values(name: str) -> Iterator[Any]:
+        return (value for batch in split.select_columns([name]).iter(batch_size=_BATCH) for value in batch[name])
 
-    columns = {name: column(name) for name in split.column_names}
+    columns = {name: StoredColumn(len(split), partial(values, name)) for name in split.column_names}
     return Table(name=spec, columns=columns, label_names=names)
 
 
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
-    if isinstance(error, UnicodeDecodeError):
-        return InputError(
-            f"data file {str(path)!r} is not UTF-8 text: {error.reason} at byte {error.start}. Convert it."
-        )
-    return InputError(f"data file {str(path)!r} cannot be read: {error.strerror}.")
-
-
-def texts_of(table: Table, column: str, *, empty: bool = False) -> Sequence[str]:
-    """Returns a column as texts.
-
-    Args:
-        table: The table.
-        column: One of its columns.
-        empty: Whether a text may be empty.
-
-    Returns:
-        The texts; those of a stored column stay stored.
-
-    Raises:
-        InputError: Some are missing, empty, or no text; names the first.
-    """
+def texts_of(table: Table, column: str, *, empty: bool = False) -> Column:
+    """Returns a column whose values are all texts, also empty ones where that is said; else names the first that is none."""
     values = table.columns[column]
     bare, first = 0, 0
     for row, value in enumerate(values):

@@ -19,7 +19,7 @@ import numpy as np
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.ragged import Ids
-from snugfit.workloads.text.stored import shown
+from snugfit.workloads.text.stored import Column, shown
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
@@ -97,7 +97,7 @@ def byte_tokenizer() -> Any:
 
 def encode(
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Column,
     *,
     special: bool = True,
     limit: int | None = None,

@@ -1,0 +1,141 @@
+"""Models of a request: their names, built to look at or to try, and shown a sample. Imports no torch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import InputError, SnugfitError
+from snugfit.runs.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.workloads.data import Splits
+    from snugfit.workloads.tasks import Task
+
+
+def hub_name(request: Request) -> str | None:
+    """Returns what stands after `hf:`, or None for other models."""
+    prefix, _, name = request.model.partition(":")
+    return name if prefix == "hf" else None
+
+
+def starting_weights(request: Request) -> str | None:
+    """Returns the weights that training starts from: those asked for, else those that a `hf:` directory holds, else None."""
+    from snugfit.workloads.hf_files import holds_weights
+
+    name = hub_name(request)
+    if request.settings.weights is not None or name is None:
+        return request.settings.weights
+    return "DEFAULT" if holds_weights(name) else None
+
+
+def without_weights(spec: str, **given: Any) -> torch.nn.Module:
+    """Builds a model by its name without memory; for real on the way where its constructor needs values."""
+    from snugfit.workloads.models import build_model
+
+    try:
+        return build_model(spec, **given, init="device", device="meta")
+    except InputError:
+        return build_model(spec, **given, init="host", device="meta")
+
+
+def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
+    """Returns the model without memory, to look at; the one that was given as it is."""
+    if request.given is None or request.given.model is None:
+        return without_weights(request.model, **_told(request, num_classes))
+    import torch
+
+    from snugfit.fake_device.materialise import without_memory
+
+    model: Any = request.given.model
+    return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
+
+
+def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
+    """The model with memory and random values, to try; one that was given is tried itself."""
+    import torch
+
+    from snugfit.workloads.models import build_model
+
+    if request.given is None or request.given.model is None:
+        return build_model(request.model, **_told(request, num_classes))
+    model: Any = request.given.model
+    made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
+    return made
+
+
+def _told(request: Request, num_classes: int | None) -> dict[str, Any]:
+    from snugfit.workloads.models import parse_model_args
+
+    return {"model_args": parse_model_args(request.model_args), "num_classes": num_classes, "task": request.task}
+
+
+def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping[str, Any]) -> None:
+    """Sends a sample through the model, without memory where that tells; there must be a score for each label.
+
+    Models of transformers take text as it is made for them: of those only the number of labels is compared.
+
+    Args:
+        request: What is to be trained.
+        data: The data.
+        task: The loss, where the model does not return its own.
+        model_args: Arguments of the model's constructor.
+
+    Raises:
+        InputError: The model cannot take a sample, or has fewer outputs than there are labels.
+    """
+    import torch
+
+    from snugfit.techniques.microbatch.apply import map_tensors
+    from snugfit.training.evaluation import undisturbed
+    from snugfit.workloads.model_files import describe
+    from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, classification_logits
+
+    def scores(model: torch.nn.Module) -> int | None:
+        place = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+        moved = map_tensors(batch, lambda tensor: tensor.to(place))
+        with undisturbed(model), torch.no_grad():
+            output = model(moved[0]) if images else model(**moved)
+            if task.loss is None:
+                task.loss_of(output, moved)
+        return None if data.num_classes is None else int(classification_logits(output).shape[1])
+
+    images = request.task == IMAGE_CLASSIFICATION
+    makers = [skeleton, _real_model]
+    if images:
+        try:
+            batch = data.train.batch([0])
+        except RuntimeError as error:  # no memory for one image
+            raise InputError(
+                f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
+            ) from error
+        given = f"an image of {data.name}, shape {list(batch[0].shape[1:])}"
+        todo = "Give --image-size, --model-arg, or a model for such images."
+    else:
+        batch = data.train.batch(range(min(2, len(data.train))))
+        given = f"a batch of {data.name} ({', '.join(batch)})"
+        todo = "It is called as model(**batch) and must return its loss, as models of transformers do."
+        if data.num_classes is not None:
+            batch["labels"].zero_()  # too few outputs are told below, not by the loss
+        # Models of transformers take it; in others nobody sees without memory that an id has no embedding.
+        makers = [_real_model] if hub_name(request) is None else []
+    found = model_args.get("num_labels", model_args.get("num_classes"))
+    for make in makers:
+        try:
+            found = scores(make(request, data.num_classes))
+            break
+        except (Exception, SystemExit) as error:
+            # Some operators do not run without memory; what is really wrong, if anything, a real model says.
+            if make is _real_model and isinstance(error, SnugfitError):
+                raise
+            if make is _real_model:
+                raise InputError(
+                    f"model {request.model!r} cannot take {given}: {describe(error, None).rstrip('.')}. {todo}"
+                ) from error
+    if data.num_classes is not None and found is not None and found < data.num_classes:
+        raise InputError(
+            f"model {request.model!r} tells {found} classes apart, and {data.name} has {data.num_classes}. Give the model "
+            "more outputs (a num_classes argument, num_labels in a config), or other data."
+        )

@@ -1,0 +1,84 @@
+"""Options of data and batches: one that was given and means nothing there is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from snugfit.errors import InputError
+
+Form = Literal["full", "padded", "packed"]
+
+MOST_NUMBERS = 2**48
+"""Pixels or tokens of a batch; with channels and bytes, more would not fit the integers that count them."""
+
+
+class BatchOptions:
+    """Options of one batch; whoever makes it takes those that mean something for it."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        image_size: int | None = None,
+        seq_len: int | None = None,
+        frames: int | None = None,
+        form: Form = "full",
+        device: str = "meta",
+    ) -> None:
+        """Takes what was asked for.
+
+        Args:
+            batch_size: Samples, B.
+            image_size: Side of the images, S; None: the model's own.
+            seq_len: Tokens of a sequence, T; None: 512, or fewer where the model takes fewer.
+            frames: Frames of a clip, for models of video; None: the model's own.
+            form: Text that fills every sequence; text that is padded, with a mask; or short samples packed, with positions.
+            device: Where the batch is made: `meta` without values, elsewhere with random ones.
+
+        Raises:
+            InputError: No machine holds such a batch.
+        """
+        self.batch_size, self.form, self.device = batch_size, form, device
+        self._given = {"image_size": image_size, "seq_len": seq_len, "frames": frames}
+        self._taken: set[str] = set()
+        self.assumed: list[str] = []
+        """What neither the model nor the caller said, in words."""
+        self.assume: dict[str, Any] = {}
+        """What a simulation may take for granted about the batch's values, by the names of `Assumptions`."""
+        if batch_size * (image_size or 1) ** 2 * (seq_len or 1) * (frames or 1) > MOST_NUMBERS:
+            given: dict[str, int | None] = {"batch_size": batch_size, **self._given}
+            sizes = ", ".join(f"{option(name)} {value}" for name, value in given.items() if value is not None)
+            raise InputError(f"{sizes}: such a batch has more numbers than any machine holds. Give smaller ones.")
+
+    def take(self, name: str) -> int | None:
+        """Returns image_size, seq_len or frames, and notes that it has a meaning."""
+        self._taken.add(name)
+        return self._given[name]
+
+    def check(self, what: str) -> None:
+        """Stops where something was given that nothing has taken."""
+        refuse(self._given, self._taken, what)
+
+
+def refuse(given: Mapping[str, Any], meant: Collection[str], what: str) -> None:
+    """Stops where an option was given that has no meaning.
+
+    Args:
+        given: Name -> what was given; None or False: nothing.
+        meant: Names of those that have one.
+        what: What they are for.
+
+    Raises:
+        InputError: Names all that have none.
+    """
+    idle = [option(name) for name, value in given.items() if value not in (None, False) and name not in meant]
+    if idle:
+        instead = [option(name) for name in ("image_size", "seq_len") if name in meant and given.get(name) is None]
+        more = f", or give {' and '.join(instead)}" if instead else ""
+        raise InputError(f"{', '.join(idle)} has no meaning for {what}. Leave it out{more}.")
+
+
+def option(name: str) -> str:
+    """Returns how a field is typed on the command line."""
+    return "--" + name.replace("_", "-")
