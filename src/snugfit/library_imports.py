@@ -8,11 +8,13 @@ Errors are logged and raised as ever; warnings after the import, and everything 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import InputError, SnugfitWarning
 
 TALKATIVE = ("torch.utils._pytree", "torchao", "bitsandbytes", "peft")
 """Loggers that speak at import: of the libraries, and of torch where they register classes with it."""
@@ -37,3 +39,29 @@ def importing() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+def needed(what: str, module: str, *, install: str, library: str = "", instead: str = "") -> Any:
+    """Imports what something that was asked for needs.
+
+    Args:
+        what: What was asked for, such as `quantize='nf4'`.
+        module: The module to import; one of ours may stand in front of the library.
+        install: What pip installs.
+        library: The library's name; empty: what the module's name begins with.
+        instead: What else may be done, behind the command.
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: It does not import; says why, and how to install it.
+    """
+    try:
+        with importing():
+            return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        raise InputError(
+            f"{what} needs the library {library or module.partition('.')[0]}, which does not import ({error}). "
+            f"Run: pip install {install}{instead}"
+        ) from error

@@ -15,7 +15,7 @@ from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
 from snugfit.runs.carrying_out import How, carry_out
 from snugfit.runs.chosen import Chosen
-from snugfit.runs.request import Request, default_run_dir, model_arguments, resumed_request
+from snugfit.runs.request import NAMES, Request, default_run_dir, model_arguments, resumed_request
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
 from snugfit.units import parse_bytes
@@ -125,11 +125,9 @@ def train(
         CannotSimulateError: The model cannot be predicted, which `budget` and `predict` need.
         TrainingStopped: A signal stopped it; says what is saved and how to go on.
     """
-    told: dict[str, Any] = {
-        "task": task, "image_size": image_size, "seq_len": seq_len, "packing": packing, "text_column": text_column,
-        "label_column": label_column, "prompt_column": prompt_column, "samples": samples, "strict": strict,
-        "device": device, "model_args": None if model_arg is None else model_arguments(model_arg),
-    }  # fmt: skip
+    arguments = locals()
+    told = {name: arguments[name] for name in NAMES if name in arguments}
+    told["model_args"] = None if model_arg is None else model_arguments(model_arg)
     _check_options(options)
     _check_numbers(told, keep_checkpoints)
     constraints = {"allow": allow, "pin": pin, "forbid": forbid, "host_budget": host_budget}
@@ -143,15 +141,9 @@ def train(
     if not all(isinstance(one, str | None) for one in (model, data)) or any((loss, forward, split, collate)):
         from snugfit.runs.given import Given
 
-        given = Given(
-            model=None if isinstance(model, str) else model,
-            data=None if isinstance(data, str) else data,
-            loss=loss,
-            loss_weight=loss_weight,
-            forward=forward,
-            split=split,
-            collate=collate,
-        )
+        named = {name: None for name in ("model", "data") if isinstance(arguments[name], str)}
+        objects = {field.name: arguments[field.name] for field in dataclasses.fields(Given)}
+        given = Given(**{**objects, **named})
     planned = plan if plan is not None else recipe if hasattr(recipe, "fallbacks") else None
     base = None if recipe is None or planned is not None else _recipe_of(recipe)
     how = How(download=download, tensorboard=tensorboard, progress=progress, resume=resume)

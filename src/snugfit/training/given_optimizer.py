@@ -7,7 +7,6 @@ what schedulers and people write to (`optimizer_handle.py`).
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
@@ -131,7 +130,7 @@ class GivenOptimizer:
         """Returns parameter groups for what a recipe builds in place of the instance.
 
         Args:
-            recipe: Its `optimizer` may replace the algorithm.
+            recipe: Its `optimizer` replaces it.
 
         Raises:
             InputError: The replacement cannot do what a setting of the instance asks for, or cannot take over its state.
@@ -141,8 +140,7 @@ class GivenOptimizer:
             for group in self.optimizer.param_groups
         ]
         groups = [group for group in groups if group["params"]]
-        if recipe.optimizer is None:
-            return groups
+        assert recipe.optimizer is not None
         taken = _TAKEN_OVER[recipe.optimizer]
         for option in ("amsgrad", "maximize"):
             if any(group.get(option) for group in groups):
@@ -162,32 +160,14 @@ class GivenOptimizer:
             {**{name: group[name] for name in names if name in group}, "params": group["params"]} for group in groups
         ]
 
-    def alone(self, settings: dict[str, Any], weight: nn.Parameter) -> Optimizer:
-        """Builds an optimizer of the same class and settings for one parameter.
-
-        Args:
-            settings: Those of its group.
-            weight: The parameter.
-        """
-        takes = inspect.signature(type(self.optimizer).__init__).parameters
-        given = {name: value for name, value in self.optimizer.defaults.items() if name in takes}
-        own = {name: value for name, value in settings.items() if name not in ("params", "initial_lr")}
-        return type(self.optimizer)([{**own, "params": [weight]}], **given)
-
     def tell(self, recipe: Recipe) -> None:
         """Says that a recipe updates by other optimizers than the instance.
 
         Args:
             recipe: The recipe.
         """
-        fields = [
-            name
-            for name in ("optimizer", "step_in_backward", "offload_optimizer", "stochastic_rounding")
-            if getattr(recipe, name)
-        ]
-        what = recipe.optimizer or "one optimizer of its class and settings for each parameter"
         warnings.warn(
-            f"{', '.join(fields)} updates by {what} in place of the {type(self.optimizer).__name__} given. It stays "
+            f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
             "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty.",
             SnugfitWarning,
             stacklevel=4,

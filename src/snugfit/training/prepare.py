@@ -19,7 +19,7 @@ from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
+from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import DTYPES
@@ -122,7 +122,14 @@ def prepare(
 
     _check_lazy(model, recipe)
     sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
-    setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
+    setup = Setup(
+        recipe=recipe,
+        workload=workload,
+        device=place,
+        pool=HostPool(place),
+        copies=CopyStream(place),
+        generator=torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
+    )
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with phase("build"):
@@ -147,23 +154,17 @@ def prepare(
             check_takes_no_closure(given.optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse=sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
+    passes = Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    scaled, promised = builder.scaler is not None, _promises(plan)
     trainer = Trainer(
         model,
         recipe,
         workload,
-        Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight),
+        passes,
         rebuild,
         scheduler=scheduler_of(scheduler, rebuild.handle.optimizer),
         fallbacks=fallbacks,
-        check=MicrobatchCheck(
-            workload,
-            parts=(model, loss, forward, split),
-            parameters=list(named.values()),
-            split=split or split_batch,
-            loss_weight=loss_weight,
-            scaler=builder.scaler,
-            promised=_promises(plan),
-        ),
+        check=MicrobatchCheck(workload, passes, list(named.values()), scaled=scaled, promised=promised),
     )
     remember_trainer(model, trainer)
     return trainer

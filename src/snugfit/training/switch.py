@@ -18,7 +18,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique, Setup, model_techniques
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
-from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
+from snugfit.training.optimizer_handle import OptimizerHandle
 from snugfit.training.take_over import unwrap
 
 
@@ -35,12 +35,10 @@ class Rebuild:
         """
         self._model, self._builder = model, builder
         self.setup = builder.setup
-        self.generator = builder.generator
         self.update = builder(self.setup.recipe)
         """The update in place."""
-        self.handle = OptimizerHandle(given or self.update.optimizer or handle_of(self.update))
+        self.handle = OptimizerHandle(given or builder.optimizer, self.update)
         """The owner's optimizer, which stays the same."""
-        self.handle.serve(self.update)
 
     def __call__(self, old: Recipe, new: Recipe, techniques: list[ModelTechnique]) -> list[ModelTechnique]:
         """Puts a recipe in place of another, between two steps that nothing waits for.
@@ -75,15 +73,21 @@ class Rebuild:
 
     def _build_update(self, recipe: Recipe) -> None:
         self.handle.pass_on()
-        update = self._builder(recipe)
+        optimizer = self._builder.optimizer
+        groups = [dict(group) for group in optimizer.param_groups]
+        states = {weight: dict(state) for weight, state in optimizer.state.items()}
+        update = None
         try:
-            with self.handle.apart():
-                update.load_state_dict(self.update.state_dict())
+            update = self._builder(recipe)
+            update.load_state_dict(self.update.state_dict())  # which puts all of it where the new parts want it
         except BaseException:
-            update.release()
+            if update is not None:
+                update.release()
+            optimizer.param_groups = groups
+            optimizer.state.clear()
+            optimizer.state.update(states)
             raise
-        self.update = update
-        self.handle.serve(update)
+        self.update = self.handle.update = update
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.library_imports import needed
 from snugfit.training.run_results import TENSORBOARD
 
 
@@ -17,10 +17,7 @@ def check_tensorboard() -> None:
     Raises:
         InputError: Says how to install it.
     """
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError as error:
-        raise InputError("--tensorboard needs the library tensorboard. Run: pip install snugfit[report]") from error
+    needed("tensorboard", "torch.utils.tensorboard", library="tensorboard", install="snugfit[report]")
 
 
 @contextlib.contextmanager

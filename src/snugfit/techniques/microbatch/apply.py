@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -80,6 +80,18 @@ def parts_of(batch: Any) -> Iterable[Any]:
     return ()
 
 
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yields every tensor of a batch, in order.
+
+    Args:
+        batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else is passed over.
+    """
+    if isinstance(batch, Tensor):
+        yield batch
+    for part in parts_of(batch):
+        yield from tensors_in(part)
+
+
 def first_tensor(batch: Any) -> Tensor | None:
     """Returns the first tensor of a batch that has a dimension, or None.
 
@@ -89,9 +101,7 @@ def first_tensor(batch: Any) -> Tensor | None:
     Returns:
         The tensor whose dimension 0 is the batch's length.
     """
-    if isinstance(batch, Tensor):
-        return batch if batch.dim() else None
-    return next((found for value in parts_of(batch) if (found := first_tensor(value)) is not None), None)
+    return next((tensor for tensor in tensors_in(batch) if tensor.dim()), None)
 
 
 def batch_length(batch: Any) -> int:

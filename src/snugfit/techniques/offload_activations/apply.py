@@ -53,7 +53,7 @@ class ActivationOffload(ModelTechnique):
         self.watch(model)
         if isinstance(self.setup.recipe.offload_activations, tuple):
             for module in named_blocks(model, self.setup.recipe.offload_activations, field=self.field).values():
-                module.forward = Offloaded(module, self)
+                module.forward = WrappedForward(module, self._saved_on_host)
 
     def watch(self, model: nn.Module) -> None:
         """Remembers the model whose weights stay on the device.
@@ -94,6 +94,10 @@ class ActivationOffload(ModelTechnique):
     def saving(self) -> AbstractContextManager[Any]:
         """Returns the context in which tensors saved for backward go to the host."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+
+    def _saved_on_host(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.saving():
+            return forward(*args, **kwargs)
 
     def _pack(self, tensor: Tensor) -> Any:
         if not self._moves(tensor):
@@ -205,16 +209,3 @@ def _nothing() -> None:
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The tensor's strides where its elements fill their memory, otherwise contiguous ones (expanded or sliced views)."""
     return torch.empty_like(tensor, device="meta").stride()
-
-
-class Offloaded(WrappedForward):
-    """A module's forward method whose saved tensors go to the host; takes the method's place on the instance."""
-
-    def __init__(self, module: nn.Module, offload: ActivationOffload) -> None:
-        super().__init__(module)
-        self.offload = offload
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the forward method."""
-        with self.offload.saving():
-            return self.forward(*args, **kwargs)

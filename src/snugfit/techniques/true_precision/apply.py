@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +11,6 @@ from torch import nn
 from snugfit.errors import SnugfitWarning
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.microbatch.apply import map_tensors
-
-if TYPE_CHECKING:
-    pass
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
