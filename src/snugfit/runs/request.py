@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, option
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
@@ -145,7 +145,7 @@ def resumed_request(
             " Leave that out, or start another run. What may change here: "
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
-        raise RecipeError(problems, subject="--resume goes on with the run as it was started")
+        raise RecipeError(problems, subject=f"{option('resume')} goes on with the run as it was started")
     Run(wanted, settings)
     if changed:
         told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import InputError, RecipeError
+from snugfit.errors import InputError, RecipeError, option
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
@@ -133,9 +133,9 @@ def train(
     constraints = {"allow": allow, "pin": pin, "forbid": forbid, "host_budget": host_budget}
     _check_choices(recipe, plan, budget, constraints, resume=resume)
     if resume and overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+        raise InputError(f"{option('resume')} goes on with a run, {option('overwrite')} replaces it; give one of them.")
     if resume and run_dir is None:
-        raise InputError("--resume needs --run-dir DIR, the run to go on with.")
+        raise InputError(f"{option('resume')} needs {option('run_dir DIR')}, the run to go on with.")
     told |= {"model": _spec(model), "data": _spec(data)}
     given = None
     if not all(isinstance(one, str | None) for one in (model, data)) or any((loss, forward, split, collate)):
@@ -204,19 +204,21 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _check_numbers(told: Mapping[str, Any], keep: int) -> None:
     if keep < 2:
-        raise InputError(f"--keep-checkpoints is {keep}; give at least 2, so that a damaged one has a predecessor.")
+        raise InputError(f"{option('keep_checkpoints')} is {keep}; give at least 2: a damaged one needs a predecessor.")
     for name in ("image_size", "seq_len", "samples"):
         if told[name] is not None and told[name] < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {told[name]}; it must be at least 1.")
+            raise InputError(f"{option(name)} is {told[name]}; it must be at least 1.")
 
 
 def _check_choices(recipe: Any, plan: Any, budget: Any, constraints: Mapping[str, Any], *, resume: bool) -> None:
     """Refuses options of a plan where none is asked for, and a plan where the run has its recipe already."""
-    given = [f"--{name.replace('_', '-')}" for name, value in constraints.items() if value]
+    given = [option(name) for name, value in constraints.items() if value]
     if budget is None and given:
-        raise InputError(f"{', '.join(given)} belongs to a plan; give --budget SIZE too.")
+        raise InputError(f"{', '.join(given)} belongs to a plan; give {option('budget SIZE')} too.")
     if resume and (budget is not None or plan is not None):
-        raise InputError("a run that is resumed has its plan already. Leave --budget out, or start another run.")
+        raise InputError(
+            f"a run that is resumed has its plan already. Leave {option('budget')} out, or start another run."
+        )
     if plan is not None and (recipe is not None or budget is not None):
         raise InputError("a plan has its recipe and its budget already. Give plan=, or recipe= and budget=.")
     if budget is not None and hasattr(recipe, "fallbacks"):
@@ -246,11 +248,11 @@ def _spec(given: Any) -> str | None:
 def _new_request(
     told: Mapping[str, Any], options: Mapping[str, Any], base: Recipe | None, plan: Any, given: Any
 ) -> tuple[Request, Recipe]:
-    missing = [name for name, key in (("MODEL", "model"), ("--data", "data")) if told[key] is None]
+    missing = [name for name, key in (("MODEL", "model"), (option("data"), "data")) if told[key] is None]
     if missing:
         raise InputError(
             f"{' and '.join(missing)} must be given, for example `snugfit train torchvision:resnet18 --data digits`; only "
-            "--run-dir DIR --resume knows them already."
+            f"{option('run_dir DIR', 'resume')} knows them already."
         )
     fields, settings = by_owner(options)
     if plan is not None and fields:

@@ -22,7 +22,7 @@ from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.course import Course
-from snugfit.training.evaluation import Evaluation, read
+from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
@@ -259,7 +259,7 @@ class Loop:
             return None
         with self._between_steps():
             self.trainer.finish()
-            size = self.course.evaluated_at_once(self.batch_size)
+            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
             held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
             measured = read(self.course.evaluate(held_out, stop=lambda: bool(self.stop)), self.task)
         if measured is not None:

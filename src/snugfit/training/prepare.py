@@ -22,7 +22,7 @@ from snugfit.techniques.init.apply import build, settle
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
-from snugfit.techniques.true_precision.apply import DTYPES
+from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
@@ -138,7 +138,7 @@ def prepare(
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             with about("quantize"):
                 quantize_layers(model, recipe, place)
-        settle(model, device=place, dtype=_held_in(recipe))
+        settle(model, device=place, dtype=held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
         techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
@@ -180,15 +180,10 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         )
     place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
     with phase("build"):
-        model = build(make, init=recipe.init, device=place, dtype=_held_in(recipe))
+        model = build(make, init=recipe.init, device=place, dtype=held_in(recipe))
     if not isinstance(model, nn.Module):
         raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
-
-
-def _held_in(recipe: Recipe) -> torch.dtype | None:
-    """The 16-bit dtype of the weights, None where they stay as they are."""
-    return DTYPES[recipe.true_precision] if recipe.true_precision else None
 
 
 def _recipe_and_fallbacks(

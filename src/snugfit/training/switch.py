@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
-from snugfit.techniques.base import ModelTechnique, Setup, model_techniques
+from snugfit.techniques.base import ModelTechnique, model_techniques
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.optimizer_handle import OptimizerHandle
@@ -69,7 +69,18 @@ class Rebuild:
                 raise
 
     def _rewrapped(self, techniques: list[ModelTechnique], recipe: Recipe, *, before: Recipe) -> list[ModelTechnique]:
-        return rewrapped(self._model, techniques, dataclasses.replace(self.setup, recipe=recipe), before=before)
+        """Makes the passes run by a recipe, where another is in place, or could only be put in place in part."""
+        setup = dataclasses.replace(self.setup, recipe=recipe)
+        again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
+        for one in again:
+            one.undo(self._model)
+        for module in self._model.modules():
+            unwrap(module)
+        changed = [one(setup) for one in again if one.wanted(recipe)]
+        for technique in changed:
+            with about(technique.field):
+                technique.change(self._model)
+        return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]
 
     def _build_update(self, recipe: Recipe) -> None:
         self.handle.pass_on()
@@ -103,33 +114,3 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
 
     same = all(getattr(old, name) == getattr(new, name) for name in UPDATE_FIELDS if name != "accumulate_dtype")
     return not same or sums(old) != sums(new)
-
-
-def rewrapped(
-    model: nn.Module, techniques: list[ModelTechnique], setup: Setup, *, before: Recipe
-) -> list[ModelTechnique]:
-    """Makes a model's passes run as another recipe says.
-
-    Args:
-        model: The prepared model.
-        techniques: What is in place.
-        setup: Its recipe is the new one.
-        before: The recipe in place, or one that could only be put in place in part.
-
-    Returns:
-        What is in place now.
-
-    Raises:
-        InputError: The recipe cannot be carried out on this model; what surrounds its blocks is off now.
-    """
-    recipe = setup.recipe
-    again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
-    for one in again:
-        one.undo(model)
-    for module in model.modules():
-        unwrap(module)
-    changed = [one(setup) for one in again if one.wanted(recipe)]
-    for technique in changed:
-        with about(technique.field):
-            technique.change(model)
-    return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]

@@ -21,15 +21,19 @@ def check_tensorboard() -> None:
 
 
 @contextlib.contextmanager
-def tensorboard_rows(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def tensorboard_rows(path: Path, *, wanted: bool = True) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
     """Opens event files in a run directory.
 
     Args:
         path: The run directory.
+        wanted: Whether anybody asked for them.
 
     Yields:
-        A function that takes rows of metrics. Rows that a resumed run takes again replace the earlier ones.
+        A function that takes rows of metrics, or None. Rows that a resumed run takes again replace the earlier ones.
     """
+    if not wanted:
+        yield None
+        return
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = None

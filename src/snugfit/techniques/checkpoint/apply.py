@@ -146,7 +146,7 @@ class Checkpointed:
         if not self.selective:
             return nullcontext(), _still_statistics(self.norms)
         keep, recompute = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-        return keep, _both(recompute, _still_statistics(self.norms))
+        return keep, _still_statistics(self.norms, recompute)
 
 
 def _forbid_overwriting(block: nn.Module) -> None:
@@ -161,19 +161,14 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 @contextmanager
-def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
-    with first, second:
-        yield
-
-
-@contextmanager
-def _still_statistics(norms: list[Any]) -> Iterator[None]:
+def _still_statistics(norms: list[Any], around: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Lets batch norms normalise by the batch's statistics without moving the running ones a second time."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
-        yield
+        with around or nullcontext():
+            yield
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
