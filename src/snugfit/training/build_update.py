@@ -21,7 +21,13 @@ from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
 from snugfit.training.given_optimizer import GivenOptimizer
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health
-from snugfit.training.optimizers import choose_kernels, make_optimizer, optimizer_groups, parameter_groups
+from snugfit.training.optimizers import (
+    choose_kernels,
+    device_of_update,
+    make_optimizer,
+    optimizer_groups,
+    parameter_groups,
+)
 from snugfit.training.update import Update
 
 
@@ -65,7 +71,7 @@ class UpdateBuilder:
         groups = optimizer_groups(model, base, recipe, workload)
         if given is not None:
             given.tell(recipe)
-        return make_optimizer(recipe, workload, groups, device, sparse=self._sparse)
+        return make_optimizer(recipe, workload, groups, device_of_update(self.setup), sparse=self._sparse)
 
     def __call__(self, recipe: Recipe) -> Update:
         """Builds the update of a recipe.

@@ -159,12 +159,23 @@ def choose_kernels(optimizer: Optimizer, setup: Setup) -> None:
         setup: The recipe, and where it trains.
     """
     name = setup.recipe.optimizer or setup.workload.optimizer
-    if own_optimizer(name) is None:
-        device = torch.device("cpu") if setup.recipe.offload_optimizer else setup.device
-        row, groups = OPTIMIZER_TABLE[name], optimizer.param_groups
-        kernels = {"fused": None, "foreach": None, **_kernels(setup.recipe.optimizer_impl, row, device, groups)}
-        for group in groups:
-            group.update({kernel: choice for kernel, choice in kernels.items() if kernel in group})
+    if own_optimizer(name) is not None:
+        return
+    row, groups = OPTIMIZER_TABLE[name], optimizer.param_groups
+    kernels = {"fused": None, "foreach": None}
+    kernels |= _kernels(setup.recipe.optimizer_impl, row, device_of_update(setup), groups)
+    for group in groups:
+        group.update({kernel: choice for kernel, choice in kernels.items() if kernel in group})
+    optimizer._step_supports_amp_scaling = bool(kernels["fused"])  # type: ignore[attr-defined]  # as its class would say
+
+
+def device_of_update(setup: Setup) -> torch.device:
+    """Returns where the update runs.
+
+    Args:
+        setup: The recipe, and where it trains.
+    """
+    return torch.device("cpu") if setup.recipe.offload_optimizer else setup.device
 
 
 def check_takes_no_closure(optimizer: Optimizer) -> None:

@@ -101,5 +101,7 @@ class HostUpdate(ParameterUpdate):
 
     def _keep_state_in_pool(self) -> None:
         for name, value in tensors_of_state(self.state).items():
-            if value.dim() and value is not self._pooled.get(name):
+            if not value.dim():
+                self.state[name] = value.to(self._host.device)  # a step count
+            elif value is not self._pooled.get(name):
                 self.state[name] = self._pooled[name] = self._pool.copy_of(value)
