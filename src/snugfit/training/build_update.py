@@ -109,12 +109,12 @@ class UpdateBuilder:
         ]
 
 
-def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
+def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums:
     if recipe.accumulate_dtype != "fp32":
-        return None
+        return Fp32Sums([])
     halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
     if recipe.microbatch_size is None or not halves:
         reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
         warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=4)
-        return None
+        return Fp32Sums([])
     return Fp32Sums(weights)

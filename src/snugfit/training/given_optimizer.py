@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
@@ -56,16 +55,20 @@ def name_of(optimizer: Any) -> str:
 class GivenOptimizer:
     """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: Any, model: nn.Module) -> None:
         """Notes which parameters of the model it has.
 
         Args:
-            optimizer: The instance.
+            optimizer: The instance, or what a function of the caller's made.
             model: The model, before anything is changed on it.
 
         Raises:
-            InputError: It has no parameter of the model.
+            InputError: It is none, or has no parameter of the model.
         """
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"optimizer returned a {type(optimizer).__name__}; it must return a torch.optim.Optimizer."
+            )
         self.optimizer = optimizer
         self.name = name_of(optimizer)
         names = {id(weight): name for name, weight in model.named_parameters()}
@@ -179,17 +182,3 @@ def _placed(value: Any, weight: Tensor, name: str) -> Any:
     if not isinstance(value, Tensor) or not value.dim() or name == "step":
         return value
     return value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
-
-
-def checked_optimizer(made: Any) -> Optimizer:
-    """Returns what a caller's function made.
-
-    Args:
-        made: Its result.
-
-    Raises:
-        InputError: It is no optimizer.
-    """
-    if not isinstance(made, torch.optim.Optimizer):
-        raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
-    return made

@@ -24,7 +24,7 @@ from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
-from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
+from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
@@ -149,7 +149,7 @@ def prepare(
         if given is not None:
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
-            given = GivenOptimizer(checked_optimizer(optimizer(list(named.values()))), model)
+            given = GivenOptimizer(optimizer(list(named.values())), model)
         if given is not None:
             check_takes_no_closure(given.optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse=sparse)

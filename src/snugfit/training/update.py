@@ -35,9 +35,9 @@ from torch.utils.hooks import RemovableHandle
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.offload_optimizer.apply import DEPTH
-from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
+from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
-from snugfit.training.gradients import Gradients, ScheduledRates
+from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing
 from snugfit.training.unbroken_update import UnbrokenUpdate
@@ -84,7 +84,7 @@ class Update:
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
         self._device = pool.device
-        self._rates = ScheduledRates()
+        self._own_rates: list[tuple[Settings, Any]] = []
         # No part refers back to this object, or the memory of a run that is over would wait for the garbage collector.
         self._unbroken = UnbrokenUpdate(pool, functools.partial(_held, self._updates, gradients))
         self._carrier = _Carrier(list(gradients.named.values()), weakref.proxy(self))
@@ -131,7 +131,16 @@ class Update:
             self._lost_updates.before(step)
         self._unbroken.begin()
         self._gradients.drop()
-        self._rates.multiply(self.optimizer.param_groups, lr_factor)
+        self._restore_rates()
+        if lr_factor != 1.0:
+            self._own_rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
+            for group, rate in self._own_rates:
+                group["lr"] = rate * lr_factor
+
+    def _restore_rates(self) -> None:
+        for group, rate in self._own_rates:
+            group["lr"] = rate
+        self._own_rates.clear()
 
     def own_backward(self) -> AbstractContextManager[None]:
         """Returns the context of a backward pass of the step."""
@@ -210,7 +219,7 @@ class Update:
             else:
                 self._refuse(step, loss)
         self._gradients.used()
-        self._rates.restore()
+        self._restore_rates()
         if self._lost_updates:
             retry_after_freeing(functools.partial(self._lost_updates.after, step), self._device)
 
@@ -268,7 +277,7 @@ class Update:
         for update in self._updates:
             update.forget()
         self._gradients.drop()
-        self._rates.restore()
+        self._restore_rates()
         if self._lost_updates:
             self._lost_updates.forget()
         if self.scaler is not None:  # the gradients of the next attempt are to be unscaled once more
