@@ -42,4 +42,5 @@ class TruePrecision(ModelTechnique):
     def convert(self, batch: Any) -> Any:
         """Casts floating tensors to the weights' dtype."""
         dtype = held_in(self.setup.recipe)
+        assert dtype is not None
         return map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
