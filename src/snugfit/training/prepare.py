@@ -103,11 +103,11 @@ def prepare(
     """
     plan = recipe
     recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
-    found = _found_by(plan)
+    found = dict(getattr(plan, "traits", None) or {})  # what a plan has found out about model and loss
     settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
     if not isinstance(model, nn.Module):
         model = _built(model, recipe, device)
-    _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
@@ -186,28 +186,17 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
     return model
 
 
-def _recipe_and_fallbacks(
-    given: Recipe | Plan | None, fallbacks: Iterable[Recipe] | None
-) -> tuple[Recipe, tuple[Recipe, ...]]:
-    if given is None:
-        recipe = Recipe()
-    elif isinstance(given, Recipe):
-        recipe = given
-    else:
-        recipe = getattr(given, "recipe", None)  # type: ignore[assignment]
-        if not isinstance(recipe, Recipe):
-            raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
-        fallbacks = getattr(given, "fallbacks", ()) if fallbacks is None else fallbacks
-    others = tuple(fallbacks or ()) if isinstance(fallbacks, Iterable | None) else (fallbacks,)
+def _recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tuple[Recipe, tuple[Recipe, ...]]:
+    recipe = Recipe() if given is None else getattr(given, "recipe", given)
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
+    if fallbacks is None:
+        fallbacks = getattr(given, "fallbacks", None) or ()
+    others = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
     for one in others:
         if not isinstance(one, Recipe):
             raise InputError(f"fallbacks has a {type(one).__name__}; give recipes, such as [Recipe(checkpoint='all')].")
     return recipe, others
-
-
-def _found_by(plan: object) -> dict[str, bool]:
-    """What a plan has found out about model and loss, fields of the workload."""
-    return dict(getattr(plan, "traits", None) or {})
 
 
 def _promises(plan: object) -> bool:
@@ -216,9 +205,7 @@ def _promises(plan: object) -> bool:
     return isinstance(promised, Fidelity) and "microbatch_size" not in promised.reasons
 
 
-def _check_arguments(model: object, *, loss_weight: object, **functions: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+def _check_arguments(*, loss_weight: object, **functions: object) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name} is {function!r}; give a function.")

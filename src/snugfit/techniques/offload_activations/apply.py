@@ -107,7 +107,7 @@ class ActivationOffload(ModelTechnique):
         known = self._stashed.get(key, _nothing)()
         if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
             return known
-        stashed = _Stashed(self, len(self._order), _alive(storage), tensor)
+        stashed = _Stashed(self, len(self._order), tensor)
         self._order.append(weakref.ref(stashed))
         self._stashed[key] = weakref.ref(stashed)
         copies = self.setup.copies
@@ -153,11 +153,12 @@ class _Stashed:
 
     __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "host", "layout", "position", "source")
 
-    def __init__(self, offload: ActivationOffload, position: int, source: StorageWeakRef, tensor: Tensor) -> None:
+    def __init__(self, offload: ActivationOffload, position: int, tensor: Tensor) -> None:
         self._arriving: tuple[Tensor, Any] | None = None  # first of all: `__del__` looks at it whatever happens below
         self._offload = offload
         self.position = position
-        self.source = source
+        # tells the storage from a later one at the same address
+        self.source = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self.layout = (tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
         self.host = offload.setup.pool.empty(tensor.shape, tensor.dtype, strides=self.layout[1])
         self._present: Callable[[], Tensor | None] = _nothing
@@ -194,12 +195,6 @@ class _Stashed:
 
 def _unpack(saved: Any) -> Tensor:
     return saved if isinstance(saved, Tensor) else saved._offload.fetch(saved)
-
-
-def _alive(storage: torch.UntypedStorage) -> StorageWeakRef:
-    """Tells a storage from a later one at the same address."""
-    reference: StorageWeakRef = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-    return reference
 
 
 def _nothing() -> None:
