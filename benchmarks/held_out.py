@@ -11,7 +11,7 @@ import torch
 
 from snugfit.techniques.microbatch.apply import batch_length, map_tensors, split_batch
 from snugfit.training.course import Course
-from snugfit.training.evaluation import task_of
+from snugfit.training.evaluation import evaluated_at_once, task_of
 from snugfit.training.run_state import Observer
 
 
@@ -44,7 +44,7 @@ def take_course(
 
     def held_out() -> Iterator[Any]:
         given = first[0]
-        pieces = split_batch(given, course.evaluated_at_once(batch_length(given)))
+        pieces = split_batch(given, evaluated_at_once(course.trainer.recipe, batch_length(given)))
         # As in a simulation, there is a second one, which finds the first still there.
         return (map_tensors(piece, torch.Tensor.clone) for piece in (pieces if len(pieces) > 1 else [*pieces, *pieces]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 
@@ -53,6 +54,34 @@ def about(*fields: str) -> Iterator[None]:
     except InputError as error:
         error.fields = error.fields or fields
         raise
+
+
+_ON_COMMAND_LINE: ContextVar[bool] = ContextVar("on_command_line", default=False)
+
+
+@contextlib.contextmanager
+def on_command_line() -> Iterator[None]:
+    """Says that what was given is typed as options of a command, which errors inside then name so.
+
+    Yields:
+        Nothing.
+    """
+    token = _ON_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _ON_COMMAND_LINE.reset(token)
+
+
+def option(*given: str) -> str:
+    """Returns arguments as they were given: `--run-dir DIR --resume` on a command line, `run_dir and resume` in Python.
+
+    Args:
+        *given: Their names in Python, each with a word for its value behind it or none: `run_dir DIR`, `resume`.
+    """
+    if _ON_COMMAND_LINE.get():
+        return " ".join(f"--{one.replace('_', '-')}" for one in given)
+    return " and ".join(one.partition(" ")[0] for one in given)
 
 
 class RecipeError(InputError):

@@ -13,10 +13,13 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union
 
 from snugfit.errors import RecipeError, did_you_mean
 from snugfit.techniques.spellings import meant, suggestion
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -165,35 +168,66 @@ def whatever_was_meant(settings: T, wrong: Iterable[str], check: Callable[[T], I
     return stay
 
 
-def from_mapping(cls: type[T], given: Mapping[str, Any], *, subject: str) -> T:
-    """Builds a settings object from plain data, with every unknown name and every bad value in one error.
+class SettingsBase:
+    """What a settings class can do: be plain data, be read from it, and be copied with changes."""
 
-    Args:
-        cls: The settings class.
-        given: Field name -> value; names with dashes are taken as with underscores.
-        subject: What is being read, for the headline of the error.
+    __slots__ = ()
+    SUBJECT: ClassVar[str]
+    """What is being read, for the headline of an error."""
 
-    Returns:
-        An object of `cls`.
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any], *, subject: str | None = None) -> Self:
+        """Builds a settings object from plain data, with every unknown name and every bad value in one error.
 
-    Raises:
-        RecipeError: Listing all mistakes.
-    """
-    infos = field_infos(cls)  # type: ignore[arg-type]
-    problems, known = [], {}
-    for key, value in given.items():
-        name = str(key).replace("-", "_")
-        if name in infos:
-            known[name] = tuple(value) if isinstance(value, list) else value
-        else:
-            problems.append(f"{key!r} is no field; {did_you_mean(name, infos)}")
-    try:
-        made = cls(**known)
-    except RecipeError as error:
-        problems.extend(error.problems)
-    if problems:
-        raise RecipeError(problems, subject=subject)
-    return made
+        Args:
+            given: Field name -> value; missing fields take their default, and dashes are taken as underscores.
+            subject: What is being read, where it is not just `SUBJECT`.
+
+        Returns:
+            The object.
+
+        Raises:
+            RecipeError: Listing every mistake.
+        """
+        infos = field_infos(cls)
+        problems, known = [], {}
+        for key, value in given.items():
+            name = str(key).replace("-", "_")
+            if name in infos:
+                known[name] = tuple(value) if isinstance(value, list) else value
+            else:
+                problems.append(f"{key!r} is no field; {did_you_mean(name, infos)}")
+        try:
+            made = cls(**known)
+        except RecipeError as error:
+            problems.extend(error.problems)
+        if problems:
+            raise RecipeError(problems, subject=subject or cls.SUBJECT)
+        return made
+
+    def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Returns it as plain data for YAML and JSON.
+
+        Args:
+            defaults: Whether fields at their default are kept.
+
+        Returns:
+            Field name -> plain value; tuples become lists.
+        """
+        plain = {}
+        for name, info in field_infos(type(self)).items():
+            value = getattr(self, name)
+            if defaults or value != info.default:
+                plain[name] = list(value) if isinstance(value, tuple) else value
+        return plain
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed, checked.
+
+        Args:
+            **changes: Field name -> new value.
+        """
+        return self.from_mapping({**{name: getattr(self, name) for name in field_infos(type(self))}, **changes})
 
 
 def from_text(info: FieldInfo, text: str) -> Any:
@@ -223,24 +257,6 @@ def from_text(info: FieldInfo, text: str) -> Any:
         except ValueError:
             return tuple(parts)
     return text
-
-
-def to_mapping(settings: Any, *, defaults: bool = True) -> dict[str, Any]:
-    """Returns a settings object as plain data for YAML and JSON.
-
-    Args:
-        settings: A settings object.
-        defaults: Whether fields at their default are kept.
-
-    Returns:
-        Field name -> plain value; tuples become lists.
-    """
-    plain = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if defaults or value != field.default:
-            plain[field.name] = list(value) if isinstance(value, tuple) else value
-    return plain
 
 
 def as_typed(value: Any) -> str:

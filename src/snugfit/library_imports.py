@@ -12,7 +12,7 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator
-from types import ModuleType
+from typing import Any
 
 from snugfit.errors import InputError, SnugfitWarning
 
@@ -41,26 +41,27 @@ def importing() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def needed(module: str, what: str, *, library: str | None = None, extra: str = "text") -> ModuleType:
-    """Imports what something needs.
+def needed(what: str, module: str, *, install: str, library: str = "", instead: str = "") -> Any:
+    """Imports what something that was asked for needs.
 
     Args:
-        module: The module.
-        what: What needs it, with its verb, such as `hf: models need`.
-        library: Its library, where that is not the module's first name.
-        extra: The extra of ours that brings it.
+        what: What needs it, with its verb, such as `quantize='nf4' needs`.
+        module: The module to import; one of ours may stand in front of the library.
+        install: What pip installs.
+        library: The library's name; empty: what the module's name begins with.
+        instead: What else may be done, behind the command.
 
     Returns:
         The module.
 
     Raises:
-        InputError: It does not import.
+        InputError: It does not import; says why, and how to install it.
     """
     try:
         with importing():
             return importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise InputError(
-            f"{what} the library {library or module.partition('.')[0]}, which does not import ({error}). Run: pip install "
-            f"snugfit[{extra}]"
+            f"{what} the library {library or module.partition('.')[0]}, which does not import ({error}). "
+            f"Run: pip install {install}{instead}"
         ) from error

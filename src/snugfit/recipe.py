@@ -7,13 +7,12 @@ says what is learned (that is the `Workload`), so two recipes can always be comp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import snugfit.techniques as techniques
 from snugfit.errors import InputError, RecipeError
-from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems, whatever_was_meant
+from snugfit.fields import SettingsBase, type_problems, whatever_was_meant
 from snugfit.recipe_rules import NAMES, problems
 
 
@@ -38,12 +37,15 @@ class Recipe(
     techniques.accumulate_dtype.Fields,
     techniques.microbatch.Fields,
     techniques.mixed_precision.Fields,
+    SettingsBase,
 ):
     """How a training step is held in memory; the default is plain PyTorch.
 
     Raises:
         RecipeError: Listing every field that is wrong and every pair that contradicts itself.
     """
+
+    SUBJECT = "recipe"
 
     def __post_init__(self) -> None:
         for name, keywords in NAMES.items():
@@ -52,21 +54,6 @@ class Recipe(
         found = [*wrong.values(), *whatever_was_meant(self, wrong, problems)]
         if found:
             raise RecipeError(found)
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Recipe:
-        """Builds a recipe from plain data.
-
-        Args:
-            given: Field name -> value; missing fields take their default.
-
-        Returns:
-            The recipe.
-
-        Raises:
-            RecipeError: Listing every mistake.
-        """
-        return from_mapping(cls, given, subject="recipe")
 
     @classmethod
     def from_yaml(cls, path: str | Path, **changes: Any) -> Recipe:
@@ -87,18 +74,7 @@ class Recipe(
 
         given = read_yaml(path, "recipe file", example="checkpoint: all")
         fields = {str(name).replace("-", "_"): value for name, value in given.items()}
-        return from_mapping(cls, {**fields, **changes}, subject=f"recipe {str(path)!r}")
-
-    def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Returns the recipe as plain data.
-
-        Args:
-            defaults: Whether fields at their default are kept.
-
-        Returns:
-            Field name -> plain value.
-        """
-        return to_mapping(self, defaults=defaults)
+        return cls.from_mapping({**fields, **changes}, subject=f"recipe {str(path)!r}")
 
     def to_yaml(self, path: str | Path | None = None) -> str:
         """Returns the recipe as YAML, and writes it where a path is given.
@@ -121,17 +97,6 @@ class Recipe(
             except OSError as error:
                 raise InputError(f"recipe file {str(path)!r} cannot be written: {error.strerror}.") from error
         return text
-
-    def replace(self, **changes: Any) -> Recipe:
-        """Returns a copy with some fields changed.
-
-        Args:
-            **changes: Field name -> new value.
-
-        Returns:
-            The new recipe, checked.
-        """
-        return Recipe.from_mapping({**{name: getattr(self, name) for name in field_infos(Recipe)}, **changes})
 
 
 def _names(value: Any, keywords: tuple[str, ...]) -> Any:

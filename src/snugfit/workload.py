@@ -6,11 +6,11 @@ Together with a `Recipe` it makes a training run. Field docstrings are the help 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from snugfit.errors import RecipeError
-from snugfit.fields import field_infos, from_mapping, to_mapping, type_problems
+from snugfit.fields import SettingsBase, type_problems
 from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.spellings import suggestion
 
@@ -22,7 +22,7 @@ CUSTOM_OPTIMIZER = "custom"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Workload:
+class Workload(SettingsBase):
     """What is learned: optimizer, schedule and batch, and the traits of the model that decide what is exact.
 
     Raises:
@@ -99,48 +99,13 @@ class Workload:
     dropout: bool = False
     """Trait of the model: it draws random masks, so microbatches draw other masks than the whole batch."""
 
+    SUBJECT = "training settings"
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
         problems = [*type_problems(self).values(), *_range_problems(self)]
         if problems:
             raise RecipeError(problems, subject="training settings")
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Workload:
-        """Builds a workload from plain data.
-
-        Args:
-            given: Field name -> value; missing fields take their default.
-
-        Returns:
-            The workload.
-
-        Raises:
-            RecipeError: Listing every mistake.
-        """
-        return from_mapping(cls, given, subject="training settings")
-
-    def to_mapping(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Returns the workload as plain data.
-
-        Args:
-            defaults: Whether fields at their default are kept.
-
-        Returns:
-            Field name -> plain value.
-        """
-        return to_mapping(self, defaults=defaults)
-
-    def replace(self, **changes: Any) -> Workload:
-        """Returns a copy with some fields changed.
-
-        Args:
-            **changes: Field name -> new value.
-
-        Returns:
-            The new workload, checked.
-        """
-        return Workload.from_mapping({**{name: getattr(self, name) for name in field_infos(Workload)}, **changes})
 
 
 def algorithm_and_storage(optimizer: str) -> tuple[str, str | None]:

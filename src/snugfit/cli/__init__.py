@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
 
 COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
     """
-    with warnings.catch_warnings(), _notes_on_stderr():
+    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         try:

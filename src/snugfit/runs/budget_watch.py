@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import SnugfitWarning, option
 from snugfit.fields import as_typed
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
@@ -150,7 +150,7 @@ class BudgetWatch:
         if over.next_recipe is None:
             return (
                 "Nothing that takes less and gives the same update is left, so the run goes on as it is. Next time give "
-                "a larger --budget, or --allow rounding."
+                f"a larger {option('budget')}, or let the plan round ({option('allow')})."
             )
         found = over.next_recipe.to_mapping(defaults=False)
         words = ", ".join(f"{name}={as_typed(value)}" for name, value in found.items()) or "the plain recipe"

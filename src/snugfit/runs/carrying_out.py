@@ -8,7 +8,6 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, TrainingError, TrainingStopped
@@ -143,9 +142,10 @@ def _run_loop(
     from snugfit.training.loop import Loop
     from snugfit.training.progress import Progress
     from snugfit.training.stop_signal import StopSignal
+    from snugfit.training.tensorboard import tensorboard_rows
 
     # Signals are caught from here on: what is trained is never lost between two statements.
-    with StopSignal(_announce_stop) as stop, _rows_to_tensorboard(how.tensorboard, run_dir.path) as on_row:
+    with StopSignal(_announce_stop) as stop, tensorboard_rows(run_dir.path, wanted=how.tensorboard) as on_row:
         loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
         if how.resume:
             if loop.resume():
@@ -159,14 +159,6 @@ def _run_loop(
             return loop, loop.train(stop)
         finally:
             loop.progress.close()
-
-
-def _rows_to_tensorboard(wanted: bool, path: Path) -> Any:
-    if not wanted:
-        return contextlib.nullcontext()
-    from snugfit.training.tensorboard import tensorboard_rows
-
-    return tensorboard_rows(path)
 
 
 def _announce_stop() -> None:
@@ -218,10 +210,11 @@ def _write_results(
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     from snugfit.runs.text_parts import save_for_transformers
     from snugfit.training.adapter_file import save_trained
+    from snugfit.training.run_results import taken_in
 
     try:
         save_trained(run_dir.path, trainer.model)
-        with run_dir.beside() as folder:
+        with taken_in(run_dir.path) as folder:
             save_for_transformers(folder, trainer.model, request, data)
     except OSError as error:
         raise TrainingError(f"the model cannot be written to {run_dir.path}: {error.strerror}.") from error

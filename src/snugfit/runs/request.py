@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning
+from snugfit.errors import InputError, RecipeError, SnugfitWarning, option
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
@@ -65,7 +65,7 @@ class Request:
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
-        plain = {name: getattr(self, name) for name in _NAMES}
+        plain = {name: getattr(self, name) for name in NAMES}
         return {**plain, "model_args": list(self.model_args), "settings": self.settings.to_mapping()}
 
     @classmethod
@@ -86,8 +86,8 @@ class Request:
         hints = typing.get_type_hints(cls)
         for name, value in given.items():
             kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
-            if name not in _NAMES:
-                problems.append(f"{name!r} is no field; allowed: {', '.join(_NAMES)}.")
+            if name not in NAMES:
+                problems.append(f"{name!r} is no field; allowed: {', '.join(NAMES)}.")
             elif name == "model_args":
                 problems += [] if isinstance(value, list) else [f"{name} is {value!r}; it takes a list."]
             elif not isinstance(value, dict if name == "settings" else kinds):
@@ -101,7 +101,8 @@ class Request:
         return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
+NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
+"""What a run directory keeps of a request."""
 
 
 def resumed_request(
@@ -144,7 +145,7 @@ def resumed_request(
             " Leave that out, or start another run. What may change here: "
             f"{', '.join(free)}, device, and the recipe except precision and optimizer."
         )
-        raise RecipeError(problems, subject="--resume goes on with the run as it was started")
+        raise RecipeError(problems, subject=f"{option('resume')} goes on with the run as it was started")
     Run(wanted, settings)
     if changed:
         told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import InputError, RecipeError
+from snugfit.errors import InputError, RecipeError, option
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
 from snugfit.runs.carrying_out import How, carry_out
 from snugfit.runs.chosen import Chosen
-from snugfit.runs.request import Request, default_run_dir, model_arguments, resumed_request
+from snugfit.runs.request import NAMES, Request, default_run_dir, model_arguments, resumed_request
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
 from snugfit.units import parse_bytes
@@ -125,33 +125,25 @@ def train(
         CannotSimulateError: The model cannot be predicted, which `budget` and `predict` need.
         TrainingStopped: A signal stopped it; says what is saved and how to go on.
     """
-    told: dict[str, Any] = {
-        "task": task, "image_size": image_size, "seq_len": seq_len, "packing": packing, "text_column": text_column,
-        "label_column": label_column, "prompt_column": prompt_column, "samples": samples, "strict": strict,
-        "device": device, "model_args": None if model_arg is None else model_arguments(model_arg),
-    }  # fmt: skip
+    arguments = locals()
+    told = {name: arguments[name] for name in NAMES if name in arguments}
+    told["model_args"] = None if model_arg is None else model_arguments(model_arg)
     _check_options(options)
     _check_numbers(told, keep_checkpoints)
     constraints = {"allow": allow, "pin": pin, "forbid": forbid, "host_budget": host_budget}
     _check_choices(recipe, plan, budget, constraints, resume=resume)
     if resume and overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+        raise InputError(f"{option('resume')} goes on with a run, {option('overwrite')} replaces it; give one of them.")
     if resume and run_dir is None:
-        raise InputError("--resume needs --run-dir DIR, the run to go on with.")
+        raise InputError(f"{option('resume')} needs {option('run_dir DIR')}, the run to go on with.")
     told |= {"model": _spec(model), "data": _spec(data)}
     given = None
     if not all(isinstance(one, str | None) for one in (model, data)) or any((loss, forward, split, collate)):
         from snugfit.runs.given import Given
 
-        given = Given(
-            model=None if isinstance(model, str) else model,
-            data=None if isinstance(data, str) else data,
-            loss=loss,
-            loss_weight=loss_weight,
-            forward=forward,
-            split=split,
-            collate=collate,
-        )
+        named = {name: None for name in ("model", "data") if isinstance(arguments[name], str)}
+        objects = {field.name: arguments[field.name] for field in dataclasses.fields(Given)}
+        given = Given(**{**objects, **named})
     planned = plan if plan is not None else recipe if hasattr(recipe, "fallbacks") else None
     base = None if recipe is None or planned is not None else _recipe_of(recipe)
     how = How(download=download, tensorboard=tensorboard, progress=progress, resume=resume)
@@ -212,19 +204,21 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _check_numbers(told: Mapping[str, Any], keep: int) -> None:
     if keep < 2:
-        raise InputError(f"--keep-checkpoints is {keep}; give at least 2, so that a damaged one has a predecessor.")
+        raise InputError(f"{option('keep_checkpoints')} is {keep}; give at least 2: a damaged one needs a predecessor.")
     for name in ("image_size", "seq_len", "samples"):
         if told[name] is not None and told[name] < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {told[name]}; it must be at least 1.")
+            raise InputError(f"{option(name)} is {told[name]}; it must be at least 1.")
 
 
 def _check_choices(recipe: Any, plan: Any, budget: Any, constraints: Mapping[str, Any], *, resume: bool) -> None:
     """Refuses options of a plan where none is asked for, and a plan where the run has its recipe already."""
-    given = [f"--{name.replace('_', '-')}" for name, value in constraints.items() if value]
+    given = [option(name) for name, value in constraints.items() if value]
     if budget is None and given:
-        raise InputError(f"{', '.join(given)} belongs to a plan; give --budget SIZE too.")
+        raise InputError(f"{', '.join(given)} belongs to a plan; give {option('budget SIZE')} too.")
     if resume and (budget is not None or plan is not None):
-        raise InputError("a run that is resumed has its plan already. Leave --budget out, or start another run.")
+        raise InputError(
+            f"a run that is resumed has its plan already. Leave {option('budget')} out, or start another run."
+        )
     if plan is not None and (recipe is not None or budget is not None):
         raise InputError("a plan has its recipe and its budget already. Give plan=, or recipe= and budget=.")
     if budget is not None and hasattr(recipe, "fallbacks"):
@@ -254,11 +248,11 @@ def _spec(given: Any) -> str | None:
 def _new_request(
     told: Mapping[str, Any], options: Mapping[str, Any], base: Recipe | None, plan: Any, given: Any
 ) -> tuple[Request, Recipe]:
-    missing = [name for name, key in (("MODEL", "model"), ("--data", "data")) if told[key] is None]
+    missing = [name for name, key in (("MODEL", "model"), (option("data"), "data")) if told[key] is None]
     if missing:
         raise InputError(
             f"{' and '.join(missing)} must be given, for example `snugfit train torchvision:resnet18 --data digits`; only "
-            "--run-dir DIR --resume knows them already."
+            f"{option('run_dir DIR', 'resume')} knows them already."
         )
     fields, settings = by_owner(options)
     if plan is not None and fields:

@@ -169,14 +169,6 @@ class Estimate:
         return self.card()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Recipe):
-        return value.to_mapping()
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
 def assemble(
     rows: Sequence[tuple[Device, Recording]], *, headline: Recording, recipe: Recipe | None, title: str
 ) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,6 +35,8 @@ class Setup:
     """Host memory for what leaves the device."""
     copies: CopyStream
     """Order of the copies between host and device."""
+    generator: torch.Generator | None = None
+    """Source of the random bits of stochastic rounding."""
 
 
 def model_techniques() -> list[type[ModelTechnique]]:
@@ -45,13 +48,15 @@ def model_techniques() -> list[type[ModelTechnique]]:
 class WrappedForward:
     """Stands in for the forward method of one module, on the instance, so that the class and the state_dict keys stay."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Remembers the method.
-
-        Args:
-            module: The module whose `forward` this is going to be.
-        """
+    def __init__(self, module: nn.Module, around: Callable[..., Any]) -> None:
+        """Remembers the method, which `around` is given in front of the arguments of each call."""
         self.forward: Callable[..., Any] = module.forward
+        self.around = around
+        functools.update_wrapper(self, module.forward, assigned=("__doc__",), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward method as the technique wants it."""
+        return self.around(self.forward, *args, **kwargs)
 
 
 class ModelTechnique:

@@ -125,7 +125,9 @@ class Technique:
     may_change: Literal["", "batch", "passes", "update", "loading"] = ""
     """What a change in the middle of a run touches; empty: it stays as it is for the whole run."""
     per_parameter: bool = False
-    """Whether it updates parameters one by one, each with an optimizer of its own."""
+    """Whether parameters step one by one."""
+    updated_by: str = ""
+    """`module:class` of the `ParameterUpdate` that does it; empty: on the device, as they are."""
 
     # In a plan
     least: Changes = dataclasses.field(default_factory=dict)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from snugfit.errors import InputError
-from snugfit.library_imports import importing
+from snugfit.library_imports import needed
 
 BLOCK = 64
 """Weights of nf4 that share a scale."""
@@ -159,22 +157,14 @@ def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device
         layer.bias.requires_grad_(False)
 
 
-def bitsandbytes_library() -> ModuleType:
+def bitsandbytes_library() -> Any:
     """Returns bitsandbytes.
 
     Raises:
         InputError: It is not installed.
     """
-    try:
-        with importing():
-            import bitsandbytes
-    except ImportError as error:
-        raise InputError(
-            f"quantize='nf4' needs the library bitsandbytes, which does not import ({error}). "
-            "Run: pip install snugfit[lowbit], or use quantize='int8', which needs no library."
-        ) from error
-    module: ModuleType = bitsandbytes
-    return module
+    instead = ", or use quantize='int8', which needs no library."
+    return needed("quantize='nf4' needs", "bitsandbytes", install="snugfit[lowbit]", instead=instead)
 
 
 def _nf4(weight: Tensor, device: torch.device, double: bool) -> dict[str, Tensor]:

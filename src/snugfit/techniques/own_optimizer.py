@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError
-from snugfit.library_imports import importing
+from snugfit.library_imports import needed
 from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.declaration import loaded
 
@@ -71,11 +69,5 @@ def own_optimizer(name: str | None) -> OwnOptimizer | None:
 
 def library_module(optimizer: str, library: str, module: str) -> Any:
     """Imports the one module of ours that takes an optimizer from a library; InputError where the library is missing."""
-    try:
-        with importing():
-            return importlib.import_module(module)
-    except (ImportError, OSError) as error:
-        raise InputError(
-            f"optimizer {optimizer!r} needs {library}, which cannot be imported ({error}). "
-            "Install it (pip install 'snugfit[lowbit]'), or use adamw or adafactor."
-        ) from error
+    instead = ", or use adamw or adafactor."
+    return needed(f"optimizer {optimizer!r} needs", module, library=library, install="snugfit[lowbit]", instead=instead)

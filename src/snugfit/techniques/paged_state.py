@@ -34,7 +34,6 @@ class PagedState:
     host_decides = True
     """No kernel can be masked on the device, and the library waits for it after each parameter anyway."""
     is_paged: bool
-    initialized: bool
     state: dict[nn.Parameter, dict[str, Any]]
     param_groups: list[dict[str, Any]]
 
@@ -61,13 +60,13 @@ class PagedState:
             super().load_state_dict(state_dict)  # type: ignore[misc]
             return
         super().load_state_dict(state_dict, move_to_device=False)  # type: ignore[misc]
-        self.initialized = False  # what is not paged goes to the device at the next step
         for weight, state in self.state.items():
             for name in _MOMENTS:
                 if name in state:
                     loaded = state[name]
                     state[name] = self.get_state_buffer(weight, loaded.dtype)  # type: ignore[attr-defined]
                     state[name].copy_(loaded)
+        self.to_gpu()  # type: ignore[attr-defined]  # what is not paged
 
 
 def _plain(state: Any) -> Any:

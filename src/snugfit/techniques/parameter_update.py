@@ -1,14 +1,15 @@
-"""How parameters are updated: all by one optimizer, or each by an optimizer of its own.
+"""How parameters are updated: all at once by their optimizer, or one at a time by the same one.
 
 The ordinary way is one `torch.optim` optimizer over everything. What step in backward, host state and stochastic rounding
-share is an ordinary optimizer for each parameter, so that it can step alone; together they have the state of one ordinary
-optimizer over all of them.
+share is that a parameter steps alone: while it does, the optimizer has this one parameter (or a tensor in its place) and
+no other. Groups, settings and state are those of the one optimizer all the time, so its owner need not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from torch.optim import SGD, Optimizer
 
 from snugfit.private_torch import make_state
 
-OptimizerFor = Callable[[nn.Parameter], Optimizer]
+if TYPE_CHECKING:
+    from snugfit.techniques.base import Setup
+
 Settings = dict[str, Any]
 
 
@@ -58,29 +61,31 @@ def host_decides(optimizer: Optimizer) -> bool:
 
 
 class JointUpdate:
-    """All parameters, by one optimizer."""
+    """All parameters of an optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Takes over an optimizer.
-
-        Args:
-            optimizer: Its groups are read at each step, since their owner may change them.
-        """
+        """Takes over an optimizer; its groups are read at each step, since their owner may change them."""
         self.optimizer = optimizer
+
+    @property
+    def groups(self) -> list[Settings]:
+        """The parameter groups that a step goes by."""
+        return self.optimizer.param_groups
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters that a step updates."""
+        return [weight for group in self.groups for weight in group["params"]]
 
     @property
     def masked(self) -> bool:
         """Whether a flag on the device can keep a step from being taken."""
         return masks(self.optimizer)
 
-    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
-        """Returns each parameter group with the parameters that it updates."""
-        return [(group["params"], group) for group in self.optimizer.param_groups]
-
     def held(self) -> list[Tensor]:
         """Returns the tensors that a step changes, as far as they are there."""
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        return weights + [one for state in self.optimizer.state.values() for one in _tensors(state).values()]
+        states = (self.optimizer.state.get(weight, {}) for weight in self.weights)
+        return self.weights + [one for state in states for one in tensors_of_state(state).values()]
 
     def step(self, bad: Tensor | None) -> None:
         """Updates every parameter from its `grad`.
@@ -97,64 +102,90 @@ class JointUpdate:
 
     def make_state(self) -> None:
         """Makes the state of a first step before anything is changed, where the class has torch's method for it."""
-        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
-        if any(weight.grad is not None and weight not in self.optimizer.state for weight in weights):
+        if any(weight.grad is not None and weight not in self.optimizer.state for weight in self.weights):
             for part in getattr(self.optimizer, "parts", (self.optimizer,)):  # Muon has AdamW beside it
                 make_state(part)
 
     def at_once(self, bad: Tensor | None) -> bool:
-        """Returns whether a step makes all it needs before it changes anything: one call of a fused kernel does.
+        """Returns whether a step makes all it needs before it changes anything: one call of a fused kernel does."""
+        return len(self.groups) == 1 and bool(self.groups[0].get("fused")) and (bad is None or masks(self.optimizer))
 
-        Args:
-            bad: As for `step`.
-        """
-        groups = self.optimizer.param_groups
-        return len(groups) == 1 and bool(groups[0].get("fused")) and (bad is None or masks(self.optimizer))
+    leaves = False
+    """Whether gradients leave for the host before a step; what only such parts have to do is nothing here."""
+
+    def start(self) -> None:
+        """Starts the gradient's way to the host."""
+
+    def arrived(self) -> None:
+        """Waits for the gradient."""
+
+    def forget(self) -> None:
+        """Frees a gradient that has left for an update that is not taken."""
 
     def send(self) -> None:
-        """Finishes what comes after a step and may be tried again: nothing, the weights are where they belong."""
+        """Finishes what comes after a step, and may be tried again."""
+
+    def stand_ins(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Returns what the optimizer steps in the place of parameters all the time."""
+        return {}
+
+    def reload(self) -> None:
+        """Takes parameters and state as they are, after they were loaded."""
 
     def used(self) -> None:
         """Frees the gradients of a step that was taken: all of them are, when it ends."""
 
 
 class ParameterUpdate(JointUpdate):
-    """One parameter and its optimizer, on the device."""
+    """One parameter, on the device."""
 
     masked = True
 
-    def __init__(self, weight: nn.Parameter, make: OptimizerFor, owned: nn.Parameter | None = None) -> None:
-        """Builds the optimizer.
-
-        Args:
-            weight: The parameter.
-            make: Builds an optimizer for a parameter.
-            owned: The parameter the optimizer works on, where it is not the weight itself.
-        """
+    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int = 0, setup: Setup | None = None) -> None:
+        """Takes the parameter, the number of its group, and what there is for all parameters."""
+        super().__init__(optimizer)
         self.weight = weight
-        self._owned = weight if owned is None else owned
-        super().__init__(make(self._owned))
+        self._number = number
 
     @property
-    def group(self) -> Settings:
-        """The optimizer's only parameter group."""
-        group: Settings = self.optimizer.param_groups[0]
-        return group
+    def groups(self) -> list[Settings]:
+        """The group of the parameter, which loading a state puts a new one in place of."""
+        return [self.optimizer.param_groups[self._number]]
 
-    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
-        """Returns the parameter group with the parameter."""
-        return [([self.weight], self.group)]
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The parameter."""
+        return [self.weight]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, where the parameter steps."""
+        assert self.weight.grad is not None
+        return self.weight.grad
+
+    @contextmanager
+    def alone(self, weight: nn.Parameter) -> Iterator[None]:
+        """Context in which the optimizer has this parameter, or one in its place, and no other."""
+        optimizer, (group,) = self.optimizer, self.groups
+        groups, weights = optimizer.param_groups, group["params"]
+        optimizer.param_groups, group["params"] = [group], [weight]
+        try:
+            yield
+        finally:
+            optimizer.param_groups, group["params"] = groups, weights
 
     def step(self, bad: Tensor | None) -> None:
-        """Updates the parameter from its `grad`.
+        """Updates the parameter from its `grad`, as `JointUpdate.step` does."""
+        with self.alone(self.weight):
+            if bad is None or masks(self.optimizer) or host_decides(self.optimizer):
+                super().step(bad)
+            else:
+                self._step_or_restore(bad)
 
-        Args:
-            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
-        """
-        if bad is None or masks(self.optimizer) or host_decides(self.optimizer):
-            super().step(bad)
-        else:
-            self._step_or_restore(bad)
+    def make_state(self) -> None:
+        """Makes the state of a first step."""
+        with self.alone(self.weight):
+            super().make_state()
 
     def _step_or_restore(self, bad: Tensor) -> None:
         """For kernels without a mask: keeps this one parameter's old values until the flag has chosen between them."""
@@ -166,26 +197,18 @@ class ParameterUpdate(JointUpdate):
                 value.copy_(torch.where(bad.to(value.device).bool(), old, value))
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {"": self._owned.detach(), **_tensors(self.optimizer.state.get(self._owned, {}))}
+        return {"": self.weight.detach(), **tensors_of_state(self.state)}
 
     def used(self) -> None:
         """Frees the gradient."""
         self.weight.grad = None
 
+    @property
     def state(self) -> dict[str, Any]:
-        """Returns the state of this parameter, as in the `state` of an optimizer's state_dict."""
-        return dict(self.optimizer.state.get(self._owned, {}))
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Loads the state of this parameter.
-
-        Args:
-            state: As from `state`; empty before the first step.
-        """
-        plain = self.optimizer.state_dict()
-        plain["state"] = {0: state} if state else {}
-        self.optimizer.load_state_dict(plain)
+        """The optimizer's state of this parameter; empty before the first step."""
+        return self.optimizer.state.get(self.weight, {})
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+def tensors_of_state(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors in the state of a parameter."""
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}

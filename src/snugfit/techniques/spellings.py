@@ -18,7 +18,6 @@ SWITCH_WORDS = ("true", "yes", "on", "false", "no", "off")
 """Words for a switch, which no module is called; a field that takes names of modules refuses them at once."""
 
 _SCHEDULES = {("cos", "cosine-annealing"): ("cosine",), ("none", "const", "constant-with-warmup"): ("constant",)}
-_SCHEDULES = {("cos", "cosine-annealing"): ("cosine",), ("none", "const", "constant-with-warmup"): ("constant",)}
 SPELLINGS: Mapping[str, Spellings] = {**joined("spellings"), "lr_schedule": _SCHEDULES}
 """Field -> words that other tools use -> the values here that they may stand for, the likeliest first."""
 MEANINGS: Mapping[str, Mapping[str, str]] = joined("meanings")

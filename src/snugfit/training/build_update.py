@@ -1,11 +1,9 @@
-"""What updates the parameters under a recipe; built when the run begins, and anew where another recipe takes over."""
+"""What updates the parameters: one optimizer for the whole run, and the parts in which each recipe takes it."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,20 +14,25 @@ from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.techniques.base import Setup
+from snugfit.techniques.declaration import loaded
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.offload_optimizer.apply import HostUpdate
-from snugfit.techniques.own_optimizer import Groups, own_optimizer
-from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
-from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
+from snugfit.techniques.own_optimizer import own_optimizer
+from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
 from snugfit.training.given_optimizer import GivenOptimizer
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health
-from snugfit.training.optimizers import make_optimizer, optimizer_groups, parameter_groups
+from snugfit.training.optimizers import (
+    choose_kernels,
+    device_of_update,
+    make_optimizer,
+    optimizer_groups,
+    parameter_groups,
+)
 from snugfit.training.update import Update
 
 
 class UpdateBuilder:
-    """Builds updates over the same parameters, without state yet."""
+    """Builds updates over the same parameters by the same optimizer."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class UpdateBuilder:
         *,
         sparse: bool,
     ) -> None:
-        """Makes what all updates of a run share: loss scaling, random bits, the watcher of lost updates.
+        """Makes what all updates of a run share: the optimizer, loss scaling, the watcher of lost updates.
 
         Args:
             model: The model, with every technique in place.
@@ -50,12 +53,25 @@ class UpdateBuilder:
             sparse: Whether some gradients are sparse.
         """
         recipe, workload, device = setup.recipe, setup.workload, setup.device
-        self._model, self._named, self._given, self._sparse = model, named, given, sparse
+        self._named, self._given, self._sparse = named, given, sparse
         self.setup = setup
         self.scaler = torch.amp.GradScaler(device.type) if recipe.precision == "16-mixed" else None
-        self.generator = torch.Generator(device).manual_seed(workload.seed) if recipe.stochastic_rounding else None
         watched = recipe.true_precision is not None and not recipe.stochastic_rounding
         self._lost_updates = LostUpdates(list(named.values()), workload.warmup_steps + 3) if watched else None
+        self._made = given is None or recipe.optimizer is not None
+        self.optimizer = given.optimizer if given is not None and not self._made else self._new_optimizer(model)
+
+    def _new_optimizer(self, model: nn.Module) -> Optimizer:
+        recipe, workload, device = self.setup.recipe, self.setup.workload, self.setup.device
+        own = own_optimizer(recipe.optimizer)
+        if own is not None:
+            own.announce(device)
+        given = self._given
+        base = parameter_groups(self._named.values(), workload) if given is None else given.groups(recipe)
+        groups = optimizer_groups(model, base, recipe, workload)
+        if given is not None:
+            given.tell(recipe)
+        return make_optimizer(recipe, workload, groups, device_of_update(self.setup), sparse=self._sparse)
 
     def __call__(self, recipe: Recipe) -> Update:
         """Builds the update of a recipe.
@@ -67,10 +83,11 @@ class UpdateBuilder:
         others = self._given.others(self._named) if self._given is not None else {}
         gradients = Gradients({**self._named, **others}, _fp32_sums(recipe, list(self._named.values())), setup.workload)
         gradients.drop()
-        updates, groups = self._updates(setup)
+        if self._made and not self._sparse:
+            choose_kernels(self.optimizer, setup)
         return Update(
-            updates,
-            groups,
+            self.optimizer,
+            self._parts(setup),
             gradients,
             Health(setup.device, recipe.precision, in_backward=recipe.step_in_backward),
             setup.pool,
@@ -79,51 +96,25 @@ class UpdateBuilder:
             in_backward=recipe.step_in_backward,
         )
 
-    def _updates(self, setup: Setup) -> tuple[list[Any], Groups]:
-        recipe, given = setup.recipe, self._given
-        each = any(getattr(recipe, row.name) for row in TECHNIQUES if row.per_parameter)
-        if given is not None and recipe.optimizer is None and not each:
-            return [JointUpdate(given.optimizer)], given.optimizer.param_groups
-        own = own_optimizer(recipe.optimizer)
-        if own is not None:
-            own.announce(setup.device)
-        base = parameter_groups(self._named.values(), setup.workload) if given is None else given.groups(recipe)
-        groups = optimizer_groups(self._model, base, recipe, setup.workload)
-        if given is not None:
-            given.tell(recipe)
+    def _parts(self, setup: Setup) -> list[JointUpdate]:
+        each = [row for row in TECHNIQUES if row.per_parameter and getattr(setup.recipe, row.name)]
         if not each:
-            made = make_optimizer(recipe, setup.workload, groups, setup.device, sparse=self._sparse)
-            return [JointUpdate(made)], groups
-        updates = []
-        for group in groups:
-            settings = {name: value for name, value in group.items() if name != "params"}
-            updates += [self._of_one(setup, weight, settings) for weight in group["params"]]
-        earlier = given.optimizer.state if given is not None else {}
-        for update in updates:
-            if update.weight in earlier:
-                update.load_state(earlier[update.weight])
-        return updates, groups
-
-    def _of_one(self, setup: Setup, weight: nn.Parameter, settings: Settings) -> ParameterUpdate:
-        make = functools.partial(self._alone, setup, settings)
-        if setup.recipe.offload_optimizer:
-            return HostUpdate(weight, make, setup.pool, setup.copies)
-        if self.generator is not None:
-            return RoundedUpdate(weight, make, self.generator)
-        return ParameterUpdate(weight, make)
-
-    def _alone(self, setup: Setup, settings: Settings, owned: nn.Parameter) -> Optimizer:
-        if self._given is not None and setup.recipe.optimizer is None:
-            return self._given.alone(settings, owned)
-        return make_optimizer(setup.recipe, setup.workload, [{**settings, "params": [owned]}], owned.device)
+            return [JointUpdate(self.optimizer)]
+        cls = next((loaded(row.updated_by) for row in each if row.updated_by), ParameterUpdate)
+        return [
+            cls(self.optimizer, weight, number, setup)
+            for number, group in enumerate(self.optimizer.param_groups)
+            for weight in group["params"]
+            if weight.requires_grad
+        ]
 
 
-def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums | None:
+def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums:
     if recipe.accumulate_dtype != "fp32":
-        return None
+        return Fp32Sums([])
     halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
     if recipe.microbatch_size is None or not halves:
         reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
         warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=4)
-        return None
+        return Fp32Sums([])
     return Fp32Sums(weights)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, SnugfitWarning, option
 from snugfit.training.atomic_file import replaced_file
 
 MAGIC = b"snugfit-ckpt-1\n\0"
@@ -143,7 +143,8 @@ class CheckpointStore:
                 raise InputError(f"checkpoint {path} cannot be read: {error.strerror}.") from error
         if paths:
             raise InputError(
-                f"no checkpoint in {self.directory} can be used: all are damaged. Start the run again with --overwrite."
+                f"no checkpoint in {self.directory} can be used: all are damaged. Start the run again with "
+                f"{option('overwrite')}."
             )
         return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from snugfit.training import random_state
-from snugfit.training.evaluation import add_up, evaluated_at_once
+from snugfit.training.evaluation import add_up
 from snugfit.training.phases import phase
 from snugfit.training.run_state import Observer, Unobserved
 
@@ -75,7 +75,7 @@ class Course:
         """Evaluates held-out data between two steps; training goes on as if nothing had happened.
 
         Args:
-            batches: As for `evaluation.add_up`; of `evaluated_at_once` samples.
+            batches: As for `evaluation.add_up`; of `evaluation.evaluated_at_once` samples.
             stop: Asked before each batch; True gives up.
 
         Returns:
@@ -86,14 +86,6 @@ class Course:
             return add_up(self.trainer, batches, self.task, stop=stop)
         finally:
             self.observer.after_evaluation()
-
-    def evaluated_at_once(self, batch_size: int) -> int:
-        """Returns how many samples go through the model at once in evaluation.
-
-        Args:
-            batch_size: Samples of an update.
-        """
-        return evaluated_at_once(self.trainer.recipe, batch_size)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds of the trainer and of chance, once the steps under way are judged."""

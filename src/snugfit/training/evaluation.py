@@ -41,29 +41,6 @@ class Evaluation:
     """Samples seen."""
 
 
-def evaluate(
-    trainer: Trainer,
-    batches: Iterable[Any],
-    task: Task,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-) -> Evaluation | None:
-    """Evaluates the trainer's model in eval mode, under the recipe's autocast.
-
-    The modules' training modes and the random state are put back, so training goes on as if nothing had happened.
-
-    Args:
-        trainer: Its `evaluate_batch(batch)` gives the output.
-        batches: Tuples (input, target), or dicts for models that return their loss, on any device.
-        task: Loss and metrics.
-        stop: Asked before each batch; True gives up.
-
-    Returns:
-        Means over all samples, or None when told to stop or when there are no batches.
-    """
-    return read(add_up(trainer, batches, task, stop=stop), task)
-
-
 def read(added: tuple[Tensor, int] | None, task: Task) -> Evaluation | None:
     """Reads from the device what an evaluation came to.
 
@@ -108,13 +85,15 @@ def add_up(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Tensor, int] | None:
-    """Does all of `evaluate` but reading the result from the device: the part that a simulation runs, too.
+    """Evaluates a model in eval mode, under the recipe's autocast, up to reading the result (`read`) from the device.
+
+    The modules' training modes and the random state are put back, so training goes on as if nothing had happened.
 
     Args:
-        trainer: As for `evaluate`.
-        batches: As for `evaluate`.
-        task: As for `evaluate`.
-        stop: As for `evaluate`.
+        trainer: Its `evaluate_batch(batch)` gives the output.
+        batches: Tuples (input, target), or dicts for models that return their loss, on any device.
+        task: Loss and metrics.
+        stop: Asked before each batch; True gives up.
 
     Returns:
         Sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when told to

@@ -3,53 +3,44 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from snugfit.errors import OutOfMemoryError, SnugfitWarning
-from snugfit.techniques.microbatch.apply import LossWeight, Split, loss_weights
+from snugfit.techniques.microbatch.apply import loss_weights
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import joined
 from snugfit.training.out_of_memory import free_memory, tried
+from snugfit.training.passes import Passes
 
 
 class EvaluationPieces:
     """Finds the number of samples that fit, and keeps to it."""
 
-    def __init__(self, device: torch.device, split: Split, loss_weight: LossWeight) -> None:
-        """Starts with whole batches.
-
-        Args:
-            device: Where the model is.
-            split: How a batch is cut.
-            loss_weight: How losses of pieces combine.
-        """
-        self._device, self._split, self._loss_weight = device, split, loss_weight
+    def __init__(self, passes: Passes) -> None:
+        """Starts with whole batches."""
+        self._passes = passes
         self._size: int | None = None
 
-    def output(self, batch: Any, evaluated: Callable[[Any], Any]) -> Any:
+    def output(self, batch: Any) -> Any:
         """Returns the output for a batch.
 
         Args:
             batch: The batch.
-            evaluated: Gives the model's output for a batch or a piece.
 
         Raises:
             OutOfMemoryError: One sample alone needs too much.
         """
         samples = samples_of(batch)
         while True:
-            output, cause = tried(lambda: self._in_pieces(batch, samples, evaluated))
+            output, cause = tried(lambda: self._in_pieces(batch, samples))
             if cause is None:
                 return output
-            free_memory(self._device)
+            free_memory(self._passes.device)
             now = min((size for size in (samples, self._size) if size is not None), default=1)
             if now < 2:
                 raise OutOfMemoryError(
-                    f"evaluation ran out of memory on {self._device} with the smallest piece: {cause} Training is as it "
-                    "was; leave evaluation out, or resume with a recipe that needs less."
+                    f"evaluation ran out of memory on {self._passes.device} with the smallest piece: {cause} Training "
+                    "is as it was; leave evaluation out, or resume with a recipe that needs less."
                 )
             self._size = now // 2
             warnings.warn(
@@ -59,8 +50,9 @@ class EvaluationPieces:
                 stacklevel=3,
             )
 
-    def _in_pieces(self, batch: Any, samples: int | None, evaluated: Callable[[Any], Any]) -> Any:
+    def _in_pieces(self, batch: Any, samples: int | None) -> Any:
+        passes = self._passes
         if self._size is None or samples is None or samples <= self._size:
-            return evaluated(batch)
-        pieces = list(self._split(batch, self._size))
-        return joined([evaluated(piece) for piece in pieces], loss_weights(pieces, self._loss_weight))
+            return passes.evaluated(batch)
+        pieces = list(passes.split(batch, self._size))
+        return joined([passes.evaluated(piece) for piece in pieces], loss_weights(pieces, passes.loss_weight))

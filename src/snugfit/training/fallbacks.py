@@ -17,13 +17,12 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.microbatch.apply import first_tensor
+from snugfit.techniques.microbatch.apply import first_tensor, tensors_of
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 
@@ -257,10 +256,7 @@ def elements(batch: Any) -> int:
     Args:
         batch: A tensor, or tuples, lists and mappings of such; anything else counts 0.
     """
-    if isinstance(batch, Tensor):
-        return batch.numel()
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
-    return sum(elements(value) for value in values)
+    return sum(tensor.numel() for tensor in tensors_of(batch))
 
 
 def samples_of(batch: Any) -> int | None:

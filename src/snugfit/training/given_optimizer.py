@@ -7,11 +7,9 @@ what schedulers and people write to (`optimizer_handle.py`).
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
@@ -57,16 +55,20 @@ def name_of(optimizer: Any) -> str:
 class GivenOptimizer:
     """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: Any, model: nn.Module) -> None:
         """Notes which parameters of the model it has.
 
         Args:
-            optimizer: The instance.
+            optimizer: The instance, or what a function of the caller's made.
             model: The model, before anything is changed on it.
 
         Raises:
-            InputError: It has no parameter of the model.
+            InputError: It is none, or has no parameter of the model.
         """
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"optimizer returned a {type(optimizer).__name__}; it must return a torch.optim.Optimizer."
+            )
         self.optimizer = optimizer
         self.name = name_of(optimizer)
         names = {id(weight): name for name, weight in model.named_parameters()}
@@ -131,7 +133,7 @@ class GivenOptimizer:
         """Returns parameter groups for what a recipe builds in place of the instance.
 
         Args:
-            recipe: Its `optimizer` may replace the algorithm.
+            recipe: Its `optimizer` replaces it.
 
         Raises:
             InputError: The replacement cannot do what a setting of the instance asks for, or cannot take over its state.
@@ -141,8 +143,7 @@ class GivenOptimizer:
             for group in self.optimizer.param_groups
         ]
         groups = [group for group in groups if group["params"]]
-        if recipe.optimizer is None:
-            return groups
+        assert recipe.optimizer is not None
         taken = _TAKEN_OVER[recipe.optimizer]
         for option in ("amsgrad", "maximize"):
             if any(group.get(option) for group in groups):
@@ -162,32 +163,14 @@ class GivenOptimizer:
             {**{name: group[name] for name in names if name in group}, "params": group["params"]} for group in groups
         ]
 
-    def alone(self, settings: dict[str, Any], weight: nn.Parameter) -> Optimizer:
-        """Builds an optimizer of the same class and settings for one parameter.
-
-        Args:
-            settings: Those of its group.
-            weight: The parameter.
-        """
-        takes = inspect.signature(type(self.optimizer).__init__).parameters
-        given = {name: value for name, value in self.optimizer.defaults.items() if name in takes}
-        own = {name: value for name, value in settings.items() if name not in ("params", "initial_lr")}
-        return type(self.optimizer)([{**own, "params": [weight]}], **given)
-
     def tell(self, recipe: Recipe) -> None:
         """Says that a recipe updates by other optimizers than the instance.
 
         Args:
             recipe: The recipe.
         """
-        fields = [
-            name
-            for name in ("optimizer", "step_in_backward", "offload_optimizer", "stochastic_rounding")
-            if getattr(recipe, name)
-        ]
-        what = recipe.optimizer or "one optimizer of its class and settings for each parameter"
         warnings.warn(
-            f"{', '.join(fields)} updates by {what} in place of the {type(self.optimizer).__name__} given. It stays "
+            f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
             "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty.",
             SnugfitWarning,
             stacklevel=4,
@@ -199,17 +182,3 @@ def _placed(value: Any, weight: Tensor, name: str) -> Any:
     if not isinstance(value, Tensor) or not value.dim() or name == "step":
         return value
     return value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
-
-
-def checked_optimizer(made: Any) -> Optimizer:
-    """Returns what a caller's function made.
-
-    Args:
-        made: Its result.
-
-    Raises:
-        InputError: It is no optimizer.
-    """
-    if not isinstance(made, torch.optim.Optimizer):
-        raise InputError(f"optimizer returned a {type(made).__name__}; it must return a torch.optim.Optimizer.")
-    return made

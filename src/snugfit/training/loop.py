@@ -20,10 +20,9 @@ from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.techniques.loading.apply import loading_options
 from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.course import Course
-from snugfit.training.evaluation import Evaluation, read
+from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
@@ -108,7 +107,6 @@ class Loop:
         self.batch_size: int = trainer.workload.batch_size
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch(data.train, self.batch_size)
-        self.loading = loading_options(trainer.recipe)
         self.base_rate = base_learning_rate(trainer.recipe, self.workload)
         self.progress, self.on_row = progress, on_row
         self.at = Position()
@@ -229,9 +227,9 @@ class Loop:
             epoch=epoch,
             start=start,
             shuffle=shuffle,
-            workers=self.loading.workers,
-            pin_memory=self.loading.pin_memory,
-            prefetch=self.loading.prefetch,
+            workers=self.trainer.recipe.workers,
+            pin_memory=self.trainer.recipe.pin_memory,
+            prefetch=self.trainer.recipe.prefetch,
         )
 
     def _read_losses(self) -> None:
@@ -261,7 +259,7 @@ class Loop:
             return None
         with self._between_steps():
             self.trainer.finish()
-            size = self.course.evaluated_at_once(self.batch_size)
+            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
             held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
             measured = read(self.course.evaluate(held_out, stop=lambda: bool(self.stop)), self.task)
         if measured is not None:

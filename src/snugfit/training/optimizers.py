@@ -17,6 +17,7 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.techniques import OPTIMIZER_NAMES
+from snugfit.techniques.base import Setup
 from snugfit.techniques.own_optimizer import Groups, own_optimizer
 from snugfit.workload import Workload
 
@@ -148,6 +149,33 @@ def make_optimizer(
         return own.make(groups, device, given, _kernels(None, OPTIMIZER_TABLE["adamw"], device, groups))
     kernels = {} if sparse else _kernels(recipe.optimizer_impl, row, device, groups)
     return row.cls(groups, **given, **kernels)  # type: ignore[arg-type]
+
+
+def choose_kernels(optimizer: Optimizer, setup: Setup) -> None:
+    """Lets an optimizer of `make_optimizer` update by the kernels of a recipe.
+
+    Args:
+        optimizer: The optimizer; those that are no techniques of their own have a choice.
+        setup: The recipe, and where it trains.
+    """
+    name = setup.recipe.optimizer or setup.workload.optimizer
+    if own_optimizer(name) is not None:
+        return
+    row, groups = OPTIMIZER_TABLE[name], optimizer.param_groups
+    kernels = {"fused": None, "foreach": None}
+    kernels |= _kernels(setup.recipe.optimizer_impl, row, device_of_update(setup), groups)
+    for group in groups:
+        group.update({kernel: choice for kernel, choice in kernels.items() if kernel in group})
+    optimizer._step_supports_amp_scaling = bool(kernels["fused"])  # type: ignore[attr-defined]  # as its class would say
+
+
+def device_of_update(setup: Setup) -> torch.device:
+    """Returns where the update runs.
+
+    Args:
+        setup: The recipe, and where it trains.
+    """
+    return torch.device("cpu") if setup.recipe.offload_optimizer else setup.device
 
 
 def check_takes_no_closure(optimizer: Optimizer) -> None:

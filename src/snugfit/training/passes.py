@@ -55,7 +55,10 @@ class Passes:
         self.split = split or split_batch
         self.loss = loss
         self.loss_weight = loss_weight
-        self._model, self._device, self._forward = model, device, forward
+        self.device = device
+        self.parts = (model, loss, forward, split)
+        """What runs, of the caller's code."""
+        self._model, self._forward = model, forward
         self._caching = caching_configs(model)
 
     def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
@@ -95,7 +98,7 @@ class Passes:
         Args:
             batch: A microbatch.
         """
-        batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
         for technique in self.techniques:
             batch = technique.convert(batch)
         return batch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 PHASES = ("build", "load", "data", "forward", "backward", "optimizer", "evaluation")
 Listener = Callable[[str, bool], None]
@@ -33,9 +32,7 @@ class phase:
         for listener in _listeners:
             listener(self.name, True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for listener in _listeners:
             listener(self.name, False)
 

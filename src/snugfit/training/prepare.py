@@ -19,12 +19,12 @@ from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split, split_batch
+from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
-from snugfit.techniques.true_precision.apply import DTYPES
+from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
-from snugfit.training.given_optimizer import GivenOptimizer, checked_optimizer, name_of
+from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
@@ -103,11 +103,11 @@ def prepare(
     """
     plan = recipe
     recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
-    found = _found_by(plan)
+    found = dict(getattr(plan, "traits", None) or {})  # what a plan has found out about model and loss
     settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
     if not isinstance(model, nn.Module):
         model = _built(model, recipe, device)
-    _check_arguments(model, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     place = _place(device, model)
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
@@ -122,7 +122,14 @@ def prepare(
 
     _check_lazy(model, recipe)
     sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
-    setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
+    setup = Setup(
+        recipe=recipe,
+        workload=workload,
+        device=place,
+        pool=HostPool(place),
+        copies=CopyStream(place),
+        generator=torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
+    )
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with phase("build"):
@@ -131,7 +138,7 @@ def prepare(
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             with about("quantize"):
                 quantize_layers(model, recipe, place)
-        settle(model, device=place, dtype=_held_in(recipe))
+        settle(model, device=place, dtype=held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
         techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
@@ -142,28 +149,22 @@ def prepare(
         if given is not None:
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
-            given = GivenOptimizer(checked_optimizer(optimizer(list(named.values()))), model)
+            given = GivenOptimizer(optimizer(list(named.values())), model)
         if given is not None:
             check_takes_no_closure(given.optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse=sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
+    passes = Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    scaled, promised = builder.scaler is not None, _promises(plan)
     trainer = Trainer(
         model,
         recipe,
         workload,
-        Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight),
+        passes,
         rebuild,
         scheduler=scheduler_of(scheduler, rebuild.handle.optimizer),
         fallbacks=fallbacks,
-        check=MicrobatchCheck(
-            workload,
-            parts=(model, loss, forward, split),
-            parameters=list(named.values()),
-            split=split or split_batch,
-            loss_weight=loss_weight,
-            scaler=builder.scaler,
-            promised=_promises(plan),
-        ),
+        check=MicrobatchCheck(workload, passes, list(named.values()), scaled=scaled, promised=promised),
     )
     remember_trainer(model, trainer)
     return trainer
@@ -179,39 +180,23 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         )
     place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
     with phase("build"):
-        model = build(make, init=recipe.init, device=place, dtype=_held_in(recipe))
+        model = build(make, init=recipe.init, device=place, dtype=held_in(recipe))
     if not isinstance(model, nn.Module):
         raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
 
 
-def _held_in(recipe: Recipe) -> torch.dtype | None:
-    """The 16-bit dtype of the weights, None where they stay as they are."""
-    return DTYPES[recipe.true_precision] if recipe.true_precision else None
-
-
-def _recipe_and_fallbacks(
-    given: Recipe | Plan | None, fallbacks: Iterable[Recipe] | None
-) -> tuple[Recipe, tuple[Recipe, ...]]:
-    if given is None:
-        recipe = Recipe()
-    elif isinstance(given, Recipe):
-        recipe = given
-    else:
-        recipe = getattr(given, "recipe", None)  # type: ignore[assignment]
-        if not isinstance(recipe, Recipe):
-            raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
-        fallbacks = getattr(given, "fallbacks", ()) if fallbacks is None else fallbacks
-    others = tuple(fallbacks or ()) if isinstance(fallbacks, Iterable | None) else (fallbacks,)
+def _recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tuple[Recipe, tuple[Recipe, ...]]:
+    recipe = Recipe() if given is None else getattr(given, "recipe", given)
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
+    if fallbacks is None:
+        fallbacks = getattr(given, "fallbacks", None) or ()
+    others = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
     for one in others:
         if not isinstance(one, Recipe):
             raise InputError(f"fallbacks has a {type(one).__name__}; give recipes, such as [Recipe(checkpoint='all')].")
     return recipe, others
-
-
-def _found_by(plan: object) -> dict[str, bool]:
-    """What a plan has found out about model and loss, fields of the workload."""
-    return dict(getattr(plan, "traits", None) or {})
 
 
 def _promises(plan: object) -> bool:
@@ -220,9 +205,7 @@ def _promises(plan: object) -> bool:
     return isinstance(promised, Fidelity) and "microbatch_size" not in promised.reasons
 
 
-def _check_arguments(model: object, *, loss_weight: object, **functions: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+def _check_arguments(*, loss_weight: object, **functions: object) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name} is {function!r}; give a function.")

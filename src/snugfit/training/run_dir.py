@@ -24,17 +24,15 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import yaml
 
-from snugfit.errors import InputError, TrainingError
+from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
 from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
-from snugfit.training.run_results import CHECKPOINTS, remove_results, taken_in
+from snugfit.training.run_results import CHECKPOINTS, remove_results
 from snugfit.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -71,8 +69,8 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
     """
     if holds_run(path) and not overwrite:
         raise InputError(
-            f"run directory {str(path)!r} already holds a run. Go on with it (--resume), give another --run-dir, or "
-            "replace it (--overwrite)."
+            f"run directory {str(path)!r} already holds a run. Go on with it ({option('resume')}), give another "
+            f"{option('run_dir')}, or replace it ({option('overwrite')})."
         )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -85,13 +83,14 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _must_be_writable(path: Path, hint: str = "Give another --run-dir.") -> Iterator[None]:
+def _must_be_writable(path: Path, hint: str = "") -> Iterator[None]:
     """Before training: what cannot be written in the block, or in the directory after it, is a mistake in the input."""
     try:
         yield
         with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
             pass
     except OSError as error:
+        hint = hint or f"Give another {option('run_dir')}."
         raise InputError(f"run directory {str(path)!r} cannot be written: {error.strerror or error}. {hint}") from error
 
 
@@ -113,7 +112,7 @@ class RunDirectory:
         self.rows = 0
         self._keep = keep
         with _must_be_writable(
-            path, "A run writes there as it goes on: copy it to where it can, and give that --run-dir."
+            path, f"A run writes there as it goes on: copy it to where it can, and give that {option('run_dir')}."
         ):
             self._lock = _locked(path / _LOCK)
             try:
@@ -180,7 +179,9 @@ class RunDirectory:
             InputError: It holds no run, or another process is training there.
         """
         if not holds_run(path):
-            raise InputError(f"run directory {str(path)!r} holds no run to resume. Start one by leaving out --resume.")
+            raise InputError(
+                f"run directory {str(path)!r} holds no run to resume. Start one by leaving out {option('resume')}."
+            )
         return cls(path, keep=keep)
 
     def described(self, recipe: Recipe, workload: Mapping[str, Any]) -> RunDirectory:
@@ -231,7 +232,7 @@ class RunDirectory:
         raise InputError(
             f"run directory {str(self.path)!r} had a checkpoint after step {step}, and {str(folder)!r} holds none now"
             f"{aside}, so the run cannot go on from there. Put step-*.ckpt back, or start the run again from step 0 with "
-            "--overwrite in place of --resume."
+            f"{option('overwrite')} in place of {option('resume')}."
         )
 
     def _last_saved(self) -> int | None:
@@ -308,17 +309,6 @@ class RunDirectory:
         self._write_result(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = len(kept)
 
-    def beside(self) -> AbstractContextManager[Path]:
-        """Takes in files whose names the run does not choose, such as a tokenizer's.
-
-        Returns:
-            Context of an empty folder; what is written into it goes into the run directory when the block ends.
-
-        Raises:
-            OSError: A file cannot be written.
-        """
-        return taken_in(self.path)
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the result; its being there says that the run is finished.
 
@@ -356,9 +346,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_text(self, name: str, text: str) -> None:
@@ -385,6 +373,7 @@ def _locked(path: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise InputError(
-            f"another process is training in run directory {str(path.parent)!r}. Wait for it, or use another --run-dir."
+            f"another process is training in run directory {str(path.parent)!r}. Wait for it, or use another "
+            f"{option('run_dir')}."
         ) from error
     return file

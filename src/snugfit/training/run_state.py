@@ -40,17 +40,8 @@ class Observer(Protocol):
         """Called when an evaluation ended."""
 
 
-class Unobserved:
+class Unobserved(Observer):
     """Nobody looks."""
-
-    def after_step(self, steps_done: int) -> None:
-        """Nothing."""
-
-    def before_evaluation(self) -> None:
-        """Nothing."""
-
-    def after_evaluation(self) -> None:
-        """Nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

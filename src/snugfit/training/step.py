@@ -66,9 +66,9 @@ class Trainer:
         self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
         self._order = standard
         self._hooks = [self.update.release]
-        self._scaler, self._generator = self.update.scaler, rebuild.generator
+        self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
-        self._evaluation = EvaluationPieces(self.device, passes.split, passes.loss_weight)
+        self._evaluation = EvaluationPieces(passes)
         self._replaced = False
 
     @property
@@ -185,11 +185,7 @@ class Trainer:
             check: A method of the `MicrobatchCheck`.
             batch: The batch of this step.
         """
-        passes = self._passes
-        with passes.around_step():
-            self.workload = check(
-                lambda piece: passes.loss_of(passes.arrived(piece)), batch, self.recipe, self.workload
-            )
+        self.workload = check(batch, self.recipe, self.workload)
         self._recovery.choices.workload = self.workload
 
     def change_recipe(self, recipe: Recipe) -> None:
@@ -246,7 +242,7 @@ class Trainer:
         Raises:
             OutOfMemoryError: One sample alone needs too much; training's state is as it was.
         """
-        return self._evaluation.output(batch, self._passes.evaluated)
+        return self._evaluation.output(batch)
 
     def finish(self) -> None:
         """Waits for the steps under way and judges them.
@@ -303,7 +299,7 @@ class Trainer:
         """
         self.model.load_state_dict(state["model"])
         self.update.load_state_dict(state["optimizer"])
-        self._rebuild.handle.serve(self.update)
+        self._rebuild.handle.follow()
         if self._scheduler is not None and state.get("scheduler") is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if self._scaler and state["scaler"]:

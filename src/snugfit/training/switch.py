@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
-from snugfit.techniques.base import ModelTechnique, Setup, model_techniques
+from snugfit.techniques.base import ModelTechnique, model_techniques
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
-from snugfit.training.optimizer_handle import OptimizerHandle, handle_of
+from snugfit.training.optimizer_handle import OptimizerHandle
 from snugfit.training.take_over import unwrap
 
 
@@ -35,12 +35,10 @@ class Rebuild:
         """
         self._model, self._builder = model, builder
         self.setup = builder.setup
-        self.generator = builder.generator
         self.update = builder(self.setup.recipe)
         """The update in place."""
-        self.handle = OptimizerHandle(given or self.update.optimizer or handle_of(self.update))
+        self.handle = OptimizerHandle(given or builder.optimizer, self.update)
         """The owner's optimizer, which stays the same."""
-        self.handle.serve(self.update)
 
     def __call__(self, old: Recipe, new: Recipe, techniques: list[ModelTechnique]) -> list[ModelTechnique]:
         """Puts a recipe in place of another, between two steps that nothing waits for.
@@ -71,19 +69,36 @@ class Rebuild:
                 raise
 
     def _rewrapped(self, techniques: list[ModelTechnique], recipe: Recipe, *, before: Recipe) -> list[ModelTechnique]:
-        return rewrapped(self._model, techniques, dataclasses.replace(self.setup, recipe=recipe), before=before)
+        """Makes the passes run by a recipe, where another is in place, or could only be put in place in part."""
+        setup = dataclasses.replace(self.setup, recipe=recipe)
+        again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
+        for one in again:
+            one.undo(self._model)
+        for module in self._model.modules():
+            unwrap(module)
+        changed = [one(setup) for one in again if one.wanted(recipe)]
+        for technique in changed:
+            with about(technique.field):
+                technique.change(self._model)
+        return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]
 
     def _build_update(self, recipe: Recipe) -> None:
         self.handle.pass_on()
-        update = self._builder(recipe)
+        optimizer = self._builder.optimizer
+        groups = [dict(group) for group in optimizer.param_groups]
+        states = {weight: dict(state) for weight, state in optimizer.state.items()}
+        update = None
         try:
-            with self.handle.apart():
-                update.load_state_dict(self.update.state_dict())
+            update = self._builder(recipe)
+            update.load_state_dict(self.update.state_dict())  # which puts all of it where the new parts want it
         except BaseException:
-            update.release()
+            if update is not None:
+                update.release()
+            optimizer.param_groups = groups
+            optimizer.state.clear()
+            optimizer.state.update(states)
             raise
-        self.update = update
-        self.handle.serve(update)
+        self.update = self.handle.update = update
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:
@@ -99,33 +114,3 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
 
     same = all(getattr(old, name) == getattr(new, name) for name in UPDATE_FIELDS if name != "accumulate_dtype")
     return not same or sums(old) != sums(new)
-
-
-def rewrapped(
-    model: nn.Module, techniques: list[ModelTechnique], setup: Setup, *, before: Recipe
-) -> list[ModelTechnique]:
-    """Makes a model's passes run as another recipe says.
-
-    Args:
-        model: The prepared model.
-        techniques: What is in place.
-        setup: Its recipe is the new one.
-        before: The recipe in place, or one that could only be put in place in part.
-
-    Returns:
-        What is in place now.
-
-    Raises:
-        InputError: The recipe cannot be carried out on this model; what surrounds its blocks is off now.
-    """
-    recipe = setup.recipe
-    again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
-    for one in again:
-        one.undo(model)
-    for module in model.modules():
-        unwrap(module)
-    changed = [one(setup) for one in again if one.wanted(recipe)]
-    for technique in changed:
-        with about(technique.field):
-            technique.change(model)
-    return [*(one for one in techniques if not isinstance(one, tuple(again))), *changed]

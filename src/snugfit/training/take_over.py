@@ -35,7 +35,7 @@ def take_over(model: nn.Module) -> None:
     Args:
         model: A model, prepared before or not, or a copy of a prepared one.
     """
-    earlier = _trainers.pop(model, _nobody)()
+    earlier = _trainers.pop(model, lambda: None)()
     if earlier is not None:
         earlier.give_up_model()
     for technique in model_techniques():
@@ -58,7 +58,3 @@ def unwrap(module: nn.Module) -> None:
         else:  # the caller's own replacement of the method, or another wrapper
             module.forward = original
         wrapper = vars(module).get("forward")
-
-
-def _nobody() -> None:
-    return None

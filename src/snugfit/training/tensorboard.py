@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.library_imports import needed
 from snugfit.training.run_results import TENSORBOARD
 
 
@@ -17,22 +17,23 @@ def check_tensorboard() -> None:
     Raises:
         InputError: Says how to install it.
     """
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError as error:
-        raise InputError("--tensorboard needs the library tensorboard. Run: pip install snugfit[report]") from error
+    needed("tensorboard needs", "torch.utils.tensorboard", library="tensorboard", install="snugfit[report]")
 
 
 @contextlib.contextmanager
-def tensorboard_rows(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def tensorboard_rows(path: Path, *, wanted: bool = True) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
     """Opens event files in a run directory.
 
     Args:
         path: The run directory.
+        wanted: Whether anybody asked for them.
 
     Yields:
-        A function that takes rows of metrics. Rows that a resumed run takes again replace the earlier ones.
+        A function that takes rows of metrics, or None. Rows that a resumed run takes again replace the earlier ones.
     """
+    if not wanted:
+        yield None
+        return
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = None

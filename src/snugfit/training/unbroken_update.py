@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from snugfit.errors import OutOfMemoryError
 from snugfit.private_torch import DirectMode, has_kernel, places_written, run_on_cpu
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.microbatch.apply import tensors_of
 from snugfit.techniques.parameter_update import JointUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, release_traceback, retry_after_freeing, tried
 
@@ -204,13 +204,7 @@ def _has_inside(func: Any) -> bool:
 
 
 def _on_cpu(values: Any) -> bool:
-    return all(type(one) in (Tensor, nn.Parameter) and one.device.type == "cpu" for one in _tensors(values))
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(values, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
+    return all(type(one) in (Tensor, nn.Parameter) and one.device.type == "cpu" for one in tensors_of(values))
 
 
 def _storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -218,4 +212,4 @@ def _storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _storages(values: Any) -> set[int]:
-    return {storage._cdata for tensor in _tensors(values) for storage in _storages_of(tensor)}
+    return {storage._cdata for tensor in tensors_of(values) for storage in _storages_of(tensor)}

@@ -34,14 +34,14 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
-from snugfit.techniques.offload_optimizer.apply import DEPTH, HostUpdate
+from snugfit.techniques.offload_optimizer.apply import DEPTH
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
-from snugfit.training.gradients import Gradients, ScheduledRates
+from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing
 from snugfit.training.unbroken_update import UnbrokenUpdate
-from snugfit.training.update_state import load_joint, load_parts, state_of_parts
+from snugfit.training.update_state import load_state
 
 _THE_LOSS = "the loss"
 
@@ -51,8 +51,8 @@ class Update:
 
     def __init__(
         self,
-        updates: Sequence[JointUpdate],
-        groups: list[Settings],
+        optimizer: Optimizer,
+        parts: Sequence[JointUpdate],
         gradients: Gradients,
         health: Health,
         pool: HostPool,
@@ -64,8 +64,8 @@ class Update:
         """Takes over what updates.
 
         Args:
-            updates: One update of all parameters, or one for each, in the order of the groups.
-            groups: The parameter groups of the ordinary optimizer that they stand for.
+            optimizer: The optimizer of all parameters.
+            parts: All parameters, or each of them, in the order of the groups.
             gradients: The gradients of a step.
             health: Judge of the run.
             pool: Host memory.
@@ -73,19 +73,18 @@ class Update:
             lost_updates: Watcher of lost updates, or None.
             in_backward: Whether parameters are updated by hooks in the middle of backward.
         """
-        self._updates = list(updates)
-        self.ordinary_groups = groups
-        """The parameter groups of the one optimizer that this is or stands for."""
+        self.optimizer = optimizer
+        self._updates = list(parts)
         self.health = health
         self.scaler = scaler
         self._gradients = gradients
         self._lost_updates = lost_updates
         self._in_backward = in_backward
-        self._leaving: deque[HostUpdate] = deque()
+        self._leaving: deque[ParameterUpdate] = deque()
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
         self._device = pool.device
-        self._rates = ScheduledRates()
+        self._own_rates: list[tuple[Settings, Any]] = []
         # No part refers back to this object, or the memory of a run that is over would wait for the garbage collector.
         self._unbroken = UnbrokenUpdate(pool, functools.partial(_held, self._updates, gradients))
         self._carrier = _Carrier(list(gradients.named.values()), weakref.proxy(self))
@@ -96,12 +95,6 @@ class Update:
                 assert isinstance(update, ParameterUpdate)
                 hook = functools.partial(self._update_in_backward, update, names[update.weight])
                 self._hooks.append(when_gradient_is_complete(update.weight, hook))
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The one optimizer of all parameters; None where each has its own."""
-        alone = self._updates[0]
-        return None if isinstance(alone, ParameterUpdate) else alone.optimizer
 
     @property
     def masked(self) -> bool:
@@ -122,14 +115,10 @@ class Update:
     def by_lists(self) -> bool:
         """Whether the kernels take lists of tensors, whose temporaries are as large as all parameters together."""
         lists = self._device.type != "cpu"  # what torch chooses by itself
-        return self.optimizer is not None and any(
+        return not isinstance(self._updates[0], ParameterUpdate) and any(
             not group.get("fused") and (lists if group.get("foreach", False) is None else group.get("foreach", False))
             for group in self.optimizer.param_groups
         )
-
-    def owned(self) -> list[tuple[list[nn.Parameter], Settings]]:
-        """Returns each group that the update goes by, with the parameters it updates."""
-        return [owned for update in self._updates for owned in update.owned()]
 
     def begin(self, step: int, lr_factor: float) -> None:
         """Begins a step with clean gradients and its learning rate.
@@ -142,7 +131,16 @@ class Update:
             self._lost_updates.before(step)
         self._unbroken.begin()
         self._gradients.drop()
-        self._rates.multiply([group for _, group in self.owned()], lr_factor)
+        self._restore_rates()
+        if lr_factor != 1.0:
+            self._own_rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
+            for group, rate in self._own_rates:
+                group["lr"] = rate * lr_factor
+
+    def _restore_rates(self) -> None:
+        for group, rate in self._own_rates:
+            group["lr"] = rate
+        self._own_rates.clear()
 
     def own_backward(self) -> AbstractContextManager[None]:
         """Returns the context of a backward pass of the step."""
@@ -168,9 +166,7 @@ class Update:
         """Updates one parameter, called by its hook; not in a backward pass of somebody else's."""
         if not self._gradients.own:
             return
-        gradient = update.weight.grad
-        assert gradient is not None
-        if isinstance(update, HostUpdate):
+        if update.leaves:
             update.start()
             self._leaving.append(update)
             if len(self._leaving) > DEPTH:
@@ -178,22 +174,22 @@ class Update:
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
-                retry_after_freeing(lambda: global_norm([gradient]), self._device)
+                retry_after_freeing(lambda: global_norm([update.gradient]), self._device)
             ):
                 self._spoiled = name
             if self._spoiled is None:
                 self._unbroken.take(update, None)
         else:
-            bad = retry_after_freeing(lambda: self.health.mask(global_norm([gradient])), self._device)
+            bad = retry_after_freeing(lambda: self.health.mask(global_norm([update.gradient])), self._device)
             self._unbroken.take(update, bad)
         update.used()
 
-    def _step_on_host(self, update: HostUpdate) -> None:
-        gradient = update.arrived()
+    def _step_on_host(self, update: ParameterUpdate) -> None:
+        update.arrived()
         assert self._loss is not None
         if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        if self._spoiled is None and not math.isfinite(global_norm([gradient])):
+        if self._spoiled is None and not math.isfinite(global_norm([update.gradient])):
             self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
             self._unbroken.take(update, None)
@@ -223,7 +219,7 @@ class Update:
             else:
                 self._refuse(step, loss)
         self._gradients.used()
-        self._rates.restore()
+        self._restore_rates()
         if self._lost_updates:
             retry_after_freeing(functools.partial(self._lost_updates.after, step), self._device)
 
@@ -256,14 +252,12 @@ class Update:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         self._gradients.settle()
-        due = [update for update in self._updates if any(weight.grad is not None for weight in _weights(update))]
-        kept = [(weight, weight.grad) for update in due for weight in _weights(update)] if self._gradients.keep else []
+        due = [update for update in self._updates if any(weight.grad is not None for weight in update.weights)]
+        kept = [(weight, weight.grad) for update in due for weight in update.weights] if self._gradients.keep else []
         for update in due:
-            if isinstance(update, HostUpdate):
-                update.start()
+            update.start()
         for update in due:
-            if isinstance(update, HostUpdate):
-                update.arrived()
+            update.arrived()
             self._unbroken.take(update, bad)
             update.used()
         for weight, gradient in kept:
@@ -281,10 +275,9 @@ class Update:
         """Frees what a step that failed has left."""
         self._leaving.clear()
         for update in self._updates:
-            if isinstance(update, HostUpdate):
-                update.forget()
+            update.forget()
         self._gradients.drop()
-        self._rates.restore()
+        self._restore_rates()
         if self._lost_updates:
             self._lost_updates.forget()
         if self.scaler is not None:  # the gradients of the next attempt are to be unscaled once more
@@ -299,14 +292,12 @@ class Update:
         self._gradients.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state_dict of the one optimizer that this is or stands for."""
-        if self.optimizer is None:
-            return state_of_parts(self._parts(), self.ordinary_groups)
+        """Returns the state_dict of the optimizer."""
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads the state_dict of this or of one ordinary optimizer over the same groups.
+        """Loads the state_dict of this or of another optimizer over the same groups.
 
         Args:
             state: The state_dict.
@@ -314,21 +305,11 @@ class Update:
         Raises:
             InputError: It is that of other parameters.
         """
-        if self.optimizer is None:
-            load_parts(self._parts(), state)
-        else:
-            load_joint(self.optimizer, state)
-
-    def _parts(self) -> list[ParameterUpdate]:
-        return [update for update in self._updates if isinstance(update, ParameterUpdate)]
+        load_state(self.optimizer, self._updates, state)
 
 
 def _held(updates: list[JointUpdate], gradients: Gradients) -> list[Tensor]:
     return [one for update in updates for one in update.held()] + list(gradients.present().values())
-
-
-def _weights(update: JointUpdate) -> list[nn.Parameter]:
-    return [weight for weights, _ in update.owned() for weight in weights]
 
 
 class _Carrier(Optimizer):

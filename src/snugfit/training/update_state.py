@@ -1,27 +1,29 @@
-"""The state of an update, saved and loaded as one ordinary optimizer's, however many optimizers there are."""
+"""The state of an update is its optimizer's, also where parameters step one at a time or on the host; here it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from snugfit.errors import InputError
-from snugfit.techniques.offload_optimizer.apply import HostUpdate
 from snugfit.techniques.own_optimizer import STORAGE
-from snugfit.techniques.parameter_update import ParameterUpdate, Settings
+from snugfit.techniques.parameter_update import JointUpdate, Settings
 
 KERNEL_SETTINGS = ("fused", "foreach", "capturable")
 """Settings of torch's optimizers that choose kernels and change no result."""
 
 
-def load_joint(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loads a state_dict into the one optimizer of all parameters.
+def load_state(optimizer: Optimizer, parts: Sequence[JointUpdate], state: dict[str, Any]) -> None:
+    """Loads a state_dict of this or of the plain optimizer; each part then has its share where it holds it.
 
     Args:
         optimizer: The optimizer.
-        state: From this or from the plain optimizer.
+        parts: What updates by it.
+        state: The state_dict.
 
     Raises:
         InputError: It is that of other parameters.
@@ -32,54 +34,32 @@ def load_joint(optimizer: Optimizer, state: dict[str, Any]) -> None:
     if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
         kernels = [{name: group[name] for name in KERNEL_SETTINGS if name in group} for group in own]
         groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
+    hosts = {weight: host for part in parts for weight, host in part.stand_ins().items()}
     try:
-        optimizer.load_state_dict({**state, "param_groups": groups})
+        with _in_place(optimizer, hosts):  # state goes to the host straight away: the device may have no room for it
+            optimizer.load_state_dict({**state, "param_groups": groups})
     except ValueError as error:
         raise InputError(f"the saved optimizer does not fit this model: {error}") from error
+    for part in parts:
+        part.reload()
 
 
-def state_of_parts(updates: list[ParameterUpdate], ordinary_groups: list[Settings]) -> dict[str, Any]:
-    """Returns the state_dict that one ordinary optimizer over the same groups would have.
-
-    Args:
-        updates: One for each parameter, in the order of the groups.
-        ordinary_groups: The groups.
-    """
-    state, groups, at = {}, [], 0
-    for group in ordinary_groups:
-        mine = updates[at : at + len(group["params"])]
-        for position, update in enumerate(mine, start=at):
-            if update.state():
-                state[position] = update.state()
-        settings = {name: value for name, value in mine[0].group.items() if name != "params"}
-        groups.append({**settings, "params": list(range(at, at + len(mine)))})
-        at += len(mine)
-    return {"state": state, "param_groups": groups}
+@contextmanager
+def _in_place(optimizer: Optimizer, stand_ins: dict[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    _swap(optimizer, stand_ins)
+    try:
+        yield
+    finally:
+        _swap(optimizer, {stand_in: weight for weight, stand_in in stand_ins.items()})
 
 
-def load_parts(updates: list[ParameterUpdate], state: dict[str, Any]) -> None:
-    """Loads the state_dict of one ordinary optimizer into an optimizer for each parameter.
-
-    Args:
-        updates: One for each parameter, in the order of the groups.
-        state: The state_dict.
-
-    Raises:
-        InputError: It is that of other parameters.
-    """
-    _check_storage([update.group for update in updates], state["param_groups"])
-    groups = {position: group for group in state["param_groups"] for position in group["params"]}
-    if len(groups) != len(updates):
-        raise InputError(
-            f"the saved optimizer does not fit this model: it has {len(groups)} parameters, the model {len(updates)}."
-        )
-    for position, update in enumerate(updates):
-        update.load_state(state["state"].get(position, {}))
-        update.group.update(
-            {name: value for name, value in groups[position].items() if name not in ("params", *KERNEL_SETTINGS)}
-        )
-        if isinstance(update, HostUpdate):
-            update.reload()
+def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Puts parameters in the places of others, with the state of those."""
+    for group in optimizer.param_groups:
+        group["params"] = [places.get(weight, weight) for weight in group["params"]]
+    for old, new in places.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)
 
 
 def _check_storage(own: Iterable[Settings], saved: Iterable[Settings]) -> None:

@@ -243,6 +243,6 @@ def _read_config(file: Path) -> Any:
 
 
 def _transformers() -> ModuleType:
-    transformers = needed("transformers", "hf: models need")
-    needed("transformers.modeling_utils", "hf: models need")
+    transformers = needed("hf: models need", "transformers", install="snugfit[text]")
+    needed("hf: models need", "transformers.modeling_utils", install="snugfit[text]")
     return transformers

@@ -163,7 +163,7 @@ def _maker(
 
 
 def _torchvision_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Callable[[], torch.nn.Module]:
-    models = needed("torchvision.models", "torchvision models need", extra="vision")
+    models = needed("torchvision models need", "torchvision.models", install="snugfit[vision]")
     _check_name("torchvision", name, models.list_models(), "torchvision.models.list_models()")
     builder = models.get_model_builder(name)
     if "weights_backbone" in inspect.signature(builder).parameters:
@@ -191,7 +191,7 @@ def _torchvision_maker(name: str, wanted: dict[str, Any], weights: str | None) -
 
 
 def _timm_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Callable[[], torch.nn.Module]:
-    timm = needed("timm", "timm models need", extra="vision")
+    timm = needed("timm models need", "timm", install="snugfit[vision]")
     architecture, _, name_tag = name.partition(".")
     _check_name("timm", architecture, timm.list_models(), "timm.list_models()")
     if weights is None:
@@ -209,7 +209,7 @@ def _timm_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Calla
 
 
 def _timm_tags(architecture: str) -> list[str]:
-    timm = needed("timm", "timm models need", extra="vision")
+    timm = needed("timm models need", "timm", install="snugfit[vision]")
     return [name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*") if "." in name]
 
 

@@ -59,14 +59,11 @@ def state_bytes(optimizer, recipe=None):
         model_for(optimizer)(), recipe or Recipe(), loss=cross_entropy, optimizer=optimizer, device="cpu"
     )
     trainer.step(tokens())
-    update = trainer.update
-    optimizers = [update.optimizer] if update.optimizer is not None else [one.optimizer for one in update._updates]
     found = {}
-    for one in optimizers:
-        for state in one.state.values():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim() and "qmap" not in name:
-                    found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    for state in trainer.update.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() and "qmap" not in name:
+                found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
     return sum(found.values())
 
 

@@ -169,7 +169,7 @@ def test_a_loss_that_takes_gradients_of_its_own_trains_and_its_evaluation_is_lef
 
 def test_evaluation_drops_the_scores_of_a_batch_before_the_next():
     """Two batches at a time would be twice the scores."""
-    from snugfit.training.evaluation import evaluate
+    from snugfit.training.evaluation import add_up
 
     trainer = snugfit.prepare(Language(), Recipe(microbatch_size=1), loss=word_loss, device="cpu", optimizer="sgd")
     inputs, labels = tokens()
@@ -177,7 +177,7 @@ def test_evaluation_drops_the_scores_of_a_batch_before_the_next():
     def peak(count):
         events = AllocatorEvents()
         events.start()
-        evaluate(trainer, [(inputs[:1], labels[:1])] * count, _words_task())
+        add_up(trainer, [(inputs[:1], labels[:1])] * count, _words_task())
         events.stop()
         return events.peak_bytes
 
@@ -192,10 +192,10 @@ def _words_task():
 
 
 def test_phases_of_a_real_evaluation_are_those_of_a_simulated_one():
-    from snugfit.training.evaluation import evaluate
+    from snugfit.training.evaluation import add_up
 
     seen = []
     trainer = snugfit.prepare(nn.Linear(64, 10), Recipe(), loss=class_loss, device="cpu", optimizer="sgd")
     with listen(lambda name, entered: seen.append(name) if entered else None):
-        evaluate(trainer, [features()], task_named("image-classification"))
+        add_up(trainer, [features()], task_named("image-classification"))
     assert seen == ["evaluation"]

@@ -16,8 +16,9 @@ from snugfit import Recipe, RecipeError, Workload, fidelity
 from snugfit.fields import field_infos
 from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
 from snugfit.techniques.base import ModelTechnique, model_techniques
-from snugfit.techniques.declaration import LEVELS, STARTS, said
+from snugfit.techniques.declaration import LEVELS, STARTS, loaded, said
 from snugfit.techniques.own_optimizer import OwnOptimizer, own_optimizer
+from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.training.changeable import CHANGEABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +40,7 @@ def test_declarations_load_no_torch():
 def test_every_field_of_a_recipe_belongs_to_a_technique():
     assert {field for row in TECHNIQUES for field in row.fields} == set(field_infos(Recipe))
     assert len({row.name for row in TECHNIQUES}) == len(TECHNIQUES)
-    for base in Recipe.__mro__[1:-1]:
+    for base in filter(dataclasses.is_dataclass, Recipe.__mro__[1:]):
         names = {field.name for field in dataclasses.fields(base)}
         [owner] = [row for row in TECHNIQUES if base.__module__ == f"snugfit.techniques.{row.name}"]
         assert names == set(owner.fields)
@@ -84,6 +85,8 @@ def test_code_is_found_where_it_says(row):
         own = own_optimizer(one.name)
         assert (own is None) == (not one.built_by) and (own is None or isinstance(own, OwnOptimizer))
         assert not one.holds or OPTIMIZER_NAMES[one.holds].holds == ""
+    if row.updated_by:
+        assert row.per_parameter and issubclass(loaded(row.updated_by), ParameterUpdate)
     if row.hooks:
         [hooks] = [one for one in model_techniques() if one.__module__.startswith(f"snugfit.techniques.{row.name}.")]
         assert issubclass(hooks, ModelTechnique) and hooks.field == row.fields[0]

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -268,15 +269,15 @@ def test_whole_and_in_backward_are_one_run(name):
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
 def test_flag_of_a_bad_step_leaves_everything(name, first):
     weight = nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
-    update = ParameterUpdate(weight, lambda owned: low_bit_optimizer(name, [{"params": [owned]}], CPU, lr=0.1))
+    update = ParameterUpdate(low_bit_optimizer(name, [{"params": [weight]}], CPU, lr=0.1), weight)
     weight.grad = torch.ones_like(weight)
     if not first:
         update.step(torch.zeros(()))
-    before = [weight.detach().clone(), {key: torch.as_tensor(value).clone() for key, value in update.state().items()}]
+    before = [weight.detach().clone(), {key: torch.as_tensor(value).clone() for key, value in update.state.items()}]
     weight.grad = torch.full_like(weight, torch.nan)
     update.step(torch.ones(()))
-    assert torch.equal(weight, before[0]) and update.state().keys() == before[1].keys()
-    assert all(torch.equal(torch.as_tensor(value), before[1][key]) for key, value in update.state().items())
+    assert torch.equal(weight, before[0]) and update.state.keys() == before[1].keys()
+    assert all(torch.equal(torch.as_tensor(value), before[1][key]) for key, value in update.state.items())
     weight.grad = torch.ones_like(weight)
     update.step(torch.zeros(()))
     assert not torch.equal(weight, before[0]) and bool(torch.isfinite(weight).all())
@@ -307,9 +308,9 @@ def test_small_updates_are_not_lost_with_stochastic_rounding(name):
     def make(owned):
         return low_bit_optimizer(name, [{"params": [owned]}], CPU, lr=1e-5, weight_decay=0.0)
 
-    rounded = RoundedUpdate(weight, make, torch.Generator().manual_seed(0))
+    rounded = RoundedUpdate(make(weight), weight, 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
     plain = nn.Parameter(weight.detach().clone())
-    nearest = ParameterUpdate(plain, make)
+    nearest = ParameterUpdate(make(plain), plain)
     for _ in range(50):
         for update in (rounded, nearest):
             update.weight.grad = torch.ones_like(update.weight)
@@ -368,7 +369,7 @@ def test_library_that_is_missing(name, library, monkeypatch):
     monkeypatch.delitem(sys.modules, f"snugfit.techniques.low_bit_optimizer.{library}", raising=False)
     for module in [module for module in sys.modules if module == library or module.startswith(f"{library}.")]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=f"needs {library}, which cannot be imported .*pip install"):
+    with pytest.raises(InputError, match=f"needs the library {library}, which does not import .*pip install"):
         make_optimizer(Recipe(optimizer=name), Workload(), [{"params": [nn.Parameter(torch.zeros(2))]}], CPU)
 
 

@@ -184,7 +184,7 @@ def test_library_that_is_missing(monkeypatch):
     monkeypatch.delitem(sys.modules, "snugfit.techniques.paged_adamw.bitsandbytes", raising=False)
     for module in [module for module in sys.modules if module == "bitsandbytes" or module.startswith("bitsandbytes.")]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=r"needs bitsandbytes, which cannot be imported .*pip install"):
+    with pytest.raises(InputError, match=r"needs the library bitsandbytes, which does not import .*pip install"):
         trainer_for(PAGED)
 
 

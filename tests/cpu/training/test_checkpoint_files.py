@@ -112,7 +112,7 @@ def test_damaged_newest_is_named_and_the_one_before_used(tmp_path):
 def test_all_damaged_is_an_error(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, some_state(1)).write_bytes(b"no")
-    with pytest.warns(SnugfitWarning, match="damaged"), pytest.raises(InputError, match="--overwrite"):
+    with pytest.warns(SnugfitWarning, match="damaged"), pytest.raises(InputError, match="with overwrite"):
         store.load_newest()
 
 

@@ -198,7 +198,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_in_silence(tmp_pa
         (tmp_path / "checkpoints").rmdir()
     with RunDirectory.open(tmp_path) as run, pytest.raises(InputError, match="had a checkpoint after step 4") as error:
         make_loop(run).resume()
-    assert "--overwrite" in str(error.value) and ("set aside" in str(error.value)) == (lost == "damaged")
+    assert "overwrite" in str(error.value) and ("set aside" in str(error.value)) == (lost == "damaged")
 
 
 def test_resume_from_the_one_before_a_damaged_checkpoint_is_bitwise_the_same(tmp_path):

@@ -13,6 +13,7 @@ from read_only import refuse_writing
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.training.run_dir import RunDirectory, check_new, holds_run
+from snugfit.training.run_results import taken_in
 
 WORKLOAD = {"model": "m.py:f", "settings": {"epochs": 2, "betas": [0.9, 0.99]}}
 
@@ -39,7 +40,7 @@ def test_existing_run_is_not_replaced_unless_asked(tmp_path):
         run.log({"step": 1})
         run.write_summary({"steps": 1})
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"--resume.*--overwrite"):
+    with pytest.raises(InputError, match=r"\(resume\).*run_dir.*\(overwrite\)"):
         RunDirectory.create(tmp_path, Recipe(), WORKLOAD)
     with RunDirectory.create(tmp_path, Recipe(inplace=True), WORKLOAD, overwrite=True) as run:
         assert run.read_metrics() == []
@@ -55,7 +56,7 @@ def test_all_that_a_replaced_run_wrote_goes_and_nothing_else(tmp_path):
 
     with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
         run.log({"step": 1})
-        with run.beside() as folder:
+        with taken_in(run.path) as folder:
             for name in ("config.json", "vocab.json", "chat/template.jinja"):
                 write(folder / name)
     for name in ("model.safetensors", "checkpoints/step-00000001.ckpt", "adapter/adapter_config.json"):
@@ -73,7 +74,7 @@ def test_all_that_a_replaced_run_wrote_goes_and_nothing_else(tmp_path):
 def test_what_is_beside_stays_listed_when_it_is_written_twice(tmp_path):
     with RunDirectory.create(tmp_path, Recipe(), WORKLOAD) as run:
         for name in ("config.json", "tokenizer.json"):
-            with run.beside() as folder:
+            with taken_in(run.path) as folder:
                 (folder / name).write_text(name)
     assert (tmp_path / "config.json").read_text() == "config.json"
     with RunDirectory.create(tmp_path, Recipe(), WORKLOAD, overwrite=True):

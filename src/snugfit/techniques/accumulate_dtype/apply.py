@@ -14,7 +14,7 @@ class Fp32Sums:
         """Puts a hook on every 16-bit parameter.
 
         Args:
-            parameters: What training changes.
+            parameters: What training changes; none where all gradients add up as they are.
         """
         self._sums: dict[nn.Parameter, Tensor] = {}
         self.active = False
@@ -43,7 +43,7 @@ class Fp32Sums:
         Returns:
             The gradient, or None.
         """
-        return self._sums.get(weight, weight.grad)
+        return self._sums.get(weight, weight.grad) if self._sums else weight.grad
 
     def settle(self) -> None:
         """Rounds the sums into `grad`, one parameter at a time, and drops them."""

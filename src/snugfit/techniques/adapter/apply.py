@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from snugfit.errors import InputError, did_you_mean
+from snugfit.techniques.adapter import TECHNIQUE
 from snugfit.techniques.adapter.layers import adapted_layers, adapter_record, add_adapters, peft_library
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.frozen_linear import FrozenLinear
@@ -18,7 +19,6 @@ from snugfit.techniques.linear_layers import LinearLayers, linear_layers, tied_w
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
-_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_dropout", "adapter_targets", "adapter_head")
 _LISTED = 16
 
 logger = logging.getLogger("snugfit")
@@ -32,7 +32,7 @@ class Adapter(ModelTechnique):
     def change(self, model: nn.Module) -> None:
         """Adds the adapters, or keeps those that an earlier `prepare` has added."""
         recipe, known = self.setup.recipe, adapter_record(model)
-        settings = {name: getattr(recipe, name) for name in _SETTINGS}
+        settings = {name: getattr(recipe, name) for name in TECHNIQUE.fields}
         if known is not None:
             other = [f"{name}={value}" for name, value in known.settings.items() if value != settings[name]]
             if not other:

@@ -10,14 +10,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from snugfit.errors import InputError
-from snugfit.library_imports import importing
+from snugfit.library_imports import importing, needed
 from snugfit.techniques.frozen_linear import FrozenLinear
 
 NAME = "default"
@@ -39,21 +38,13 @@ class AdapterRecord:
     """`nn.TransformerEncoderLayer` -> the setting of its fast path, which reads weights past the adapters."""
 
 
-def peft_library() -> ModuleType:
+def peft_library() -> Any:
     """Returns peft.
 
     Raises:
         InputError: It is not installed.
     """
-    try:
-        with importing():
-            import peft
-    except ImportError as error:
-        raise InputError(
-            f"adapters need the library peft, which does not import ({error}). Run: pip install snugfit[text]"
-        ) from error
-    module: ModuleType = peft
-    return module
+    return needed("an adapter needs", "peft", install="snugfit[text]")
 
 
 @functools.cache

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -69,7 +68,7 @@ class Checkpointing(ModelTechnique):
         for block in chosen_blocks(model, recipe.checkpoint).values():
             if recipe.checkpoint == "selective":
                 _forbid_overwriting(block)
-            block.forward = Checkpointed(block, recipe.checkpoint == "selective", self._offload)
+            block.forward = WrappedForward(block, Checkpointed(block, recipe.checkpoint == "selective", self._offload))
 
     def around_training_forward(self) -> AbstractContextManager[Any]:
         """Starts a new pass of the copies to the host, where block inputs move there."""
@@ -123,33 +122,31 @@ def self_checkpointing(model: nn.Module) -> str | None:
     return None
 
 
-class Checkpointed(WrappedForward):
-    """A block's forward method that keeps only its inputs; takes the method's place on the instance."""
+class Checkpointed:
+    """Runs a block's forward method so that only its inputs are kept."""
 
     def __init__(self, block: nn.Module, selective: bool, offload: ActivationOffload | None) -> None:
-        super().__init__(block)
         self.selective = selective
         self.offload = offload
         self.norms = [
             module for module in block.modules() if isinstance(module, NormBase) and module.track_running_stats
         ]
-        functools.update_wrapper(self, block.forward, assigned=("__doc__",), updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs the forward method."""
         if not torch.is_grad_enabled():
-            return self.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         with self.offload.saving() if self.offload else nullcontext():
             # A compiled graph moves the statistics once by itself, and takes no context that is not a dispatch mode.
             if self.selective or (self.norms and not torch.compiler.is_compiling()):
                 kwargs["context_fn"] = self._contexts
-            return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         if not self.selective:
             return nullcontext(), _still_statistics(self.norms)
         keep, recompute = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-        return keep, _both(recompute, _still_statistics(self.norms))
+        return keep, _still_statistics(self.norms, recompute)
 
 
 def _forbid_overwriting(block: nn.Module) -> None:
@@ -164,19 +161,14 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 @contextmanager
-def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
-    with first, second:
-        yield
-
-
-@contextmanager
-def _still_statistics(norms: list[Any]) -> Iterator[None]:
+def _still_statistics(norms: list[Any], around: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Lets batch norms normalise by the batch's statistics without moving the running ones a second time."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
-        yield
+        with around or nullcontext():
+            yield
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ class LossImpl(ModelTechnique):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.active = False
-        """Whether a forward pass of training or evaluation is under way."""
+        self.active = False  # whether a forward pass of training or evaluation is under way
 
     def change(self, model: nn.Module) -> None:
         """Wraps the head, and the model around it."""
@@ -37,7 +36,11 @@ class LossImpl(ModelTechnique):
                 f"loss_impl={impl!r} contradicts compile={recipe.compile!r}: logits that are never computed do not trace, "
                 "and the compiler fuses the loss by itself. Leave one of them out."
             )
-        loss = linear_cross_entropy if impl == "chunked" else self._fused()
+        loss: LossFunction = linear_cross_entropy
+        if impl == "fused":
+            from snugfit.techniques.loss_impl.liger import fused_loss
+
+            loss = fused_loss(self.setup)
         name, head = output_head(model, impl)
         if piece_count(head.weight) == 1:
             warnings.warn(
@@ -47,59 +50,29 @@ class LossImpl(ModelTechnique):
                 stacklevel=2,
             )
             return
-        head.forward = DeferringHead(head, self, loss)  # type: ignore[method-assign]
-        model.forward = ComputingOutput(model, self)
+        head.forward = WrappedForward(head, functools.partial(self._deferred, head, loss))  # type: ignore[method-assign]
+        model.forward = WrappedForward(model, self._with_output)
+
+    def _deferred(self, head: nn.Linear, loss: LossFunction, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        """Hands on the input of the head instead of using it; outside of a forward pass of ours the head is as it was."""
+        if not self.active:
+            return forward(*args, **kwargs)
+        hidden = args[0] if args else kwargs["input"]
+        return DeferredLogits(hidden, head, loss, impl=self.setup.recipe.loss_impl)
+
+    def _with_output(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model; where it is evaluated without a loss, its logits are computed at the end."""
+        output = forward(*args, **kwargs)
+        return output if torch.is_grad_enabled() or not self.active else _computed(output)
 
     @contextmanager
-    def _forward_pass(self) -> Iterator[None]:
+    def around_forward(self) -> Iterator[None]:
+        """Context in which the head defers its logits."""
         self.active = True
         try:
             yield
         finally:
             self.active = False
-
-    def around_forward(self) -> AbstractContextManager[Any]:
-        """Returns the context in which the head defers its logits."""
-        return self._forward_pass()
-
-    def _fused(self) -> LossFunction:
-        from snugfit.techniques.loss_impl.liger import fused_loss
-
-        return fused_loss(self.setup)
-
-
-class DeferringHead(WrappedForward):
-    """The head's forward method, which hands its input on instead of using it."""
-
-    def __init__(self, head: nn.Linear, technique: LossImpl, loss: LossFunction) -> None:
-        super().__init__(head)
-        self.head = head
-        self.technique = technique
-        self.loss = loss
-        functools.update_wrapper(self, head.forward, assigned=("__doc__",), updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Defers the logits, or computes them outside of a forward pass of ours."""
-        if not self.technique.active:
-            return self.forward(*args, **kwargs)
-        hidden = args[0] if args else kwargs["input"]
-        return DeferredLogits(hidden, self.head, self.loss, impl=self.technique.setup.recipe.loss_impl)
-
-
-class ComputingOutput(WrappedForward):
-    """The model's forward method; where it is evaluated without a loss, its logits are computed at the end."""
-
-    def __init__(self, model: nn.Module, technique: LossImpl) -> None:
-        super().__init__(model)
-        self.technique = technique
-        functools.update_wrapper(self, model.forward, assigned=("__doc__",), updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model."""
-        output = self.forward(*args, **kwargs)
-        if torch.is_grad_enabled() or not self.technique.active:
-            return output
-        return _computed(output)
 
 
 def _computed(output: Any) -> Any:

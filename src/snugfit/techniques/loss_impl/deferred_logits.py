@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snugfit.errors import InputError, about
-from snugfit.techniques.loss_impl.linear_cross_entropy import LogitStep, Settings
+from snugfit.techniques.loss_impl.linear_cross_entropy import LogitStep, Settings, after_steps
 
 LossFunction = Callable[..., Tensor]
 """As `linear_cross_entropy`."""
@@ -112,15 +112,7 @@ class DeferredLogits:
 
     def computed(self) -> Tensor:
         """Returns the logits after all, `[..., V]`."""
-        logits = F.linear(self.hidden, self.head.weight, self.head.bias)
-        for kind, value in self.steps:
-            if kind == "cast":
-                logits = logits.to(value)
-            elif kind == "tanh":
-                logits = logits.tanh()
-            else:
-                logits = logits * value if kind == "multiply" else logits / value
-        return logits
+        return after_steps(F.linear(self.hidden, self.head.weight, self.head.bias), self.steps)
 
     # -- steps on single logits
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.library_imports import needed
 from snugfit.techniques.base import Setup
 from snugfit.techniques.loss_impl.deferred_logits import LossFunction
 from snugfit.techniques.loss_impl.linear_cross_entropy import LogitStep, Settings
@@ -49,13 +50,12 @@ def fused_loss(setup: Setup) -> LossFunction:
             f"loss_impl='fused' takes gradients before the loss is scaled, so they underflow under precision="
             f"{setup.recipe.precision!r}. Set loss_impl='chunked', or use bf16."
         )
-    try:
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise InputError(
-            f"loss_impl='fused' needs liger-kernel, which does not import ({error}). Run: pip install liger-kernel, or set "
-            "loss_impl='chunked'."
-        ) from error
+    functional = needed(
+        "loss_impl='fused' needs",
+        "liger_kernel.transformers.functional",
+        install="liger-kernel",
+        instead=", or set loss_impl='chunked'.",
+    )
 
     def loss(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, reduction: str, settings: Settings
@@ -67,7 +67,7 @@ def fused_loss(setup: Setup) -> LossFunction:
             raise InputError(
                 "loss_impl='fused' takes no gradient of a trained head over a frozen model. Set loss_impl='chunked'."
             )
-        result: Tensor = liger_fused_linear_cross_entropy(
+        result: Tensor = functional.liger_fused_linear_cross_entropy(
             hidden.to(dtype),
             weight.to(dtype),
             labels,

@@ -160,7 +160,7 @@ class _ByPieces(torch.autograd.Function):
             shifted_sum, score, every_score = torch.zeros_like(top), torch.zeros_like(top), torch.zeros_like(top)
             found = torch.zeros_like(labels, dtype=torch.bool)
             for start, stop in _pieces(weight):
-                logits = _widened(_after(_logits(states, weight, bias, start, stop, settings), settings.steps))
+                logits = _widened(after_steps(_logits(states, weight, bias, start, stop, settings), settings.steps))
                 column, inside = _columns(labels, start, stop)
                 found |= inside
                 score += torch.where(inside, logits.gather(1, column)[:, 0], 0)
@@ -221,15 +221,20 @@ def _cast_rows(weight: Tensor, start: int, stop: int, settings: Settings) -> Ten
     return weight[start:stop].to(settings.compute_dtype)
 
 
-def _after(logits: Tensor, steps: tuple[LogitStep, ...]) -> Tensor:
-    """The steps between head and loss, in place."""
+def after_steps(logits: Tensor, steps: tuple[LogitStep, ...], kept: list[Tensor] | None = None) -> Tensor:
+    """Returns logits after the steps between head and loss, in place; `kept` takes what their derivatives need."""
     for kind, value in steps:
+        fresh = not kept or logits is not kept[-1]
         if kind == "cast":
             logits = logits.to(value)
         elif kind == "tanh":
-            logits.tanh_()
+            logits = logits.tanh_() if fresh else logits.tanh()
+            if kept is not None:
+                kept.append(logits)
+        elif kind == "multiply":
+            logits = logits.mul_(value) if fresh else logits * value
         else:
-            logits = logits.mul_(value) if kind == "multiply" else logits.div_(value)
+            logits = logits.div_(value) if fresh else logits / value
     return logits
 
 
@@ -238,18 +243,7 @@ def _loss_slope(
 ) -> tuple[Tensor, list[Tensor]]:
     """The derivative of each token's loss by its final logits, made in place, and what the steps' derivatives need."""
     kept: list[Tensor] = []
-    for kind, value in settings.steps:
-        fresh = not kept or logits is not kept[-1]
-        if kind == "tanh":
-            logits = logits.tanh_() if fresh else logits.tanh()
-            kept.append(logits)
-        elif kind == "cast":
-            logits = logits.to(value)
-        elif kind == "multiply":
-            logits = logits.mul_(value) if fresh else logits * value
-        else:
-            logits = logits.div_(value) if fresh else logits / value
-    wide = _widened(logits)
+    wide = _widened(after_steps(logits, settings.steps, kept))
     slope = wide - log_sum[:, None] if kept and wide is kept[-1] else wide.sub_(log_sum[:, None])
     slope.exp_()
     if settings.label_smoothing:

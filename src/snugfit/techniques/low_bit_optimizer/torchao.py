@@ -199,7 +199,10 @@ class SlicedAdamW(Optimizer):
 
     def _reserve(self) -> None:
         """Takes what a compiled slice keeps inside and gives it back: its kernels cannot wait until there is memory."""
-        scales = [state["exp_avg_scale"] for state in self.state.values() if "exp_avg_scale" in state]
+        states = [
+            self.state[weight] for group in self.param_groups for weight in group["params"] if weight in self.state
+        ]
+        scales = [state["exp_avg_scale"] for state in states if "exp_avg_scale" in state]
         largest = max(scales, key=Tensor.numel, default=None)
         if largest is not None and largest.device.type != "cpu":
             values = min(largest.numel() * self._format.block, COMPILED_SLICE)

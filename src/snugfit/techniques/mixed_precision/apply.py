@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.base import ModelTechnique
-
-if TYPE_CHECKING:
-    pass
 
 _COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

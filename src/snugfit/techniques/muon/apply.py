@@ -50,33 +50,24 @@ class MuonWithAdamW(Optimizer):
             betas: AdamW's two decay rates.
             kernels: AdamW's `fused` or `foreach`.
         """
-        self._adamw = {"betas": betas, **(kernels or {})}
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
         super().__init__(_parted(params), {"lr": lr, **decay})
-        self._link()
-
-    def _link(self) -> None:
-        """Makes the two parts work on this optimizer's very groups and state."""
-        self._parts: list[Optimizer] = []
-        for algorithm in ("muon", "adamw"):
-            groups = [group for group in self.param_groups if group[ALGORITHM] == algorithm]
-            if groups:
-                part = (
-                    Muon(groups, adjust_lr_fn="match_rms_adamw")
-                    if algorithm == "muon"
-                    else AdamW(groups, **self._adamw)  # type: ignore[arg-type]
-                )
-                part.state = self.state
-                self._parts.append(part)
+        groups = {
+            name: [group for group in self.param_groups if group[ALGORITHM] == name] for name in ("muon", "adamw")
+        }
+        self._parts: dict[str, Optimizer] = {}
+        if groups["muon"]:
+            self._parts["muon"] = Muon(groups["muon"], adjust_lr_fn="match_rms_adamw")
+        if groups["adamw"]:
+            self._parts["adamw"] = AdamW(groups["adamw"], betas=betas, **(kernels or {}))  # type: ignore[arg-type]
 
     @property
     def parts(self) -> tuple[Optimizer, ...]:
-        """The optimizers this one consists of, in the order in which they step."""
-        return tuple(self._parts)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # torch puts new groups and a new state in place when it loads
-        self._link()
+        """The optimizers this one consists of, in the order in which they step: on its very groups and state."""
+        for name, part in self._parts.items():
+            part.param_groups = [group for group in self.param_groups if group[ALGORITHM] == name]
+            part.state = self.state
+        return tuple(part for part in self._parts.values() if part.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -86,7 +77,7 @@ class MuonWithAdamW(Optimizer):
             closure: Not supported.
         """
         assert closure is None
-        for part in self._parts:
+        for part in self.parts:
             part.step()
 
 

@@ -53,7 +53,7 @@ class ActivationOffload(ModelTechnique):
         self.watch(model)
         if isinstance(self.setup.recipe.offload_activations, tuple):
             for module in named_blocks(model, self.setup.recipe.offload_activations, field=self.field).values():
-                module.forward = Offloaded(module, self)
+                module.forward = WrappedForward(module, self._saved_on_host)
 
     def watch(self, model: nn.Module) -> None:
         """Remembers the model whose weights stay on the device.
@@ -95,6 +95,10 @@ class ActivationOffload(ModelTechnique):
         """Returns the context in which tensors saved for backward go to the host."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
+    def _saved_on_host(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.saving():
+            return forward(*args, **kwargs)
+
     def _pack(self, tensor: Tensor) -> Any:
         if not self._moves(tensor):
             return tensor
@@ -103,7 +107,7 @@ class ActivationOffload(ModelTechnique):
         known = self._stashed.get(key, _nothing)()
         if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
             return known
-        stashed = _Stashed(self, len(self._order), _alive(storage), tensor)
+        stashed = _Stashed(self, len(self._order), tensor)
         self._order.append(weakref.ref(stashed))
         self._stashed[key] = weakref.ref(stashed)
         copies = self.setup.copies
@@ -149,11 +153,12 @@ class _Stashed:
 
     __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "host", "layout", "position", "source")
 
-    def __init__(self, offload: ActivationOffload, position: int, source: StorageWeakRef, tensor: Tensor) -> None:
+    def __init__(self, offload: ActivationOffload, position: int, tensor: Tensor) -> None:
         self._arriving: tuple[Tensor, Any] | None = None  # first of all: `__del__` looks at it whatever happens below
         self._offload = offload
         self.position = position
-        self.source = source
+        # tells the storage from a later one at the same address
+        self.source = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self.layout = (tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
         self.host = offload.setup.pool.empty(tensor.shape, tensor.dtype, strides=self.layout[1])
         self._present: Callable[[], Tensor | None] = _nothing
@@ -192,12 +197,6 @@ def _unpack(saved: Any) -> Tensor:
     return saved if isinstance(saved, Tensor) else saved._offload.fetch(saved)
 
 
-def _alive(storage: torch.UntypedStorage) -> StorageWeakRef:
-    """Tells a storage from a later one at the same address."""
-    reference: StorageWeakRef = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-    return reference
-
-
 def _nothing() -> None:
     return None
 
@@ -205,16 +204,3 @@ def _nothing() -> None:
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The tensor's strides where its elements fill their memory, otherwise contiguous ones (expanded or sliced views)."""
     return torch.empty_like(tensor, device="meta").stride()
-
-
-class Offloaded(WrappedForward):
-    """A module's forward method whose saved tensors go to the host; takes the method's place on the instance."""
-
-    def __init__(self, module: nn.Module, offload: ActivationOffload) -> None:
-        super().__init__(module)
-        self.offload = offload
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the forward method."""
-        with self.offload.saving():
-            return self.forward(*args, **kwargs)

@@ -49,6 +49,7 @@ TECHNIQUE = Technique(
     },
     may_change="update",
     per_parameter=True,
+    updated_by="snugfit.techniques.offload_optimizer.apply:HostUpdate",
     least=_ON,
     updates=(Choice(_ON),),
     on_host=True,

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.parameter_update import OptimizerFor, ParameterUpdate
-from snugfit.techniques.streams import CopyStream
+from snugfit.techniques.parameter_update import ParameterUpdate, tensors_of_state
+
+if TYPE_CHECKING:
+    from snugfit.techniques.base import Setup
 
 DEPTH = 2
 """Gradients that may wait on the device for their copy to the host during backward."""
 
 
 class HostUpdate(ParameterUpdate):
-    """One parameter whose optimizer, state and master copy live on the host."""
+    """One parameter whose state and master copy live on the host; the optimizer steps the copy in its place."""
 
     masked = False
+    leaves = True
 
-    def __init__(self, weight: nn.Parameter, make: OptimizerFor, pool: HostPool, copies: CopyStream) -> None:
-        """Copies the parameter to the host.
-
-        Args:
-            weight: The parameter on the device.
-            make: Builds an optimizer for the host's copy.
-            pool: Host memory.
-            copies: Order of the copies.
-        """
-        self._pool = pool
-        self._copies = copies
-        self._host = nn.Parameter(pool.copy_of(weight))
-        self._gradient = pool.empty(weight.shape, weight.dtype)
-        super().__init__(weight, make, self._host)
+    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int, setup: Setup) -> None:
+        """Copies the parameter to the host."""
+        super().__init__(optimizer, weight, number)
+        self._pool, self._copies = setup.pool, setup.copies
+        self._host = nn.Parameter(self._pool.copy_of(weight))
+        self._gradient = self._pool.empty(weight.shape, weight.dtype)
         self._arriving: tuple[Tensor, Any] | None = None
         self._pooled: dict[str, Tensor] = {}
 
@@ -46,29 +41,41 @@ class HostUpdate(ParameterUpdate):
             self._gradient.copy_(gradient, non_blocking=True)
         self._arriving = (gradient, self._copies.copy_mark())
 
-    def arrived(self) -> Tensor:
-        """Returns the gradient on the host, waiting for it."""
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient on the host, once it has arrived."""
+        return self._gradient
+
+    def arrived(self) -> None:
+        """Waits for the gradient."""
         assert self._arriving is not None
         gradient, mark = self._arriving
         self._copies.host_waits_for(mark)
         self._copies.compute_waits_for(mark)
         self._arriving = None
         del gradient
-        return self._gradient
 
     def held(self) -> list[Tensor]:
         """Returns the weight, and what is on the host."""
-        return [self.weight, *super().held()]
+        return [self._host, *super().held()]
+
+    def make_state(self) -> None:
+        """Nothing: state is made beside the host's copy, at the begin of its step."""
 
     def step(self, bad: Tensor | None) -> None:
-        """Updates the host's copy; the gradient must have arrived.
-
-        Args:
-            bad: Not looked at: the host sees the gradient itself.
-        """
+        """Updates the host's copy; the gradient must have arrived, so the flag is not looked at."""
+        self._keep_state_in_pool()  # which somebody may have loaded
+        state = self.optimizer.state
         self._host.grad = self._gradient
-        self.optimizer.step()
-        self._host.grad = None
+        try:
+            if self.weight in state:
+                state[self._host] = state.pop(self.weight)
+            with self.alone(self._host):
+                self.optimizer.step()
+        finally:
+            self._host.grad = None
+            if self._host in state:
+                state[self.weight] = state.pop(self._host)
 
     def send(self) -> None:
         """Starts the way back of a weight that was updated; what failed on the way may be tried again."""
@@ -82,22 +89,19 @@ class HostUpdate(ParameterUpdate):
         if self._arriving is not None:
             self.arrived()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Loads state and takes the parameter's present value.
-
-        Args:
-            state: The optimizer state of this parameter.
-        """
-        super().load_state(state)
-        self._keep_state_in_pool()
+    def stand_ins(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Returns the host's copy."""
+        return {self.weight: self._host}
 
     def reload(self) -> None:
-        """Takes the parameter's present value for the host's copy, after the model was loaded."""
+        """Takes the parameter's present value and state, after they were loaded."""
         with torch.no_grad():
             self._host.copy_(self.weight)
+        self._keep_state_in_pool()
 
     def _keep_state_in_pool(self) -> None:
-        state = self.optimizer.state.get(self._host, {})
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.dim() and value is not self._pooled.get(name):
-                state[name] = self._pooled[name] = self._pool.copy_of(value)
+        for name, value in tensors_of_state(self.state).items():
+            if not value.dim():
+                self.state[name] = value.to(self._host.device)  # a step count
+            elif value is not self._pooled.get(name):
+                self.state[name] = self._pooled[name] = self._pool.copy_of(value)

@@ -12,7 +12,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import load_peft
 from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.linear_layers import is_linear, linear_layers, tied_weights
-from snugfit.techniques.true_precision.apply import DTYPES
+from snugfit.techniques.true_precision.apply import held_in
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -47,7 +47,7 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
             f"quantize={recipe.quantize!r}: {type(model).__name__} has no linear layer that can be quantised; heads, "
             "embeddings and convolutions keep their precision. Leave quantize out."
         )
-    dtype = DTYPES[recipe.true_precision] if recipe.true_precision else None
+    dtype = held_in(recipe)
     before = after = 0
     for name in names:
         layer = model.get_submodule(name)

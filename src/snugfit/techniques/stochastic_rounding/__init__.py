@@ -45,6 +45,7 @@ TECHNIQUE = Technique(
         "updates are rounded up or down at random.": ("rounding", lambda r, _: r.stochastic_rounding),
     },
     per_parameter=True,
+    updated_by="snugfit.techniques.stochastic_rounding.apply:RoundedUpdate",
     goes_with=("precision",),
     because="it only matters for weights that are held in bf16",
     example=({"precision": "bf16-true"}, {"precision": "bf16-true", "stochastic_rounding": True}),

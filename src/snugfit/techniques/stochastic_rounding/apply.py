@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from snugfit.techniques.own_optimizer import STORAGE
-from snugfit.techniques.parameter_update import OptimizerFor, ParameterUpdate
+from snugfit.techniques.parameter_update import ParameterUpdate
+
+if TYPE_CHECKING:
+    from snugfit.techniques.base import Setup
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -29,24 +33,13 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None) -> T
 
 
 class RoundedUpdate(ParameterUpdate):
-    """One bf16 parameter, updated in fp32 and rounded stochastically."""
+    """One bf16 parameter, updated in fp32 and rounded stochastically, as its state is where nothing packs it."""
 
-    def __init__(self, weight: nn.Parameter, make: OptimizerFor, generator: torch.Generator) -> None:
-        """Builds the optimizer for an fp32 stand-in that exists only during a step.
-
-        Args:
-            weight: The parameter.
-            make: Builds an optimizer for a parameter.
-            generator: Source of random bits.
-        """
-        self._generator = generator
-        self._state: dict[str, Any] = {}
-        super().__init__(weight, make)
-        self._packed = STORAGE in self.group
-
-    def held(self) -> list[Tensor]:
-        """Returns the weight and its rounded state."""
-        return [*super().held(), *(value for value in self._state.values() if isinstance(value, Tensor))]
+    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int, setup: Setup) -> None:
+        """Takes the parameter, and the source of random bits."""
+        super().__init__(optimizer, weight, number)
+        self._generator = setup.generator
+        self._packed = STORAGE in self.groups[0]
 
     def make_state(self) -> None:
         """Nothing: state belongs to the stand-in, and appears before the weight changes."""
@@ -79,29 +72,27 @@ class RoundedUpdate(ParameterUpdate):
                 chosen = state[name] if bad is None else self._chosen(name, state[name], bad)
                 rounded[name] = chosen if self._packed else self._narrow(chosen)
                 del state[name]
-        self._state = rounded
+        self.optimizer.state[self.weight] = rounded
 
     def _updated_in_fp32(self, gradient: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Returns the updated weight and its state."""
+        """Returns the updated weight and its state, by way of an fp32 stand-in that exists during the step only."""
         standin = nn.Parameter(self.weight.detach().float())
         standin.grad = gradient
-        optimizer = self.optimizer
-        optimizer.param_groups[0]["params"] = [standin]
+        states = self.optimizer.state
         try:
-            if self._state:
-                optimizer.state[standin] = {name: self._wide(value) for name, value in self._state.items()}
-            optimizer.step()
+            if self.state:
+                states[standin] = {name: self._wide(value) for name, value in self.state.items()}
+            with self.alone(standin):
+                self.optimizer.step()
         finally:
-            state = optimizer.state.pop(standin, {})
-            optimizer.param_groups[0]["params"] = [self.weight]
+            state = states.pop(standin, {})
         return standin.detach(), state
 
     def _chosen(self, name: str, value: Any, bad: Tensor) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return self._kept(
-            self._wide(self._state[name]) if self._state else torch.zeros_like(value), value, bad.to(value.device)
-        )
+        old = self._wide(self.state[name]) if self.state else torch.zeros_like(value)
+        return self._kept(old, value, bad.to(value.device))
 
     @staticmethod
     def _kept(old: Tensor, new: Tensor, bad: Tensor | None) -> Tensor:
@@ -118,22 +109,3 @@ class RoundedUpdate(ParameterUpdate):
         if not isinstance(value, Tensor) or self._packed:
             return value
         return value.float() if value.dim() else value.clone()
-
-    def state(self) -> dict[str, Any]:
-        """Returns the state of this parameter, in bf16 where it is not packed."""
-        return dict(self._state)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Loads the state of this parameter.
-
-        Args:
-            state: In any floating dtype.
-        """
-        if self._packed:
-            super().load_state(state)
-            self._state = self.optimizer.state.pop(self.weight, {})
-            return
-        self._state = {
-            name: value.to(self.weight.device, torch.bfloat16) if isinstance(value, Tensor) and value.dim() else value
-            for name, value in state.items()
-        }

@@ -5,16 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import SnugfitWarning
 from snugfit.techniques.base import ModelTechnique
-
-if TYPE_CHECKING:
-    pass
 
 
 class TF32(ModelTechnique):

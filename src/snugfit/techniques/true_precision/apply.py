@@ -13,9 +13,14 @@ from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.microbatch.apply import map_tensors
 
 if TYPE_CHECKING:
-    pass
+    from snugfit.recipe import Recipe
 
-DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
+
+
+def held_in(recipe: Recipe) -> torch.dtype | None:
+    """Returns the 16-bit dtype of a recipe's weights; None where they stay as they are."""
+    return _DTYPES[recipe.true_precision]
 
 
 class TruePrecision(ModelTechnique):
@@ -24,14 +29,9 @@ class TruePrecision(ModelTechnique):
     field = "precision"
     values = ("16-true", "bf16-true")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype weights are held in."""
-        return DTYPES[str(self.setup.recipe.true_precision)]
-
     def change(self, model: nn.Module) -> None:
         """Says what fp16 without loss scaling risks."""
-        if self.dtype == torch.float16:
+        if held_in(self.setup.recipe) == torch.float16:
             warnings.warn(
                 "precision='16-true' overflows above 65504 and has no loss scaling; a step that does is not taken and "
                 "stops the run. bf16-true or 16-mixed are safer.",
@@ -41,4 +41,6 @@ class TruePrecision(ModelTechnique):
 
     def convert(self, batch: Any) -> Any:
         """Casts floating tensors to the weights' dtype."""
-        return map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)
+        dtype = held_in(self.setup.recipe)
+        assert dtype is not None
+        return map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)

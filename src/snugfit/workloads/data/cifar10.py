@@ -26,7 +26,7 @@ HOME_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 def open_cifar10(directory: str, options: ImageOptions) -> Splits:
     """Opens the data set in a folder; images are resized a batch at a time."""
     name = f"cifar10:{directory}"
-    kind: Any = needed("torchvision.datasets", f"data {name!r} needs", extra="vision").CIFAR10
+    kind: Any = needed(f"data {name!r} needs", "torchvision.datasets", install="snugfit[vision]").CIFAR10
     check_channels(name, 3, options.channels)
     root = Path(directory).expanduser()
     root = root.parent if root.name == kind.base_folder else root

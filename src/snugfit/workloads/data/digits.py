@@ -26,7 +26,9 @@ CLASSES = tuple(str(digit) for digit in range(10))
 
 def open_digits(_: str, options: ImageOptions) -> Splits:
     """Opens the digits."""
-    raw = needed("sklearn.datasets", "data 'digits' needs", library="scikit-learn", extra="vision").load_digits()
+    raw = needed(
+        "data 'digits' needs", "sklearn.datasets", library="scikit-learn", install="snugfit[vision]"
+    ).load_digits()
     grey = np.asarray(raw.images, dtype=np.float32) * (255 / 16)  # scikit-learn stores 0 to 16
     if options.image_size is not None and options.image_size != grey.shape[1]:
         grey = resize(torch.from_numpy(grey[:, None]), options.image_size)[:, 0].numpy()

@@ -126,7 +126,7 @@ def _unreadable() -> tuple[type[Exception], ...]:
 def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
     """Opens a folder of images."""
     name = f"imagefolder:{directory}"
-    needed("torchvision", f"data {name!r} needs", extra="vision")
+    needed(f"data {name!r} needs", "torchvision", install="snugfit[vision]")
     check_channels(name, 3, options.channels)
     root = Path(directory).expanduser()
     if not root.is_dir():

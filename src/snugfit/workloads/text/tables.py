@@ -183,7 +183,7 @@ def _jsonl_rows(path: Path, show: bool = False) -> Iterator[Row]:
 
 def _read_parquet(path: Path) -> Table:
     what = f"data 'parquet:{path}' needs"
-    arrow, parquet = needed("pyarrow", what), needed("pyarrow.parquet", what)
+    arrow, parquet = (needed(what, module, install="snugfit[text]") for module in ("pyarrow", "pyarrow.parquet"))
 
     @contextlib.contextmanager
     def file() -> Iterator[Any]:
@@ -208,7 +208,7 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
-    datasets = needed("datasets", f"data {spec!r} needs")
+    datasets = needed(f"data {spec!r} needs", "datasets", install="snugfit[text]")
     name, _, config = where.partition(":")
     how = datasets.DownloadConfig(local_files_only=not download, max_retries=1)
     try:
