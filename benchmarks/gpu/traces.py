@@ -91,7 +91,7 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     from snugfit.measure.allocator_events import warm_up
     from snugfit.simulator.session import STEPS
     from snugfit.training.phases import phase
-    from snugfit.training.run_state import Unobserved
+    from snugfit.training.run_state import Observer
 
     device = torch.device(place.kind)
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
         trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
         events.modules.watch(trainer.model)
 
-        class Steps(Unobserved):
+        class Steps(Observer):
             def after_step(self, steps_done: int) -> None:
                 # Its evaluation belongs to a step, and the next batch to the next.
                 if not run.evaluate or steps_done > 1:

@@ -45,7 +45,7 @@ class FieldInfo:
 
 
 @functools.cache
-def field_infos(cls: type[Any]) -> dict[str, FieldInfo]:
+def field_infos(cls: Any) -> dict[str, FieldInfo]:
     """Returns the fields of a settings class by name, with the docstring that stands under each, there or in a base.
 
     Args:
@@ -189,7 +189,7 @@ class SettingsBase:
         Raises:
             RecipeError: Listing every mistake.
         """
-        infos = field_infos(cls)
+        infos = field_infos(cls)  # type: ignore[arg-type]
         problems, known = [], {}
         for key, value in given.items():
             name = str(key).replace("-", "_")
@@ -215,7 +215,7 @@ class SettingsBase:
             Field name -> plain value; tuples become lists.
         """
         plain = {}
-        for name, info in field_infos(type(self)).items():
+        for name, info in field_infos(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if defaults or value != info.default:
                 plain[name] = list(value) if isinstance(value, tuple) else value
@@ -227,7 +227,9 @@ class SettingsBase:
         Args:
             **changes: Field name -> new value.
         """
-        return self.from_mapping({**{name: getattr(self, name) for name in field_infos(type(self))}, **changes})
+        return self.from_mapping(
+            {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, **changes}
+        )
 
 
 def from_text(info: FieldInfo, text: str) -> Any:

@@ -206,7 +206,8 @@ class ParameterUpdate(JointUpdate):
     @property
     def state(self) -> dict[str, Any]:
         """The optimizer's state of this parameter; empty before the first step."""
-        return self.optimizer.state.get(self.weight, {})
+        found: dict[str, Any] = self.optimizer.state.get(self.weight, {})
+        return found
 
 
 def tensors_of_state(state: dict[str, Any]) -> dict[str, Tensor]:

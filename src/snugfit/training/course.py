@@ -15,7 +15,7 @@ from torch import Tensor
 from snugfit.training import random_state
 from snugfit.training.evaluation import add_up
 from snugfit.training.phases import phase
-from snugfit.training.run_state import Observer, Unobserved
+from snugfit.training.run_state import Observer
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -34,7 +34,7 @@ class Course:
             observer: Told of each step and evaluation.
         """
         self.trainer, self.task = trainer, task
-        self.observer = observer or Unobserved()
+        self.observer = observer or Observer()
         self.first_step = trainer.steps_done
 
     def train(

@@ -162,7 +162,7 @@ def choose_kernels(optimizer: Optimizer, setup: Setup) -> None:
     if own_optimizer(name) is not None:
         return
     row, groups = OPTIMIZER_TABLE[name], optimizer.param_groups
-    kernels = {"fused": None, "foreach": None}
+    kernels: dict[str, bool | None] = {"fused": None, "foreach": None}
     kernels |= _kernels(setup.recipe.optimizer_impl, row, device_of_update(setup), groups)
     for group in groups:
         group.update({kernel: choice for kernel, choice in kernels.items() if kernel in group})

@@ -23,8 +23,8 @@ class TrainingData(Protocol):
         """What is looked at in the end."""
 
 
-class Observer(Protocol):
-    """Someone who looks at a run from outside, such as a measurement."""
+class Observer:
+    """Someone who looks at a run from outside, such as a measurement; this one does not."""
 
     def after_step(self, steps_done: int) -> None:
         """Called when an update was given to the device.
@@ -38,10 +38,6 @@ class Observer(Protocol):
 
     def after_evaluation(self) -> None:
         """Called when an evaluation ended."""
-
-
-class Unobserved(Observer):
-    """Nobody looks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

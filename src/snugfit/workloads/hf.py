@@ -135,9 +135,9 @@ def _task_and_config(
             wanted.setdefault("num_labels", classes)
     unknown = [key for key in wanted if not hasattr(config, key) and key not in TOKEN_IDS]
     if unknown:
-        known = sorted(key for key in config.to_dict() if not key.startswith("_"))
+        fields = sorted(key for key in config.to_dict() if not key.startswith("_"))
         raise InputError(
-            f"model argument {unknown[0]!r} is no field of the config of hf:{name}; {did_you_mean(unknown[0], known)}"
+            f"model argument {unknown[0]!r} is no field of the config of hf:{name}; {did_you_mean(unknown[0], fields)}"
         )
     for key, value in wanted.items():
         try:
@@ -243,6 +243,6 @@ def _read_config(file: Path) -> Any:
 
 
 def _transformers() -> ModuleType:
-    transformers = needed("hf: models need", "transformers", install="snugfit[text]")
+    transformers: ModuleType = needed("hf: models need", "transformers", install="snugfit[text]")
     needed("hf: models need", "transformers.modeling_utils", install="snugfit[text]")
     return transformers

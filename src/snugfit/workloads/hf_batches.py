@@ -211,4 +211,5 @@ def _has_memory(model: torch.nn.Module) -> bool:
 
 
 def _tokens_of(batch: Mapping[str, Any]) -> Tensor | None:
-    return batch.get("input_ids", batch.get("inputs"))
+    found: Tensor | None = batch.get("input_ids", batch.get("inputs"))
+    return found

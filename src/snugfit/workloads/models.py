@@ -79,13 +79,13 @@ def build_model(
     stored = StoredWeights(weights) if from_file and weights is not None else None
     model = build(make, init=init, device=device, dtype=dtype)
     if stored is not None and init == "meta":
-        found = match_weights(model, stored)
+        found, take = match_weights(model, stored), stored.read
 
-        def read(name: str) -> torch.Tensor | None:
+        def read_found(name: str) -> torch.Tensor | None:
             source = found.get(name)
-            return None if source is None else stored.read(source)
+            return None if source is None else take(source)
 
-        materialise(model, read, device=device, dtype=dtype)
+        materialise(model, read_found, device=device, dtype=dtype)
     elif stored is not None:
         load_weights(model, stored)
     return _finished(model, freeze, device=device, dtype=dtype)

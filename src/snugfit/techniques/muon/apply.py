@@ -59,7 +59,7 @@ class MuonWithAdamW(Optimizer):
         if groups["muon"]:
             self._parts["muon"] = Muon(groups["muon"], adjust_lr_fn="match_rms_adamw")
         if groups["adamw"]:
-            self._parts["adamw"] = AdamW(groups["adamw"], betas=betas, **(kernels or {}))  # type: ignore[arg-type]
+            self._parts["adamw"] = AdamW(groups["adamw"], betas=betas, **(kernels or {}))
 
     @property
     def parts(self) -> tuple[Optimizer, ...]:

@@ -35,7 +35,7 @@ def open_cifar10(directory: str, options: ImageOptions) -> Splits:
     labels = {part: np.asarray(one.targets, dtype=np.int64) for part, one in stored.items()}
     parts = three_parts(name, labels, options.samples, shares=(0.8, 0.1))
     mean, std = _mean_and_std(stored["train"].data[parts["train"][1]])
-    images = {
+    images: dict[str, Any] = {
         part: ArrayImages(
             stored[source].data[kept],
             labels[source][kept],

@@ -6,6 +6,8 @@ model's size. Normalised by mean and standard deviation of the training part.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -37,7 +39,7 @@ def open_digits(_: str, options: ImageOptions) -> Splits:
     parts = three_parts("digits", {"train": labels}, options.samples, shares=SHARES)
     whole = images[stratified_parts(labels, SHARES)[0]]
     mean, std = whole.mean() / 255, whole.std() / 255
-    made = {
+    made: dict[str, Any] = {
         part: ArrayImages(
             images[kept], labels[kept], mean=[mean], std=[std], channels=options.channels, image_size=None
         )

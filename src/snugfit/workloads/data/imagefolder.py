@@ -150,7 +150,7 @@ def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
     images = {}
     for part, one in files.items():
         paths, labels = _without(name, part, one, unreadable, class_names)
-        images[part] = FolderImages(paths, labels, options)
+        images[part] = FolderImages(paths.tolist(), labels, options)
     left_out = tuple(sorted(unreadable))
     return Splits(name=name, **images, num_classes=len(class_names), class_names=class_names, left_out=left_out)
 

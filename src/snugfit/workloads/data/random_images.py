@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -70,7 +72,7 @@ def open_random(_: str, options: ImageOptions) -> Splits:
         )
     side = options.image_size or IMAGE_SIZE
     shape = (options.channels, side, side)
-    parts = {
+    parts: dict[str, Any] = {
         name: RandomImages(size, shape=shape, num_classes=classes, seed=options.seed, part=part)
         for part, (name, size) in enumerate(random_sizes(count).items())
     }

@@ -114,7 +114,7 @@ def _random(options: TextOptions, vocabulary: int | None, num_classes: int | Non
     classes = None if options.task == CAUSAL_LM else num_classes or RANDOM_CLASSES
     count = options.samples or TRAIN_SEQUENCES
     settings: Any = {"seq_len": options.seq_len, "vocabulary": vocabulary, "num_classes": classes, "seed": options.seed}
-    parts = {
+    parts: dict[str, Any] = {
         name: RandomTokens(size, **settings, part=part) for part, (name, size) in enumerate(random_sizes(count).items())
     }
     names = tuple(map(str, range(classes or 0)))
@@ -136,7 +136,7 @@ def _classification(
     names = label_order(spec, {part: labels for part, (_, labels) in rows.items()}, label_ids)
     ids = {name: number for number, name in enumerate(names)}
     numbers = {part: np.array([ids[label] for label in labels], dtype=np.int64) for part, (_, labels) in rows.items()}
-    made = {}
+    made: dict[str, Any] = {}
     cut = Cut(options.seq_len)
     for part, (source, kept) in _parts(spec, numbers, options.samples).items():
         encoded = cut.texts(tokenizer, picked(rows[source][0], kept))
@@ -151,7 +151,7 @@ def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | N
     cut = Cut(options.seq_len)
     running = spec == "prose" or spec.startswith("text:")
     encoded = _documents(spec, options, tokenizer) if running else _rows(spec, options, tokenizer, cut)
-    made: dict[str, PackedTexts | PaddedTexts] = {}
+    made: dict[str, Any] = {}
     for part, ids in encoded.items():
         check_ids(spec, ids, vocabulary)
         if options.packing:

@@ -68,7 +68,8 @@ def opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
                 yield file
             except UnicodeDecodeError as error:
                 # The file is decoded by pieces, of which this one is the last that was read.
-                place = file.buffer.tell() - len(error.object) + error.start
+                buffer: Any = file.buffer
+                place = buffer.tell() - len(error.object) + error.start
                 raise InputError(
                     f"data file {str(path)!r} is not UTF-8 text: {error.reason} at byte {place}. Convert it."
                 ) from error
