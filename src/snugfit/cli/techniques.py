@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import sys
 import re
+import sys
 from typing import Any
 
 from snugfit.cli import output
