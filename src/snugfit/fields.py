@@ -227,9 +227,8 @@ class SettingsBase:
         Args:
             **changes: Field name -> new value.
         """
-        return self.from_mapping(
-            {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, **changes}
-        )
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return self.from_mapping({**{field.name: getattr(self, field.name) for field in fields}, **changes})
 
 
 def from_text(info: FieldInfo, text: str) -> Any:
