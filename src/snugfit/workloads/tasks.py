@@ -286,5 +286,6 @@ def task_named(name: str) -> Task:
         InputError: There is no such task.
     """
     if name not in TASKS:
-        raise InputError(f"task {name!r} is unknown; {did_you_mean(name, TASKS)}")
+        known = dict.fromkeys((*READ, *TASKS))  # those that are trained from data come first
+        raise InputError(f"task {name!r} is unknown; {did_you_mean(name, known)}")
     return TASKS[name]
