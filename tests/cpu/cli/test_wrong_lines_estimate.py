@@ -527,7 +527,7 @@ LINES = [
     ),
     wrong(
         "estimate model.py:build --image-size 8 --model-arg width=wide",
-        "model 'model.py:build' failed: TypeError: empty(): argument",
+        "model 'model.py:build' failed: TypeError: empty()",
     ),
     wrong(
         "estimate model.py:build --image-size 8 --model-arg width=-4",
@@ -545,7 +545,7 @@ LINES = [
     ),
     wrong(
         "estimate model.py:build --image-size 8 --model-arg 'width=[1'",
-        "model 'model.py:build' failed: TypeError: empty(): argument",
+        "model 'model.py:build' failed: TypeError: empty()",
     ),
     wrong(
         "estimate model.py:build --image-size 8 --task image-clasification",
