@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
+import sys
 from typing import Any
 
 from snugfit.cli import output
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     titles = ("name", "memory", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
     units = ("", "GiB", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "")
-    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 7), indent="", wrap_at=math.inf)))
+    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 7), indent="", wrap_at=sys.maxsize)))
     print()
     print("FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.")
     print("Also: local, the GPU of this machine. Sources: snugfit devices --json")

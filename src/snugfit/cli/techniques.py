@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import math
 import re
+import sys
 from typing import Any
 
 from snugfit.cli import output
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         (row.name, ", ".join(row.fields), ", ".join(map(str, row.rows)), row.level, row.summary) for row in TECHNIQUES
     ]
     titles = ("technique", "recipe fields", "row", "fidelity", "what it saves")
-    print("\n".join(table([titles, *cells], indent="", wrap_at=math.inf)))
+    print("\n".join(table([titles, *cells], indent="", wrap_at=sys.maxsize)))
     print("\nrow: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay.")
     return 0
 

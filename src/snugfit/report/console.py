@@ -73,7 +73,7 @@ def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def table(
-    rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ", wrap_at: float = WIDTH
+    rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ", wrap_at: int = WIDTH
 ) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their widest cells.
 
