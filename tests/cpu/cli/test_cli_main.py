@@ -50,15 +50,6 @@ def test_help_lists_what_is_there_and_train_shows_examples(tmp_path):
     )
 
 
-def test_absent_subcommand_is_not_listed_and_breaks_nothing(monkeypatch, capsys):
-    monkeypatch.setitem(COMMANDS, "nonesuch", "not written")
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    assert "nonesuch" not in capsys.readouterr().out
-    assert main(["nonesuch"]) == 2
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
