@@ -79,7 +79,6 @@ def test_the_weights_and_the_document_are_those_of_the_command_line(here):
     ended = run_command("train", "model.py:build", "--data", "random", *words, "--run-dir", "a", "--json", cwd=here)
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
-    torch.set_num_threads(1)
     result = snugfit.train("model.py:build", "random", run_dir="b", progress=False, **options)
     assert (here / "a" / "model.safetensors").read_bytes() == (here / "b" / "model.safetensors").read_bytes()
     found = json.loads(json.dumps(result.to_mapping()))
