@@ -7,6 +7,7 @@ and only the worker process calls it: from then on torch takes our Python backen
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import os
@@ -401,7 +402,8 @@ def register_backend(name: str, module: Any) -> None:
     """
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(name, backend_module=module)
+    _setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=_DeviceGuard())
+    _keep_errors_of_backward()
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("empty_strided", _empty_for_values, "PrivateUse1")  # type: ignore[no-untyped-call]
     library.impl("_copy_from", _copy_values, "PrivateUse1")  # type: ignore[no-untyped-call]
@@ -412,6 +414,51 @@ def register_backend(name: str, module: Any) -> None:
 
 
 _libraries: list[torch.library.Library] = []
+
+_fetch_error, _let_go = ctypes.pythonapi.PyErr_Fetch, ctypes.pythonapi.Py_DecRef
+_error = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()  # type, value, traceback
+_places = tuple(map(ctypes.byref, _error))
+_lost: list[BaseException] = []
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):  # type: ignore[name-defined, misc]
+    """Says what kind of device the accelerator is; torch's own example ends the process when an operator fails in backward.
+
+    While an error is on its way out of backward, torch leaves the stream of the node, and asks for the device by calling
+    this method with the error still set, which Python functions do not survive. So the error is taken away first: that has
+    to be the first thing that happens, with nothing made for it.
+    """
+
+    def type_(self) -> Any:
+        """Returns the device's kind."""
+        _fetch_error(*_places)
+        if _error[1].value:
+            _lost.append(ctypes.cast(_error[1], ctypes.py_object).value)
+            for one in _error:
+                if one.value:
+                    _let_go(one)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _keep_errors_of_backward() -> None:
+    """Raises the errors that `_DeviceGuard` had to take away; torch has only a SystemError without them."""
+    from torch.autograd import graph
+
+    run = graph._engine_run_backward
+
+    def run_and_raise(*args: Any, **kwargs: Any) -> Any:
+        _lost.clear()
+        try:
+            return run(*args, **kwargs)
+        except SystemError:
+            if not _lost:
+                raise
+            error = _lost[0]
+            _lost.clear()
+            raise error from None
+
+    graph._engine_run_backward = run_and_raise
+    torch.autograd._engine_run_backward = run_and_raise  # type: ignore[attr-defined]
 
 
 def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:

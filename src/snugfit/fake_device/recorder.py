@@ -52,6 +52,7 @@ _equal = _aten.equal.default
 _PUTS = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _lift = _aten.lift_fresh.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _CARRIES: dict[Any, Callable[[float], float]] = {
     _aten.bitwise_not.default: lambda value: 1 - value,
@@ -86,12 +87,15 @@ _bodies: dict[Any, Callable[..., Any] | None] = {}
 class Recorder(DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
 
-    def __init__(self, personality: Personality, assumptions: Assumptions | None = None) -> None:
+    def __init__(
+        self, personality: Personality, assumptions: Assumptions | None = None, *, builder: TraceBuilder | None = None
+    ) -> None:
         """Makes a recorder with nothing recorded.
 
         Args:
             personality: The kind of device.
             assumptions: What may be taken for granted about values; None: the defaults.
+            builder: Takes the events; None: a new one.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.personality = personality
@@ -105,7 +109,7 @@ class Recorder(DirectMode):
         self._plans: dict[Any, OperatorPlans] = {}
         self._operators: cpu_operators.CpuOperators | None = None
         self._cuda = personality.kind == "cuda"
-        self._builder = TraceBuilder()
+        self._builder = builder if builder is not None else TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
         self.values = ReadValues(assumptions or Assumptions(), self._ledger, self.answered)
         """Answers to questions about values."""
@@ -270,7 +274,7 @@ class Recorder(DirectMode):
                     if known.knows:
                         self._know(func, args, found[1], fresh)
                 follow(func, args, kwargs, found[1], result)
-                return result
+                return self._ran(func, args, kwargs, result)
         how = own_kernels.choice(func, self.personality.kind)
         if how == own_kernels.APART:
             with self._also_inside():
@@ -331,7 +335,7 @@ class Recorder(DirectMode):
         refuse_sparse(str(func), args, kwargs)
         as_given = args, kwargs
         if func is _equal:
-            return self.values.condition(str(func), module)
+            return self._are_equal(args, str(func), module)
         sized = None if _all_real(tensors, kwargs) else self._sized(func, args, kwargs, module)
         if sized is not None:
             result, found = sized, None  # it holds for these values alone
@@ -340,7 +344,7 @@ class Recorder(DirectMode):
         elif _all_real(tensors, kwargs):
             result = func(*args, **kwargs)
         else:
-            if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
+            if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
                 args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
             try:
                 result = private_torch.viewed(self._factory, func, args, kwargs)
@@ -383,6 +387,10 @@ class Recorder(DirectMode):
         if func in _KNOWING:
             self._know(func, args, tensors, fresh)
         follow(func, *as_given, tensors, result)
+        return self._ran(func, *as_given, result)
+
+    def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """Returns the result of an operator that was recorded; a card that computes does its work here."""
         return result
 
     def _sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
@@ -390,12 +398,18 @@ class Recorder(DirectMode):
         selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
         if selects and any(_is_mask(index) for index in args[1]):
             for index in filter(_is_mask, args[1]):
-                self.values.count(index, str(func), module)
+                self._count(index, str(func), module)
             with self._also_inside():
                 places: list[Any] = []
                 for index in args[1]:
                     places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
                 return _Whole(func(args[0], places, *args[2:], **kwargs))
+        return self._made_of_values(func, args, kwargs, module)
+
+    def _count(self, mask: torch.Tensor, operator: str, module: str) -> None:
+        self.values.count(mask, operator, module)
+
+    def _made_of_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         make = size_from_values(self.values, func, args, kwargs, module)
         if make is None:
             return None
@@ -478,6 +492,9 @@ class Recorder(DirectMode):
 
     def _item(self, tensor: torch.Tensor, module: str) -> Any:
         return self.values.number(tensor, module)
+
+    def _are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
+        return self.values.condition(operator, module)
 
     # -- taking down
 
