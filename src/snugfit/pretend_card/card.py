@@ -19,7 +19,7 @@ from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.recorder import Recorder
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.streams import Streams
-from snugfit.pretend_card.values import twin, work_of
+from snugfit.pretend_card.values import arguments, twin, work_of
 from snugfit.private_torch import FakeTensor
 from snugfit.recording.allocator_config import AllocatorConfig
 
@@ -167,10 +167,17 @@ class PretendCard(Recorder):
         """What a mask selects is counted by the operator itself."""
 
     def _made_of_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Runs an operator at once whose size depends on values."""
+        """Makes room for the result of an operator whose size depends on values, which the host waits for."""
         if torch.Tag.dynamic_output_shape not in func.tags:
             return None
-        return None
+        self.streams.finish(self.streams.mark(self._stream))
+        made = func(*arguments(args, self._find), **{name: arguments(one, self._find) for name, one in kwargs.items()})
+        several = isinstance(made, list | tuple)
+        fakes = [
+            self._factory.empty(one.shape, one.stride(), one.dtype, self.personality.device)
+            for one in (made if several else [made])
+        ]
+        return type(made)(fakes) if several else fakes[0]
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor's numbers, which the host waits for."""

@@ -99,18 +99,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def _computed(run: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs a kernel; in float32, as kernels of cards compute inside, where the CPU has none for these 16-bit arguments."""
+    halves = any(tensor.dtype in _HALVES for tensor in tensors_in((*args, *kwargs.values())))
     try:
         return run(*args, **kwargs)
-    except (RuntimeError, NotImplementedError) as error:
-        halves = any(tensor.dtype in _HALVES for tensor in tensors_in((*args, *kwargs.values())))
+    except (RuntimeError, NotImplementedError):
         if not halves or private_torch.places_written(operator):
             raise
-        refused = error
+    # Outside of the handler: an error that is kept keeps its frames, and they the tensors of who called.
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.dtype in _HALVES else tensor
 
-    try:
-        return run(*arguments(args, wide), **{name: arguments(value, wide) for name, value in kwargs.items()})
-    except (RuntimeError, NotImplementedError):
-        raise refused from None
+    return run(*arguments(args, wide), **{name: arguments(value, wide) for name, value in kwargs.items()})
