@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -87,7 +88,7 @@ class Stream:
 
     def query(self) -> bool:
         """Returns whether all work is done."""
-        return True
+        return backend.observer("query", self.number, None) is not False
 
     def __enter__(self) -> Stream:
         """Makes it the current stream."""
@@ -124,7 +125,7 @@ class Event:
 
     def query(self) -> bool:
         """Returns whether it has happened."""
-        return True
+        return backend.observer("query", backend.current.number, self.run) is not False
 
     def elapsed_time(self, other: Event) -> float:
         """Returns 0: a recording knows no time."""
@@ -134,6 +135,28 @@ class Event:
 def _nothing(what: str, stream: int, value: Any) -> Any:
     """The observer outside of recordings."""
     return None
+
+
+class RandomState:
+    """A seed and how many operators have drawn since, as on CUDA; without values to draw it just stands still."""
+
+    def __init__(self, seed: int = 0) -> None:
+        """Starts with nothing drawn."""
+        self.seed, self.drawn = seed, 0
+
+    def get(self) -> torch.Tensor:
+        """Returns the state: 16 bytes on the host."""
+        return torch.frombuffer(bytearray(struct.pack("<QQ", self.seed % 2**64, self.drawn)), dtype=torch.uint8)
+
+    def set(self, state: torch.Tensor) -> None:
+        """Takes back a state that `get` returned."""
+        if type(state) is torch.Tensor:
+            self.seed, self.drawn = struct.unpack("<QQ", bytes(state.tolist()))
+
+    def draw(self) -> int:
+        """Returns the seed for the numbers of one operator."""
+        self.drawn += 1
+        return hash((self.seed, self.drawn)) % 2**63
 
 
 class Backend:
@@ -149,7 +172,9 @@ class Backend:
         """Returns bytes allocated now and at most; set by the recorder."""
         self.of_card: Callable[[Callable[[Capability], Any]], Any] = lambda question: question(GENERATIONS[0])
         """Answers a question about the card's compute capability; set by the recorder, which notes who would differ."""
-        self._random_state = torch.zeros(16, dtype=torch.uint8)
+        self._initialized = False
+        self.random = RandomState()
+        """Where the device's random numbers stand; a card that computes counts there."""
 
     def is_initialized(self) -> bool:
         """Returns True: there is nothing to initialise."""
@@ -196,23 +221,26 @@ class Backend:
         return False
 
     def manual_seed(self, seed: int) -> None:
-        """Does nothing: fake tensors have no values."""
+        """Starts the random numbers anew."""
+        self.random.seed, self.random.drawn = seed, 0
 
     manual_seed_all = manual_seed
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """Returns a random state, for torch.utils.checkpoint."""
-        return self._random_state
+        return self.random.get()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Takes a random state back; it means nothing."""
+        """Takes a random state back."""
+        self.random.set(state)
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """Returns the random state of each device."""
-        return [self._random_state]
+        return [self.random.get()]
 
     def set_rng_state_all(self, states: Any) -> None:
-        """Takes random states back; they mean nothing."""
+        """Takes random states back."""
+        self.random.set(states[0])
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Returns the dtypes autocast offers on CUDA."""

@@ -18,7 +18,7 @@ from snugfit.fake_device.accelerator import DEVICE_TYPE
 from snugfit.fake_device.dispatch_plan import Plan
 from snugfit.fake_device.operator_costs import cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
-from snugfit.fake_device.read_values import ReadValues, size_from_values
+from snugfit.fake_device.read_values import ReadValues
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability, CardQuestions
 
@@ -26,6 +26,7 @@ REAL_ELEMENTS = 1024
 """Host tensors up to this size that Python code makes from values stay real."""
 LIFT = torch.ops.aten.lift_fresh.default
 """What `torch.tensor(...)` ends with: its result is made below all modes."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _copy = torch.ops.aten.copy_.default
 
 
@@ -56,12 +57,12 @@ class FakeCalls:
         """Runs an operator; `tensors` are those among its arguments."""
         if _all_real(tensors, kwargs):
             return Call(args, kwargs, func(*args, **kwargs))
-        make = size_from_values(self._values, func, args, kwargs, module)
+        make = self._values.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device
             sized = make(lambda shape, dtype: self._factory.empty(shape, _strides(shape), dtype, device))
             return Call(args, kwargs, sized, by_values=True)
-        if tensors and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors):
+        if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
             args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
         try:
             result = private_torch.viewed(self._factory, func, args, kwargs)

@@ -166,6 +166,14 @@ class ReadValues:
         """
         return bool(self._assumed(torch.bool, operator, module))
 
+    def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
+        """Answers whether two tensors hold the same."""
+        return self.condition(operator, module)
+
+    def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """As `size_from_values`."""
+        return size_from_values(self, func, args, kwargs, module)
+
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of a tensor's values.
 

@@ -48,12 +48,15 @@ _holds_more: dict[Any, bool] = {}
 class Recorder(DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
 
-    def __init__(self, personality: Personality, assumptions: Assumptions | None = None) -> None:
+    def __init__(
+        self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
+    ) -> None:
         """Makes a recorder with nothing recorded.
 
         Args:
             personality: The kind of device.
             assumptions: What may be taken for granted about values; None: the defaults.
+            builder: Takes the events; None: a new one.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.personality = personality
@@ -66,9 +69,9 @@ class Recorder(DirectMode):
         self.modules = ModulePath()
         self._plans: dict[Any, OperatorPlans] = {}
         self._cuda = personality.kind == "cuda"
-        self._builder = TraceBuilder()
+        self._builder = builder if builder is not None else TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
-        self.values = ReadValues(assumptions or Assumptions(), self._ledger, self.answered)
+        self.values = self._values(assumptions or Assumptions())
         """Answers to questions about values."""
         self._factory = private_torch.FakeFactory(private_torch.new_fake_mode())
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
@@ -216,7 +219,7 @@ class Recorder(DirectMode):
                     if known.knows:
                         self._know(func, args, found[1], fresh)
                 follow(func, args, kwargs, found[1], result)
-                return result
+                return self._ran(func, args, kwargs, result)
         how = own_kernels.choice(func, self.personality.kind)
         if how == own_kernels.APART:
             with self._also_inside():
@@ -270,7 +273,7 @@ class Recorder(DirectMode):
             tensors = tensors_in((*args, *kwargs.values()))
         refuse_sparse(str(func), args, kwargs)
         if func is _equal:
-            return self.values.condition(str(func), module)
+            return self.values.are_equal(args, str(func), module)
         selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
         if selects and any(map(_is_mask, args[1])):
             return self._selected(func, args, kwargs, module)
@@ -296,7 +299,14 @@ class Recorder(DirectMode):
         if func in KNOWING:
             self._know(func, call.args, tensors, fresh)
         follow(func, args, kwargs, tensors, result)
+        return self._ran(func, args, kwargs, result)
+
+    def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """Returns what an operator that was recorded returned; a card that computes starts its work here."""
         return result
+
+    def _values(self, assumptions: Assumptions) -> ReadValues:
+        return ReadValues(assumptions, self._ledger, self.answered)
 
     def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Runs an operator that selects by masks as one that selects by the places where they are true."""

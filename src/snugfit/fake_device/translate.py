@@ -41,6 +41,8 @@ class _CudaMeansSim(TorchFunctionMode):
             return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
         if func == _IS_CUDA:
             return args[0].device.type == DEVICE_TYPE
+        if func is torch.device:  # its type and its index may come apart
+            return device_of(func(*args, **kwargs))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
         for argument in args:

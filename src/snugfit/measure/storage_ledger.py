@@ -61,6 +61,11 @@ class StorageLedger:
         """Whether the tensor's storage is known."""
         return tensor.untyped_storage()._cdata in self._alive
 
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Returns the number of a tensor's storage in the trace; None where it is not known."""
+        ref = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.index
+
     def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int) -> None:
         """Takes down the birth of a tensor's storage, unless it is known.
 

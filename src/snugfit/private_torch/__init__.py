@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as current_m
 from torch.utils._pytree import tree_leaves, tree_map
 
 from snugfit.errors import CannotSimulateError
+from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -394,7 +395,8 @@ def register_backend(name: str, module: Any) -> None:
     """
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(name, backend_module=module)
+    _setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=BackendGuard())
+    keep_errors_of_backward()
     claim_kernel("aten::empty_strided", _empty_for_values)
     claim_kernel("aten::_copy_from", _copy_values)
     for update in ("aten::_fused_sgd_", "aten::_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only

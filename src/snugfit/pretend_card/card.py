@@ -1,0 +1,235 @@
+"""A pretend card: what a recording would take down is carried out, with a memory of its own and real numbers.
+
+It is a recorder whose events are not kept. So it takes the kernels, casts and workspaces that the simulation takes, from
+the same code; what it adds are numbers, an end of memory at the very operator that finds none, and streams whose work is
+done when somebody waits for it. Host tensors are ordinary ones.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, RandomState, backend
+from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.read_values import ReadValues
+from snugfit.fake_device.recorder import Recorder
+from snugfit.pretend_card.memory import CardMemory
+from snugfit.pretend_card.streams import Streams
+from snugfit.pretend_card.values import arguments, twin, work_of
+from snugfit.private_torch import FakeTensor
+from snugfit.recording.allocator_config import AllocatorConfig
+
+_aten = torch.ops.aten
+_copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
+_item, _add, _add_ = _aten._local_scalar_dense.default, _aten.add.Tensor, _aten.add_.Tensor
+_is_pinned, _pin_memory = _aten.is_pinned.default, _aten._pin_memory.default
+_POISON = 0xFF
+"""Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
+
+
+class RealValues(ReadValues):
+    """Answers questions about values by the values, for which the host waits."""
+
+    def __init__(self, card: PretendCard, *others: Any) -> None:
+        super().__init__(*others)
+        self._card = card
+
+    def carry(self, *_: Any) -> None:
+        """Nothing has to be remembered of values that are there."""
+
+    def number(self, tensor: torch.Tensor, module: str) -> Any:
+        """Returns the only value of a tensor."""
+        return self._card.read(tensor).item()
+
+    def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
+        """Returns whether two tensors hold the same."""
+        return torch.equal(*(self._card.read(one) for one in pair))
+
+    def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """Returns how many values are not zero."""
+        return int(self._card.read(tensor).count_nonzero())
+
+    def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Makes room for the result of an operator whose size depends on values, by running it beforehand."""
+        if torch.Tag.dynamic_output_shape not in func.tags:
+            return None
+        card = self._card
+        card.streams.finish(card.streams.mark(card.stream))
+        made = func(*arguments(args, card.find), **{name: arguments(one, card.find) for name, one in kwargs.items()})
+        if isinstance(made, torch.Tensor):
+            return lambda empty: empty(tuple(made.shape), made.dtype)
+        return lambda empty: tuple(empty(tuple(one.shape), one.dtype) for one in made)
+
+
+class PretendCard(Recorder):  # type: ignore[no-untyped-call]
+    """The card of this process while it is entered."""
+
+    def __init__(
+        self,
+        personality: Personality,
+        capacity_bytes: int | None,
+        config: AllocatorConfig | None = None,
+        *,
+        seed: int = 0,
+        eager: bool = False,
+    ) -> None:
+        """Makes an empty card.
+
+        Args:
+            personality: The kind of card.
+            capacity_bytes: What it has for this process's segments; None for no end.
+            config: The allocator's options.
+            seed: Of the order in which streams go on, and of the numbers that operators draw.
+            eager: Whether operators are carried out at once.
+        """
+        self.streams = Streams(seed, eager=eager)
+        self.memory = CardMemory(capacity_bytes, config, wait_for_all=self._wait_for_all, on_block=self._poison)
+        super().__init__(personality, builder=self.memory)  # type: ignore[arg-type]
+        self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._random = RandomState(seed)
+
+    def __enter__(self) -> PretendCard:
+        """Puts the card into this process."""
+        self._random_before, backend.random = backend.random, self._random
+        # A parameter that moves to a card stays the same object, and so tied; one that turns into a fake one must be told.
+        self._swaps_before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        backend._initialized = True  # so torch.utils.checkpoint keeps its random state
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Takes it out, with all that was queued carried out unless something went wrong."""
+        super().__exit__(*error)
+        torch.__future__.set_swap_module_params_on_conversion(self._swaps_before)
+        backend.random, backend._initialized = self._random_before, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator on the card, or on the host where the card has no part in it."""
+        if func is _add and private_torch.summed_in_place(args):
+            func = _add_
+        kwargs = kwargs or {}
+        tensors = tensors_in((*args, *kwargs.values()))
+        ours = [type(tensor) is FakeTensor for tensor in tensors]
+        device = kwargs.get("device")
+        to_card = device is not None and torch.device(device).type == DEVICE_TYPE
+        if not to_card and not any(ours):
+            return self._on_host(func, args, kwargs)
+        if func is _to_copy and device is not None and not to_card:
+            return self._to_host(args[0], kwargs)
+        if func is _copy and not ours[0]:
+            return self._copy_to_host(*args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @property
+    def stream(self) -> int:
+        """The number of the current stream."""
+        return self._stream
+
+    # -- the host's side
+
+    def _on_host(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the host; page-locked memory is ordinary memory with a note on it."""
+        if func is _is_pinned:
+            return args[0].untyped_storage() in self._pinned
+        if func is _pin_memory:
+            return self._pin(args[0].clone())
+        if kwargs.get("pin_memory"):
+            return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._pinned.add(tensor.untyped_storage())
+        return tensor
+
+    def _to_host(self, source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """A copy to new host memory: page-locked, and under way when this returns, where the copy may be."""
+        later = bool(kwargs.get("non_blocking"))
+        options = {
+            name: value for name, value in kwargs.items() if name not in ("device", "non_blocking", "pin_memory")
+        }
+        host = torch.empty_like(
+            twin(source, None), dtype=options.get("dtype"), memory_format=options.get("memory_format")
+        )
+        return self._copy_to_host(self._pin(host) if later else host, source, later)
+
+    def _copy_to_host(self, host: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        values = self.find(source)
+        self.streams.put(self.stream, lambda: host.copy_(values))
+        if not (non_blocking and host.untyped_storage() in self._pinned):
+            self.streams.finish(self.streams.mark(self.stream))
+        return host
+
+    # -- the card's side
+
+    def find(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the CPU tensor with a tensor's numbers; of the host's, what they are now unless they are page-locked."""
+        if type(tensor) is not FakeTensor:
+            return tensor if tensor.untyped_storage() in self._pinned else tensor.clone()
+        number = self._ledger.number(tensor)
+        return twin(tensor, None if number is None else self.memory.bytes_of(number))
+
+    def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """Queues an operator, behind the poison for the blocks that it got."""
+        work = work_of(func, args, kwargs, result, self.find)
+        if work is not None:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                work = self._with_numbers_drawn(work)
+            self.streams.put(self.stream, work)
+        return result
+
+    def _with_numbers_drawn(self, work: Any) -> Any:
+        """The numbers that an operator draws are decided when it is queued, as a card's are."""
+        number = backend.random.draw()
+
+        def seeded() -> None:
+            before = torch.default_generator.get_state()
+            torch.default_generator.manual_seed(number)
+            try:
+                work()
+            finally:
+                torch.default_generator.set_state(before)
+
+        return seeded
+
+    def _values(self, assumptions: Assumptions) -> ReadValues:
+        return RealValues(self, assumptions, self._ledger, self.answered)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor's numbers, which the host waits for."""
+        values = self.find(tensor)
+        self.streams.finish(self.streams.mark(self.stream))
+        return values
+
+    def _poison(self, block: torch.Tensor, stream: int) -> None:
+        self.streams.put(stream, lambda: block.fill_(_POISON))
+
+    def _wait_for_all(self) -> None:
+        with private_torch.without_modes():
+            self.streams.finish_all()
+
+    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
+        if what == "event":
+            return self.streams.mark(stream)
+        if what == "wait":
+            self.streams.wait(stream, value)
+            return None
+        if what in ("synchronize", "query"):
+            mark = value if value is not None else self.streams.mark(stream)
+            if what == "query":
+                return self.streams.reached(mark)
+            if stream < 0:
+                self._wait_for_all()
+            else:
+                with private_torch.without_modes():
+                    self.streams.finish(mark)
+            return None
+        return super()._on_backend(what, stream, value)

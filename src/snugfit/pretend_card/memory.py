@@ -1,0 +1,174 @@
+"""The memory of a pretend card: blocks where the caching allocator puts them, bytes that are really there, and an end.
+
+The allocator's addresses are places in one stretch of anonymous pages, far larger than any card and mostly never touched.
+So a block that is handed out again holds what its last owner left there, and whoever still reads it sees the new owner's
+numbers. Nobody is asked whether a queued operator still does: that is what events are for.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from snugfit.errors import TrainingError
+from snugfit.recording.allocator import OutOfMemory
+from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.tensor_bytes import allocator_for
+from snugfit.recording.trace import Place
+from snugfit.units import format_bytes
+
+ADDRESSES = 1 << 42
+"""Places for segments; they are used one after the other, never twice."""
+_NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which Python names from 3.13 on: pages count when they are touched."""
+
+
+class CardMemory:
+    """Takes the events that a recorder writes into a trace, and carries them out instead of taking them down."""
+
+    def __init__(
+        self,
+        capacity_bytes: int | None,
+        config: AllocatorConfig | None = None,
+        *,
+        wait_for_all: Callable[[], None] = lambda: None,
+        on_block: Callable[[torch.Tensor, int], None] = lambda block, stream: None,
+    ) -> None:
+        """Starts with an empty card.
+
+        Args:
+            capacity_bytes: What the card has for this process's segments; None for no end.
+            config: The allocator's options.
+            wait_for_all: Called before a segment goes back to the card, as the driver waits for the device there.
+            on_block: Told of the bytes of every block that is handed out, and of the stream that gets it.
+        """
+        self.allocator = allocator_for(config, capacity_bytes, self._on_segment)
+        self._wait_for_all = wait_for_all
+        self._on_block = on_block
+        self._pages = _pages()
+        self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._blocks: dict[int, tuple[int, int, int]] = {}  # storage's number -> address, bytes asked for, stream
+        self._categories: dict[int, str] = {}
+        self._made = 0
+        self.taken_apart: dict[tuple[str, str], None] = {}
+        """Operator and module of all that ran in parts, as in a trace."""
+
+    # -- what a recorder writes
+
+    def __len__(self) -> int:
+        """No event is kept."""
+        return 0
+
+    def alloc(
+        self, nbytes: int, *, place: Place = "device", category: str = "temporaries", stream: int = 0, **_: Any
+    ) -> int:
+        """Gives a storage its block; returns the storage's number.
+
+        Args:
+            nbytes: Bytes asked for, 0 or more.
+            place: Where it lives; the host's memory is not the card's.
+            category: What it is.
+            stream: The stream that asks.
+
+        Raises:
+            torch.OutOfMemoryError: The card has no room left.
+        """
+        number = self._made
+        self._made += 1
+        if place == "device" and nbytes:
+            self._blocks[number] = (self._malloc(nbytes, stream), nbytes, stream)
+        self._categories[number] = category
+        return number
+
+    def free(self, storage: int) -> None:
+        """Takes a storage's block back."""
+        self._categories.pop(storage, None)
+        block = self._blocks.pop(storage, None)
+        if block is not None:
+            self.allocator.free(block[0])
+
+    def resize(self, storage: int, nbytes: int) -> None:
+        """Gives a storage a block of another size, with what fits of the old one's bytes."""
+        before = self.bytes_of(storage)
+        old = self._blocks.pop(storage, None)
+        if nbytes:
+            stream = old[2] if old else 0
+            self._blocks[storage] = (self._malloc(nbytes, stream), nbytes, stream)
+            if before is not None:
+                self._wait_for_all()
+                kept = min(nbytes, before.numel())
+                after = self.bytes_of(storage)
+                assert after is not None
+                after[:kept].copy_(before[:kept])
+        if old is not None:
+            self.allocator.free(old[0])
+
+    def workspace(self, nbytes: int, *, stream: int = 0, **_: Any) -> None:
+        """Takes what an operator needs inside itself, and gives it back."""
+        if nbytes:
+            self.allocator.free(self._malloc(nbytes, stream))
+
+    def empty_cache(self) -> None:
+        """Gives cached segments back to the card."""
+        self.allocator.empty_cache()
+
+    def mark(self, phase: str, entered: bool, step: int = 0) -> None:
+        """Phases mean nothing to a card."""
+
+    def run(self, run: Any) -> int:
+        """Nor do the costs of an operator."""
+        return 0
+
+    def set_module(self, storage: int, module: str) -> None:
+        """Nor does the module that a storage belongs to."""
+
+    def set_category(self, storage: int, category: str) -> None:
+        """Says what a storage turned out to be."""
+        if storage in self._categories:
+            self._categories[storage] = category
+
+    def category(self, storage: int) -> str:
+        """Returns what a storage is taken for so far."""
+        return self._categories[storage]
+
+    # -- what is there
+
+    def bytes_of(self, storage: int) -> torch.Tensor | None:
+        """Returns the bytes of a storage's block, uint8; None for one without a block."""
+        block = self._blocks.get(storage)
+        return None if block is None else self._bytes[block[0] : block[0] + block[1]]
+
+    def _malloc(self, nbytes: int, stream: int) -> int:
+        allocator = self.allocator
+        try:
+            address = allocator.malloc(nbytes, stream)
+            self._on_block(self._bytes[address : address + nbytes], stream)
+            return address
+        except OutOfMemory as full:
+            room = allocator.capacity_bytes - full.reserved_bytes
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory (pretend card). Tried to allocate {format_bytes(nbytes)}. The card has "
+                f"{format_bytes(allocator.capacity_bytes)} for this process, of which {format_bytes(room)} is free; "
+                f"{format_bytes(full.allocated_bytes)} is allocated, and "
+                f"{format_bytes(full.reserved_bytes - full.allocated_bytes)} is reserved but unallocated."
+            ) from full
+
+    def _on_segment(self, action: str, address: int, nbytes: int, stream: int) -> None:
+        if address + nbytes > ADDRESSES:
+            raise TrainingError("the pretend card has used up its addresses; start the run again from its last state.")
+        if action in ("segment_free", "segment_unmap"):
+            self._wait_for_all()
+            self._pages.madvise(mmap.MADV_DONTNEED, address, nbytes)
+
+
+def _pages() -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    try:
+        return mmap.mmap(-1, ADDRESSES, flags=flags)
+    except OSError:
+        gc.collect()  # cards of earlier runs that only refer to themselves
+        return mmap.mmap(-1, ADDRESSES, flags=flags)

@@ -1,0 +1,105 @@
+"""Streams of a pretend card: work waits in queues until somebody has to see its result.
+
+A real card carries out what is queued as early as it can, so a wait that was forgotten mostly does no harm. Here work is
+carried out as late as events, waits and the host allow, and now and then some of it earlier, drawn by a seed. So a copy
+that nobody waited for has not happened yet when its result is read, and a block that was handed out too early is
+overwritten before its last reader comes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+DEPTH = 2000
+"""Entries of a queue after which its older half is carried out, as a driver makes the host wait when a queue is full."""
+EARLY = 0.02
+"""Chance at each new entry that some stream is let go on for a while."""
+
+
+class Mark(NamedTuple):
+    """A place in a stream's queue: behind all that was queued so far."""
+
+    stream: int
+    """The stream's number."""
+    entry: int
+    """How many entries came before."""
+
+
+class Streams:
+    """The queues of one card."""
+
+    def __init__(self, seed: int = 0, *, eager: bool = False) -> None:
+        """Starts with nothing queued.
+
+        Args:
+            seed: Of the order in which streams go on.
+            eager: Whether work is carried out at once, in the order in which the host asks for it.
+        """
+        self._random = random.Random(seed)
+        self._eager = eager
+        self._queues: dict[int, deque[Callable[[], object] | Mark]] = {}
+        self._done: dict[int, int] = {}
+
+    def put(self, stream: int, work: Callable[[], object]) -> None:
+        """Queues work.
+
+        Args:
+            stream: The stream's number.
+            work: Called once, when its turn has come.
+        """
+        if self._eager:
+            work()
+            return
+        queue = self._queue(stream)
+        queue.append(work)
+        if len(queue) > DEPTH:
+            self.finish(Mark(stream, self._done[stream] + DEPTH // 2))
+        elif self._random.random() < EARLY:
+            other = self._random.choice(list(self._queues))
+            self.finish(Mark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
+
+    def mark(self, stream: int) -> Mark:
+        """Returns the place behind all that is queued on a stream."""
+        return Mark(stream, 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ())))
+
+    def wait(self, stream: int, mark: Mark) -> None:
+        """Lets what is queued on a stream from now on wait for a mark."""
+        if not self._eager and mark.stream != stream and not self.reached(mark):
+            self._queue(stream).append(mark)
+
+    def reached(self, mark: Mark) -> bool:
+        """Returns whether all before a mark is carried out."""
+        return self._eager or self._done.get(mark.stream, 0) >= mark.entry
+
+    def finish(self, mark: Mark) -> None:
+        """Carries out what lies before a mark, and of other streams what that waits for."""
+        if self._eager:
+            return
+        waiting = [mark]
+        while waiting:
+            stream, entry = waiting[-1]
+            queue = self._queues.get(stream)
+            if not queue or self._done[stream] >= entry:
+                waiting.pop()
+                continue
+            work = queue[0]
+            if isinstance(work, Mark) and not self.reached(work):
+                waiting.append(work)
+                continue
+            queue.popleft()
+            self._done[stream] += 1
+            if not isinstance(work, Mark):
+                work()
+
+    def finish_all(self) -> None:
+        """Carries out all that is queued."""
+        for stream in self._random.sample(list(self._queues), len(self._queues)):
+            self.finish(self.mark(stream))
+
+    def _queue(self, stream: int) -> deque[Callable[[], object] | Mark]:
+        if stream not in self._queues:
+            self._queues[stream], self._done[stream] = deque(), 0
+        return self._queues[stream]

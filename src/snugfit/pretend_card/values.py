@@ -1,0 +1,112 @@
+"""The numbers of a pretend card: each operator runs on CPU tensors that lie in the card's blocks.
+
+A fake tensor says which layout and dtype a result has on the card; the CPU's kernel gives the numbers, which are put into
+that layout. Arguments are looked up when an operator is queued and read when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device.accelerator import DEVICE_TYPE
+from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.pretend_card import only_on_cards
+
+_CPU = torch.device("cpu")
+_UNFILLED = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
+"""Operators that make memory and put nothing into it."""
+
+
+def twin(tensor: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor:
+    """Returns the CPU tensor that has a card's tensor's numbers.
+
+    Args:
+        tensor: A fake tensor of the card.
+        block: The bytes of its storage, uint8; None for an empty storage.
+    """
+    if block is None:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    storage = block.untyped_storage()
+    step = tensor.dtype.itemsize
+    offset = block.storage_offset() // step + int(tensor.storage_offset())
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.shape, tensor.stride())
+
+
+def arguments(value: Any, find: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns an operator's arguments for the CPU.
+
+    Args:
+        value: Tensors in lists, devices and plain values.
+        find: Returns the CPU tensor for any tensor.
+    """
+    if isinstance(value, torch.Tensor):
+        return find(value)
+    if isinstance(value, torch.device):
+        return _CPU if value.type == DEVICE_TYPE else value
+    if isinstance(value, list | tuple):
+        return type(value)([arguments(part, find) for part in value])
+    return value
+
+
+def work_of(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+    find: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[], None] | None:
+    """Returns what a stream has to do for an operator; None for one that only makes views or unfilled memory.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments, with tensors of the card.
+        kwargs: Its keyword arguments.
+        result: What it returned, tensors of the card.
+        find: Returns the CPU tensor for any tensor.
+    """
+    if operator._opname in _UNFILLED or torch.Tag.inplace_view in operator.tags:
+        return None
+    writes = bool(private_torch.places_written(operator))
+    given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
+    results = list(result) if isinstance(result, list | tuple) else [result]
+    fresh = [
+        isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given and one.numel() > 0
+        for one in results
+    ]
+    if not writes and not any(fresh):
+        return None
+    own_args = arguments(args, find)
+    own_kwargs = {name: arguments(value, find) for name, value in kwargs.items() if name != "pin_memory"}
+    targets = [find(one) if new else None for one, new in zip(results, fresh, strict=True)]
+    run = only_on_cards.KERNELS.get(operator, operator)
+
+    def work() -> None:
+        made = _computed(run, operator, own_args, own_kwargs)
+        for target, value in zip(targets, made if isinstance(made, list | tuple) else [made], strict=False):
+            if target is not None and isinstance(value, torch.Tensor):
+                target.copy_(value.reshape(target.shape) if value.shape != target.shape else value)
+
+    return work
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _computed(run: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs a kernel; in float32, as kernels of cards compute inside, where the CPU has none for these 16-bit arguments."""
+    halves = any(tensor.dtype in _HALVES for tensor in tensors_in((*args, *kwargs.values())))
+    try:
+        return run(*args, **kwargs)
+    except (RuntimeError, NotImplementedError):
+        if not halves or private_torch.places_written(operator):
+            raise
+    # Outside of the handler: an error that is kept keeps its frames, and they the tensors of who called.
+
+    def wide(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype in _HALVES else tensor
+
+    return run(*arguments(args, wide), **{name: arguments(value, wide) for name, value in kwargs.items()})

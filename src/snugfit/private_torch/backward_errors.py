@@ -1,0 +1,56 @@
+"""Errors that are raised while a backward pass runs on an accelerator written in Python.
+
+torch 2.11 to 2.15 loses them, or ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+_fetch_error, _let_go = ctypes.pythonapi.PyErr_Fetch, ctypes.pythonapi.Py_DecRef
+_error = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()  # type, value, traceback
+_places = tuple(map(ctypes.byref, _error))
+_lost: list[BaseException] = []
+
+
+class BackendGuard(torch._C._acc.DeviceGuard):
+    """Says what kind of device the accelerator is; torch's own example ends the process when an operator fails in backward.
+
+    While an error is on its way out of backward, torch leaves the stream of the node, and asks for the device by calling
+    this method with the error still set, which Python functions do not survive. So the error is taken away first: that has
+    to be the first thing that happens, with nothing made for it.
+    """
+
+    def type_(self) -> Any:
+        """Returns the device's kind."""
+        _fetch_error(*_places)
+        if _error[1].value:
+            _lost.append(ctypes.cast(_error[1], ctypes.py_object).value)
+            for one in _error:
+                if one.value:
+                    _let_go(one)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def keep_errors_of_backward() -> None:
+    """Raises the errors that `BackendGuard` had to take away; torch has only a SystemError without them."""
+    from torch.autograd import graph
+
+    run = graph._engine_run_backward
+
+    def run_and_raise(*args: Any, **kwargs: Any) -> Any:
+        _lost.clear()
+        try:
+            return run(*args, **kwargs)
+        except SystemError:
+            if not _lost:
+                raise
+            error = _lost[0]
+            _lost.clear()
+            raise error from None
+
+    graph._engine_run_backward = run_and_raise
+    torch.autograd._engine_run_backward = run_and_raise  # type: ignore[attr-defined]
