@@ -593,3 +593,26 @@ def test_the_history_of_a_card_is_asked_for_as_torch_takes_it():
         "clear_history",
     } <= set(taken)
     assert next(iter(inspect.signature(torch.cuda.memory._snapshot).parameters)) == "device"
+
+
+def test_backend_guard_and_keep_errors_of_backward():
+    """An operator that fails in backward raises its own error, where torch alone ends the process."""
+    said = in_a_worker(
+        """
+import torch
+from snugfit.fake_device import registration
+from snugfit.private_torch import new_fake_mode
+from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
+registration.register()
+for _ in range(3):
+    with new_fake_mode(), torch.autograd.set_multithreading_enabled(False):
+        weight = torch.ones(2, 2, device="sim", requires_grad=True)
+        loss = (weight @ weight).relu().sum()
+        weight.register_hook(lambda _: 1 // 0)
+        try:
+            loss.backward()
+        except ZeroDivisionError as error:
+            print(error)
+"""
+    )
+    assert said.split("\n")[:3] == ["integer division or modulo by zero"] * 3

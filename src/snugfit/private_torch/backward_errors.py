@@ -27,8 +27,11 @@ class BackendGuard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
         """Returns the device's kind."""
         _fetch_error(*_places)
-        if _error[1].value:
-            _lost.append(ctypes.cast(_error[1], ctypes.py_object).value)
+        if _error[0].value:
+            kind, value = (ctypes.cast(one, ctypes.py_object).value if one.value else () for one in _error[:2])
+            # Errors raised in C come as a class and what it is to be made from.
+            given = value if isinstance(value, tuple) else (value,)
+            _lost.append(value if isinstance(value, BaseException) else kind(*given))
             for one in _error:
                 if one.value:
                     _let_go(one)
