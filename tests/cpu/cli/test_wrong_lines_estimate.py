@@ -559,8 +559,8 @@ LINES = [
     ),
     wrong(
         "estimate model.py:build --image-size 8 --seq-len 5",
-        "--seq-len has no meaning for image-classification",
-        "give --image-size",
+        "--seq-len has no meaning for image-classification of 'model.py:build'",
+        "Leave it out",
     ),
     wrong(
         "estimate model.py:build --image-size 8 --frames 5",

@@ -215,7 +215,7 @@ LINES = [
     wrong(
         "train model.py:build --data digits --keep-checkpoints 1",
         "--keep-checkpoints is 1",
-        "give at least 2, so that a damaged one has a predecessor",
+        "give at least 2: a damaged one needs a predecessor",
     ),
     wrong(
         "train model.py:build --data digits --keep-checkpoints x",
@@ -410,7 +410,7 @@ LINES = [
     ),
     wrong(
         "train hf:llama/config.json --data csv:empty.csv --seq-len 16",
-        "data 'empty.csv' has no rows",
+        "data file 'empty.csv': its first line must name each column once; it is empty",
         "Give a file with some",
     ),
     wrong(

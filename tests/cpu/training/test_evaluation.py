@@ -14,8 +14,9 @@ from snugfit.training.phases import listen
 from snugfit.workloads.tasks import task_named
 
 
-def evaluate(trainer, batches, task):
-    return read(add_up(trainer, batches, task), task)
+def evaluate(trainer, batches, task, **stop):
+    sums = add_up(trainer, batches, task, **stop)
+    return None if sums is None else read(sums, task)
 
 
 TASK = task_named("image-classification")
