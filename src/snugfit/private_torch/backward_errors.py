@@ -16,6 +16,10 @@ _places = tuple(map(ctypes.byref, _error))
 _lost: list[BaseException] = []
 
 
+def _object_at(place: ctypes.c_void_p) -> Any:
+    return ctypes.cast(place, ctypes.py_object).value if place.value else ()
+
+
 class BackendGuard(torch._C._acc.DeviceGuard):
     """Says what kind of device the accelerator is; torch's own example ends the process when an operator fails in backward.
 
@@ -28,7 +32,7 @@ class BackendGuard(torch._C._acc.DeviceGuard):
         """Returns the device's kind."""
         _fetch_error(*_places)
         if _error[0].value:
-            kind, value = (ctypes.cast(one, ctypes.py_object).value if one.value else () for one in _error[:2])
+            kind, value = (_object_at(one) for one in _error[:2])
             # Errors raised in C come as a class and what it is to be made from.
             given = value if isinstance(value, tuple) else (value,)
             _lost.append(value if isinstance(value, BaseException) else kind(*given))

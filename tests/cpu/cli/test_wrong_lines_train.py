@@ -410,7 +410,7 @@ LINES = [
     ),
     wrong(
         "train hf:llama/config.json --data csv:empty.csv --seq-len 16",
-        "data file 'empty.csv': its first line must name each column once; it is empty",
+        "data file 'empty.csv' has no rows",
         "Give a file with some",
     ),
     wrong(

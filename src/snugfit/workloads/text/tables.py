@@ -148,10 +148,12 @@ def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
         with _long_fields():
             header = next(reader, [])
             names = [name.strip() for name in header]
-            if len(set(header)) < len(header) or not header or not all(names):
+            if not header:
+                raise InputError(f"data file {str(path)!r} has no rows. Give a file with some, under a line of names.")
+            if len(set(header)) < len(header) or not all(names):
                 raise InputError(
                     f"data file {str(path)!r}: its first line must name each column once; it is "
-                    f"{', '.join(header) or 'empty'}."
+                    f"{', '.join(header)!r}. Name them."
                 )
             line = reader.line_num + 1
             for row in reader:
