@@ -28,6 +28,7 @@ from snugfit.errors import DoesNotFitError, SnugfitError
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.simulator.estimate import estimate_named
+from snugfit.techniques.microbatch.apply import tensors_of
 from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 
@@ -82,7 +83,6 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
     Returns:
         Peak tensor bytes (0 where they are not measured), and the losses.
     """
-    settings: dict[str, Any] = {"lr": SGD_RATE} if optimizer == "sgd" else {}
     events = AllocatorEvents()
     if measure:
         warm_up()
@@ -92,6 +92,10 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
     if subject.again is not None:
         subject = subject.again()  # captured networks belong to what is measured
     model = subject.build()
+    settings: dict[str, Any] = {}
+    if optimizer == "sgd":  # a summed loss has gradients as large as its batch
+        summed = subject.arguments.get("loss_weight") == "sum"
+        settings["lr"] = SGD_RATE / (sum(one.numel() for one in tensors_of(subject.batch(model))) if summed else 1)
     trainer = snugfit.prepare(model, recipe, optimizer=optimizer, device="cpu", **subject.arguments, **settings)
     losses: list[float] = []
 

@@ -4,36 +4,23 @@ Dropout draws other numbers on a card than on the CPU, so the model with dropout
 whose streams work at once.
 """
 
-import itertools
 import random
 
 import pytest
 import torch
+from exact_recipes import EXACT, allowed, pairs
 from small_models import MODELS, cross_entropy, make_batches, make_model
 
 import snugfit
-from snugfit import Recipe, RecipeError
+from snugfit import Recipe
 from snugfit.fake_device.accelerator import Personality
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.simulator.session import simulate_training
 
 SAMPLES, STEPS = 10, 3
-EXACT = {
-    "microbatch": {"microbatch_size": 4},
-    "checkpoint_all": {"checkpoint": "all"},
-    "checkpoint_blocks": {"checkpoint": "blocks:1"},
-    "checkpoint_selective": {"checkpoint": "selective"},
-    "offload_activations": {"offload_activations": "all"},
-    "offload_checkpoints": {"offload_activations": "checkpoints", "checkpoint": "all"},
-    "offload_optimizer": {"offload_optimizer": True},
-    "step_in_backward": {"step_in_backward": True},
-    "foreach": {"optimizer_impl": "foreach"},
-    "fused": {"optimizer_impl": "fused"},
-    "for_loop": {"optimizer_impl": "for-loop"},
-    "inplace": {"inplace": True},
-    "eager": {"attention": "eager"},
-}
+ON_CARD = {name: fields for name, fields in EXACT.items() if name != "compile"}
+"""Compiled code knows no device that is written in Python."""
 HOST = ("offload_activations", "offload_checkpoints", "offload_optimizer")
 """Techniques whose copies run beside the compute."""
 SEEDS = 20
@@ -42,28 +29,13 @@ SEEDS = 20
 def _cases():
     drawn = random.Random(0)
     for model in MODELS:
-        for name, fields in EXACT.items():
+        for name, fields in ON_CARD.items():
             yield model, name, fields, drawn.randrange(1000)
-    pairs = [
-        (f"{first}+{second}", one | other)
-        for (first, one), (second, other) in itertools.combinations(EXACT.items(), 2)
-        if all(one[field] == other[field] for field in one.keys() & other.keys())
-    ]
-    for name, fields in pairs:
+    for name, fields in pairs(ON_CARD):
         yield drawn.choice(list(MODELS)), name, fields, drawn.randrange(1000)
 
 
-def _allowed(model, fields):
-    if "microbatch_size" in fields and model in ("cnn", "vit"):
-        return False
-    try:
-        snugfit.fidelity(Recipe(**fields), snugfit.Workload(batch_size=SAMPLES))
-    except RecipeError:
-        return False
-    return True
-
-
-CASES = [case for case in _cases() if _allowed(case[0], case[2])]
+CASES = [case for case in _cases() if allowed(case[0], case[2], SAMPLES)]
 
 
 def _train(model_name, fields, device, steps=STEPS):
@@ -118,12 +90,12 @@ def test_copies_beside_the_compute_are_waited_for(name, plain):
 
 
 def test_the_matrix_is_as_large_as_claimed():
-    assert {name for model, name, _, _ in CASES if model == "mlp"} >= set(EXACT)
+    assert {name for model, name, _, _ in CASES if model == "mlp"} >= set(ON_CARD)
     assert sum("+" in name for _, name, _, _ in CASES) >= 40
 
 
 MEMORY = {
-    **{name: {**fields} for name, fields in EXACT.items()},
+    **{name: {**fields} for name, fields in ON_CARD.items()},
     "plain": {},
     "bf16_mixed": {"precision": "bf16-mixed"},
     "bf16_true": {"precision": "bf16-true"},

@@ -7,56 +7,22 @@ says `different`, and that is tested too.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from exact_recipes import EXACT, allowed, pairs
 from small_models import MODELS, cross_entropy, make_batches, make_model
 
 import snugfit
-from snugfit import Recipe, RecipeError
+from snugfit import Recipe
 
 SAMPLES, STEPS = 10, 3
 
-EXACT = {
-    "microbatch": {"microbatch_size": 4},
-    "checkpoint_all": {"checkpoint": "all"},
-    "checkpoint_every": {"checkpoint": "every:2"},
-    "checkpoint_blocks": {"checkpoint": "blocks:1"},
-    "checkpoint_selective": {"checkpoint": "selective"},
-    "offload_activations": {"offload_activations": "all"},
-    "offload_checkpoints": {"offload_activations": "checkpoints", "checkpoint": "all"},
-    "offload_optimizer": {"offload_optimizer": True},
-    "step_in_backward": {"step_in_backward": True},
-    "foreach": {"optimizer_impl": "foreach"},
-    "fused": {"optimizer_impl": "fused"},
-    "for_loop": {"optimizer_impl": "for-loop"},
-    "inplace": {"inplace": True},
-    "eager": {"attention": "eager"},
-    "sdpa": {"attention": "sdpa"},
-    "compile": {"compile": "aot_eager"},
-}
-
-
-def _combinations():
-    yield from EXACT.items()
-    for (first, one), (second, other) in itertools.combinations(EXACT.items(), 2):
-        if all(one[field] == other[field] for field in one.keys() & other.keys()):
-            yield f"{first}+{second}", one | other
-
-
-def _allowed(model: str, fields: dict) -> bool:
-    if "microbatch_size" in fields and model in ("cnn", "vit"):
-        return False
-    try:
-        recipe = Recipe(**fields)
-        snugfit.fidelity(recipe, snugfit.Workload(batch_size=SAMPLES))
-    except RecipeError:
-        return False
-    return True
-
-
-CASES = [(model, name, fields) for model in MODELS for name, fields in _combinations() if _allowed(model, fields)]
+CASES = [
+    (model, name, fields)
+    for model in MODELS
+    for name, fields in (*EXACT.items(), *pairs())
+    if allowed(model, fields, SAMPLES)
+]
 
 
 def _train(model_name: str, recipe: Recipe, dtype: torch.dtype, steps: int, optimizer="adamw"):
