@@ -27,6 +27,8 @@ REAL_ELEMENTS = 1024
 LIFT = torch.ops.aten.lift_fresh.default
 """What `torch.tensor(...)` ends with: its result is made below all modes."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_index = torch.ops.aten.index.Tensor
+_PUTS = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
 _copy = torch.ops.aten.copy_.default
 
 
@@ -151,6 +153,17 @@ class FakeCalls:
             differs=differs,
         )
         return plan, result, list(fresh)
+
+
+def is_mask(index: Any) -> bool:
+    """Returns whether an index selects by true and false."""
+    return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
+
+
+def selects_by_masks(func: Any, args: Sequence[Any]) -> bool:
+    """Returns whether an operator selects what masks say; one number goes wherever they say without being selected."""
+    selects = func is _index or (func in _PUTS and args[2].numel() > 1)
+    return selects and any(map(is_mask, args[1]))
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

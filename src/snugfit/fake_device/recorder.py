@@ -20,7 +20,7 @@ from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
-from snugfit.fake_device.fake_calls import LIFT, FakeCalls, written_by
+from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
@@ -38,7 +38,6 @@ _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _equal = _aten.equal.default
-_PUTS = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
@@ -47,6 +46,9 @@ _holds_more: dict[Any, bool] = {}
 
 class Recorder(DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
+
+    answers: type[ReadValues] = ReadValues
+    """Answers questions about values."""
 
     def __init__(
         self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
@@ -71,7 +73,7 @@ class Recorder(DirectMode):
         self._cuda = personality.kind == "cuda"
         self._builder = builder if builder is not None else TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
-        self.values = self._values(assumptions or Assumptions())
+        self.values = self.answers(assumptions or Assumptions(), self._ledger, self.answered)
         """Answers to questions about values."""
         self._factory = private_torch.FakeFactory(private_torch.new_fake_mode())
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
@@ -104,9 +106,8 @@ class Recorder(DirectMode):
             operators = self._calls.operators = cpu_operators.of_this_processor()
             self._plans = _plans.setdefault(operators, {})
             self._entered.enter_context(operators.in_use())
-        self._entered.enter_context(self.modules)
-        self._entered.enter_context(self._watch_optimizers())
-        self._entered.enter_context(private_torch.on_storage_resize(self._ledger.resized))
+        for watch in (self.modules, self._watch_optimizers(), private_torch.on_storage_resize(self._ledger.resized)):
+            self._entered.enter_context(watch)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -274,8 +275,7 @@ class Recorder(DirectMode):
         refuse_sparse(str(func), args, kwargs)
         if func is _equal:
             return self.values.are_equal(args, str(func), module)
-        selects = func is _aten.index.Tensor or (func in _PUTS and args[2].numel() > 1)  # one number goes anywhere
-        if selects and any(map(_is_mask, args[1])):
+        if selects_by_masks(func, args):
             return self._selected(func, args, kwargs, module)
         call = self._calls.run(func, args, kwargs, tensors, module)
         unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
@@ -305,17 +305,14 @@ class Recorder(DirectMode):
         """Returns what an operator that was recorded returned; a card that computes starts its work here."""
         return result
 
-    def _values(self, assumptions: Assumptions) -> ReadValues:
-        return ReadValues(assumptions, self._ledger, self.answered)
-
     def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Runs an operator that selects by masks as one that selects by the places where they are true."""
-        for index in filter(_is_mask, args[1]):
+        for index in filter(is_mask, args[1]):
             self.values.count(index, str(func), module)
         with self._also_inside():
             places: list[Any] = []
             for index in args[1]:
-                places += _aten.nonzero.default(index).unbind(1) if _is_mask(index) else [index]
+                places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]
             return func(args[0], places, *args[2:], **kwargs)
 
     # -- taking down
@@ -461,7 +458,3 @@ class Recorder(DirectMode):
         elif what == "empty_cache":
             self._builder.empty_cache()
         return None
-
-
-def _is_mask(index: Any) -> bool:
-    return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)

@@ -15,7 +15,6 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, RandomState, backend
-from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
@@ -36,8 +35,10 @@ _POISON = 0xFF
 class RealValues(ReadValues):
     """Answers questions about values by the values, for which the host waits."""
 
-    def __init__(self, card: PretendCard, *others: Any) -> None:
-        super().__init__(*others)
+    _card: PretendCard
+
+    def of(self, card: PretendCard) -> None:
+        """Says whose values they are."""
         self._card = card
 
     def carry(self, *_: Any) -> None:
@@ -70,6 +71,9 @@ class RealValues(ReadValues):
 class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     """The card of this process while it is entered."""
 
+    answers = RealValues
+    values: RealValues
+
     def __init__(
         self,
         personality: Personality,
@@ -91,6 +95,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self.streams = Streams(seed, eager=eager)
         self.memory = CardMemory(capacity_bytes, config, wait_for_all=self._wait_for_all, on_block=self._poison)
         super().__init__(personality, builder=self.memory)  # type: ignore[arg-type]
+        self.values.of(self)
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._random = RandomState(seed)
 
@@ -199,9 +204,6 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
                 torch.default_generator.set_state(before)
 
         return seeded
-
-    def _values(self, assumptions: Assumptions) -> ReadValues:
-        return RealValues(self, assumptions, self._ledger, self.answered)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor's numbers, which the host waits for."""

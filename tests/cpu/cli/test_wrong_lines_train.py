@@ -434,7 +434,11 @@ LINES = [
         "data 'csv:columns.csv' has 1 rows in all",
         "Give at least ten rows for each label",
     ),
-    wrong("train hf:llama/config.json --data csv:twice.csv --seq-len 16", "data file 'twice.csv'", "it is text, text"),
+    wrong(
+        "train hf:llama/config.json --data csv:twice.csv --seq-len 16",
+        "data file 'twice.csv'",
+        "it is text, text. Name them",
+    ),
     wrong(
         "train hf:llama/config.json --data csv:nulls.csv --seq-len 16",
         "data 'csv:nulls.csv' has 1 rows in all",

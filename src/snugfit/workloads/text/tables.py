@@ -153,7 +153,7 @@ def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
             if len(set(header)) < len(header) or not all(names):
                 raise InputError(
                     f"data file {str(path)!r}: its first line must name each column once; it is "
-                    f"{', '.join(header)!r}. Name them."
+                    f"{', '.join(header)}. Name them."
                 )
             line = reader.line_num + 1
             for row in reader:
