@@ -171,8 +171,39 @@ class ReadValues:
         return self.condition(operator, module)
 
     def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """As `size_from_values`."""
-        return size_from_values(self, func, args, kwargs, module)
+        """Returns the result of an operator whose size depends on values, None for all other operators.
+
+        Args:
+            func: The operator.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            module: Dotted path of the module that runs.
+
+        Returns:
+            Fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
+
+        Raises:
+            CannotSimulateError: Nothing says what the size is.
+        """
+        name = func._opname
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is None:
+            return None
+        operator = str(func)
+        if name == "nonzero":
+            found = self.count(source, operator, module)
+            return lambda empty: empty((found, source.dim()), torch.int64)
+        if name == "masked_select":
+            shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
+            share = self.count(args[1], operator, module) / max(1, args[1].numel())
+            return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
+        if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
+            return _unique(self, name, source, args, operator, module)
+        if name == "repeat_interleave" and func._overloadname == "Tensor":
+            size = kwargs.get("output_size")
+            size = self.total(source, operator, module) if size is None else size
+            return lambda empty: empty((size,), source.dtype)
+        return None
 
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of a tensor's values.
@@ -320,43 +351,6 @@ def arrays_given(values: ReadValues) -> list[Change]:
         (torch.Tensor, "__format__", to_text),
         (FakeTensor, "tolist", to_list),
     ]
-
-
-def size_from_values(values: ReadValues, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-    """Returns the result of an operator whose size depends on values, None for all other operators.
-
-    Args:
-        values: Answers.
-        func: The operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        module: Dotted path of the module that runs.
-
-    Returns:
-        Fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
-
-    Raises:
-        CannotSimulateError: Nothing says what the size is.
-    """
-    name = func._opname
-    source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-    if source is None:
-        return None
-    operator = str(func)
-    if name == "nonzero":
-        found = values.count(source, operator, module)
-        return lambda empty: empty((found, source.dim()), torch.int64)
-    if name == "masked_select":
-        shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
-        share = values.count(args[1], operator, module) / max(1, args[1].numel())
-        return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
-    if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
-        return _unique(values, name, source, args, operator, module)
-    if name == "repeat_interleave" and func._overloadname == "Tensor":
-        size = kwargs.get("output_size")
-        size = values.total(source, operator, module) if size is None else size
-        return lambda empty: empty((size,), source.dtype)
-    return None
 
 
 def _unique(

@@ -18,6 +18,7 @@ from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, RandomStat
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
+from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
@@ -26,8 +27,9 @@ from snugfit.recording.allocator_config import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
-_item, _add, _add_ = _aten._local_scalar_dense.default, _aten.add.Tensor, _aten.add_.Tensor
+_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _is_pinned, _pin_memory = _aten.is_pinned.default, _aten._pin_memory.default
+_set_swaps = torch.__future__.set_swap_module_params_on_conversion
 _POISON = 0xFF
 """Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
 
@@ -61,7 +63,7 @@ class RealValues(ReadValues):
         if torch.Tag.dynamic_output_shape not in func.tags:
             return None
         card = self._card
-        card.streams.finish(card.streams.mark(card.stream))
+        card.wait()
         made = func(*arguments(args, card.find), **{name: arguments(one, card.find) for name, one in kwargs.items()})
         if isinstance(made, torch.Tensor):
             return lambda empty: empty(tuple(made.shape), made.dtype)
@@ -101,26 +103,20 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> PretendCard:
         """Puts the card into this process."""
-        self._random_before, backend.random = backend.random, self._random
+        # `_initialized`: so torch.utils.checkpoint keeps the card's random state.
+        self._entered.enter_context(replaced([(backend, "random", self._random), (backend, "_initialized", True)]))
         # A parameter that moves to a card stays the same object, and so tied; one that turns into a fake one must be told.
-        self._swaps_before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        backend._initialized = True  # so torch.utils.checkpoint keeps its random state
+        self._entered.callback(_set_swaps, torch.__future__.get_swap_module_params_on_conversion())
+        _set_swaps(True)
         super().__enter__()
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Takes it out, with all that was queued carried out unless something went wrong."""
-        super().__exit__(*error)
-        torch.__future__.set_swap_module_params_on_conversion(self._swaps_before)
-        backend.random, backend._initialized = self._random_before, False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on the card, or on the host where the card has no part in it."""
         if func is _add and private_torch.summed_in_place(args):
-            func = _add_
+            func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         kwargs = kwargs or {}
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
@@ -134,10 +130,9 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
             return self._copy_to_host(*args)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    @property
-    def stream(self) -> int:
-        """The number of the current stream."""
-        return self._stream
+    def wait(self) -> None:
+        """Lets the host wait for what is queued on the current stream."""
+        self.streams.finish(self.streams.mark(self._stream))
 
     # -- the host's side
 
@@ -158,19 +153,15 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def _to_host(self, source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """A copy to new host memory: page-locked, and under way when this returns, where the copy may be."""
         later = bool(kwargs.get("non_blocking"))
-        options = {
-            name: value for name, value in kwargs.items() if name not in ("device", "non_blocking", "pin_memory")
-        }
-        host = torch.empty_like(
-            twin(source, None), dtype=options.get("dtype"), memory_format=options.get("memory_format")
-        )
+        like = self.find(source)
+        host = torch.empty_like(like, dtype=kwargs.get("dtype"), memory_format=kwargs.get("memory_format"))
         return self._copy_to_host(self._pin(host) if later else host, source, later)
 
     def _copy_to_host(self, host: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         values = self.find(source)
-        self.streams.put(self.stream, lambda: host.copy_(values))
+        self.streams.put(self._stream, lambda: host.copy_(values))
         if not (non_blocking and host.untyped_storage() in self._pinned):
-            self.streams.finish(self.streams.mark(self.stream))
+            self.wait()
         return host
 
     # -- the card's side
@@ -188,7 +179,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if work is not None:
             if torch.Tag.nondeterministic_seeded in func.tags:
                 work = self._with_numbers_drawn(work)
-            self.streams.put(self.stream, work)
+            self.streams.put(self._stream, work)
         return result
 
     def _with_numbers_drawn(self, work: Any) -> Any:
@@ -208,7 +199,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor's numbers, which the host waits for."""
         values = self.find(tensor)
-        self.streams.finish(self.streams.mark(self.stream))
+        self.wait()
         return values
 
     def _poison(self, block: torch.Tensor, stream: int) -> None:
@@ -222,16 +213,13 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if what == "event":
             return self.streams.mark(stream)
         if what == "wait":
-            self.streams.wait(stream, value)
-            return None
-        if what in ("synchronize", "query"):
-            mark = value if value is not None else self.streams.mark(stream)
-            if what == "query":
-                return self.streams.reached(mark)
-            if stream < 0:
-                self._wait_for_all()
-            else:
-                with private_torch.without_modes():
-                    self.streams.finish(mark)
-            return None
-        return super()._on_backend(what, stream, value)
+            return self.streams.wait(stream, value)
+        if what not in ("synchronize", "query"):
+            return super()._on_backend(what, stream, value)
+        mark = value if value is not None else self.streams.mark(stream)
+        if what == "query":
+            return self.streams.reached(mark)
+        if stream < 0:
+            return self._wait_for_all()
+        with private_torch.without_modes():
+            return self.streams.finish(mark)
