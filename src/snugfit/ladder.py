@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, did_you_mean
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
@@ -175,7 +176,7 @@ def build_ladder(
         ),
     ]
     left_out = {}
-    if device == "cuda":
+    if device != CPU:
         rungs.append(
             Rung(
                 name="offload",

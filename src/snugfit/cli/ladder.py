@@ -22,14 +22,16 @@ from snugfit.cli.ladder_parts import (
     write_config,
 )
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
+from snugfit.device_kinds import BF16_SINCE, CUDA
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
-from snugfit.measure.device_probe import probe_device
+from snugfit.measure.device_probe import DeviceProbe, probe_device
 from snugfit.report.console import Column, Table
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder, peak_bytes
+from snugfit.runs.place import REHEARSE, place_named
 from snugfit.runs.request import free_directory
 from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds
@@ -109,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}-column", metavar="NAME", help=f"column of {name}s. Default: by its name.")
     add("--samples", metavar="N", help="training samples at most")
     add("--download", action="store_true", help="fetch the data when it is not there")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train. Default: auto.")
+    output.add_device_option(group)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 
@@ -131,7 +133,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     if preset is not None:
         use_preset(args, preset)
     _check(args, preset)
-    device = probe_device(args.device)
+    device = _probed(args.device or "auto")
     ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
     out, made = _output_directory(args, preset)
     if preset is not None:
@@ -195,6 +197,15 @@ def _check(args: argparse.Namespace, preset: Preset | None) -> None:
         cards_of(args.card or "cpu")
     elif args.card is not None and preset is None:
         raise InputError("--card is for --estimate; a run takes --device.")
+
+
+def _probed(name: str) -> DeviceProbe:
+    """The device of a run; of a card that is rehearsed, what the table says of it."""
+    if not name.startswith(REHEARSE):
+        return probe_device(name)
+    card = place_named(name).card
+    assert card is not None and card.compute_capability is not None
+    return DeviceProbe(CUDA, card.compute_capability >= BF16_SINCE, f"{card.vendor_name} (rehearsed)")
 
 
 def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, bf16: bool) -> Ladder:

@@ -134,6 +134,38 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else there")
 
 
+class _Once(argparse.Action):
+    """An option that may not be given a second time: which of the two is meant?"""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Takes the value, or refuses a second one."""
+        before = getattr(namespace, self.dest)
+        if before not in (None, values):
+            parser.error(f"{option_string} is given twice, as {before} and as {values}. Give one of them.")
+        setattr(namespace, self.dest, values)
+
+
+def add_device_option(parser: Any) -> None:
+    """Adds `--device` of commands that train.
+
+    Args:
+        parser: The subcommand's parser, or a group of it.
+    """
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        action=_Once,
+        help="where to train: auto, cpu, cuda, or rehearse:CARD for the bytes of a card of `snugfit devices` that is not "
+        "there (real numbers, computed on the processor). Default: auto, cuda where there is one.",
+    )
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints one JSON document on stdout.
 

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop at an image file that cannot be read; otherwise it is skipped and counted",
     )
     add("--download", action="store_true", help="fetch data and hf: model when they are not there")
-    add("--device", choices=("auto", "cpu", "cuda"), help="where to train. Default: auto, cuda where there is one.")
+    output.add_device_option(parser)
     group = parser.add_argument_group("text")
     add = group.add_argument
     add(

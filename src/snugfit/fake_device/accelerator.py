@@ -15,21 +15,21 @@ import contextlib
 import dataclasses
 import struct
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from snugfit.device_kinds import CPU, CUDA, SIMULATED, Simulated
 from snugfit.recording.generations import GENERATIONS, Capability
 
-DEVICE_TYPE = "sim"
-Kind = Literal["cuda", "cpu"]
+DEVICE_TYPE = SIMULATED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Personality:
     """Which kind of device a simulated run takes place on."""
 
-    kind: Kind = "cuda"
+    kind: Simulated = CUDA
     """cuda, or cpu for a run on the host."""
 
     capability: Capability = GENERATIONS[0]
@@ -39,9 +39,14 @@ class Personality:
     """Threads that torch computes with in a run on cpu; None: as many as it takes by itself on this machine."""
 
     @property
+    def is_card(self) -> bool:
+        """Whether it stands for a card."""
+        return self.kind != CPU
+
+    @property
     def device(self) -> torch.device:
         """The device that tensors of the run are on."""
-        return torch.device(DEVICE_TYPE, 0) if self.kind == "cuda" else torch.device("cpu")
+        return torch.device(DEVICE_TYPE, 0) if self.is_card else torch.device(CPU)
 
 
 class Stream:

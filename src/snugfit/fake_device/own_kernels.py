@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, tree_leaves, tree_map
 
 _ON_CUDA_ALONE = frozenset(
@@ -167,7 +168,7 @@ def told_to_the_dispatcher() -> list[str]:
     return [
         name
         for name in private_torch.operator_names()
-        if private_torch.has_kernel(name, private_torch.IMPLICIT) and has_own_kernel(name, "cuda")
+        if private_torch.has_kernel(name, private_torch.IMPLICIT) and has_own_kernel(name, CUDA)
     ]
 
 

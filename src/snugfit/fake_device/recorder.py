@@ -70,7 +70,7 @@ class Recorder(DirectMode):
         """Answers about the card; knows on which generations the recording is the same."""
         self.modules = ModulePath()
         self._plans: dict[Any, OperatorPlans] = {}
-        self._cuda = personality.kind == "cuda"
+        self._cuda = personality.is_card
         self._builder = builder if builder is not None else TraceBuilder()
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
         self.values = self.answers(assumptions or Assumptions(), self._ledger, self.answered)

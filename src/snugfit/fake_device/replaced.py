@@ -10,22 +10,28 @@ Change = tuple[Any, str, Any]
 """Owner (a module, a class), name of its attribute, and what takes its place."""
 
 
+_ABSENT = object()
+
+
 @contextmanager
 def replaced(changes: Iterable[Change]) -> Iterator[None]:
     """Replaces attributes while the context is open, and puts back what was there.
 
     Args:
-        changes: What is replaced; a name that its owner does not have is added, and stays.
+        changes: What is replaced; a name that its owner does not have is added, and goes again.
 
     Yields:
         Nothing.
     """
     wanted = list(changes)
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted if hasattr(owner, name)]
+    before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in wanted]
     for owner, name, value in wanted:
         setattr(owner, name, value)
     try:
         yield
     finally:
         for owner, name, value in before:
-            setattr(owner, name, value)
+            if value is not _ABSENT:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device.accelerator import DEVICE_TYPE, backend, names_of_cuda
 from snugfit.fake_device.replaced import Change, replaced
 
 
 def device_of(value: Any) -> Any:
     """Returns the fake device for a CUDA device or its name, and anything else as it is."""
-    if isinstance(value, torch.device) and value.type == "cuda":
+    if isinstance(value, torch.device) and value.type == CUDA:
         return torch.device(DEVICE_TYPE, 0)
-    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+    if isinstance(value, str) and (value == CUDA or value.startswith(f"{CUDA}:")):
         return torch.device(DEVICE_TYPE, 0)
     return value
 
@@ -97,31 +98,25 @@ def cuda_means_sim() -> Iterator[None]:
     """
     from torch.amp import autocast_mode, grad_scaler
 
-    from snugfit.training import optimizers
-
     changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in names_of_cuda()]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__
 
     def make_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        autocast_init(self, DEVICE_TYPE if device_type == "cuda" else device_type, *args, **kwargs)
+        autocast_init(self, DEVICE_TYPE if device_type == CUDA else device_type, *args, **kwargs)
 
-    def make_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+    def make_scaler(self: Any, device: str = CUDA, *args: Any, **kwargs: Any) -> None:
         if not isinstance(device, str):
-            device, args = "cuda", (device, *args)  # type: ignore[unreachable]
-        scaler_init(self, DEVICE_TYPE if device == "cuda" else device, *args, **kwargs)
+            device, args = CUDA, (device, *args)  # type: ignore[unreachable]
+        scaler_init(self, DEVICE_TYPE if device == CUDA else device, *args, **kwargs)
 
     class Generator(torch.Generator):
         def __new__(cls, device: Any = "cpu") -> Any:
             kind = torch.device(device).type
-            return super().__new__(cls, "cpu" if kind in ("cuda", DEVICE_TYPE) else device)  # type: ignore[call-arg]
+            return super().__new__(cls, CPU if kind in (CUDA, DEVICE_TYPE) else device)  # type: ignore[call-arg]
 
     changes.append((torch, "Generator", Generator))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
-    optimizers.FUSED_DEVICES.add(DEVICE_TYPE)
-    try:
-        with replaced(changes), _CudaMeansSim():
-            yield
-    finally:
-        optimizers.FUSED_DEVICES.discard(DEVICE_TYPE)
+    with replaced(changes), _CudaMeansSim():
+        yield

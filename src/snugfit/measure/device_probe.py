@@ -7,14 +7,15 @@ import json
 import subprocess
 import sys
 
+from snugfit import device_kinds
 from snugfit.errors import InputError
 
 _PROGRAM = """
-import json, torch
-cuda = torch.cuda.is_available()
-bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else True
-name = torch.cuda.get_device_name() if cuda else "CPU"
-print(json.dumps({"kind": "cuda" if cuda else "cpu", "bf16": bf16, "name": name}))
+import json
+from snugfit.device_kinds import computes_in_bf16, default_device, name_of
+import torch
+device = torch.device(default_device())
+print(json.dumps({"kind": device.type, "bf16": computes_in_bf16(device), "name": name_of(device)}))
 """
 
 
@@ -23,7 +24,7 @@ class DeviceProbe:
     """What the probing process found."""
 
     kind: str
-    """`cuda` or `cpu`."""
+    """Its device type, such as `cuda`."""
     bf16: bool
     """Whether it computes in bf16 by itself; torch's CPU kernels do so on every machine."""
     name: str
@@ -37,20 +38,20 @@ def probe_device(asked: str) -> DeviceProbe:
     """Returns the device that `--device` means on this machine.
 
     Args:
-        asked: auto, cpu or cuda.
+        asked: auto, or a device type.
 
     Returns:
         The device.
 
     Raises:
-        InputError: cuda was asked for and is not there, or torch does not start.
+        InputError: What was asked for is not there, or torch does not start.
     """
-    if asked == "cpu":
+    if asked == device_kinds.CPU:
         return CPU
     run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
     if run.returncode != 0:
         raise InputError(f"torch does not start: {run.stderr.strip().splitlines()[-1:]}")
     found = DeviceProbe(**json.loads(run.stdout.splitlines()[-1]))
-    if asked == "cuda" and found.kind != "cuda":
-        raise InputError("device 'cuda' is not there: torch sees no CUDA device. Use --device cpu, or leave it out.")
+    if asked not in ("auto", found.kind):
+        raise InputError(f"device {asked!r} is not there; torch finds {found.kind}. Use --device cpu, or leave it out.")
     return found

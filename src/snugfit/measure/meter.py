@@ -1,42 +1,46 @@
 """The meter of one training run: what it used, whatever the device.
 
 On the CPU it counts all tensors that the training owns at its peak, weights and state included, from before the model is
-built, and beside it the process's peak above its baseline; on CUDA the allocator's peaks and what the driver says.
+built, and beside it the process's peak above its baseline; on a card the allocator's peaks and what the driver says.
 
 Both meters have these hooks: `start(model=None)` once, before the model is built, or with one that is there already and
 whose tensors count from the beginning; `built()`, after which what of it was let go counts no longer;
 `after_step(steps_done)`, `before_evaluation()`, `after_evaluation()`; `with changing():` around a change of how the run
 trains, behind which it is looked at closely again; `recent_peak_bytes()`, the most tensor bytes since the
-last change (None on CUDA); and `result(host_tensor_bytes)` at the end, with the most bytes that the recipe kept in its host
-pool.
+last change (None on a card); and `result(host_tensor_bytes)` at the end, with the most bytes that the recipe kept in its
+host pool.
 """
 
 from __future__ import annotations
 
 import torch
 
+from snugfit.device_kinds import CPU, KINDS, SIMULATED, kind_of
 from snugfit.errors import InputError
+from snugfit.measure.card import CardMeter
 from snugfit.measure.cpu import CpuMeter
-from snugfit.measure.cuda import CudaMeter
 
-Meter = CpuMeter | CudaMeter
+Meter = CpuMeter | CardMeter
 
 
 def meter_for(device: torch.device | str, *, window_steps: int = 3) -> Meter:
     """Returns the meter of a run that is about to begin.
 
     Args:
-        device: Where the run trains: cpu or a CUDA device.
+        device: Where the run trains: the CPU, or a card whose memory torch counts.
         window_steps: First steps that are looked at closely, at least 1; later ones repeat them.
 
     Raises:
-        InputError: The device is neither, or there is no step to look at.
+        InputError: The device is none of these, or there is no step to look at.
     """
     device = torch.device(device)
     if window_steps < 1:
         raise InputError(f"window_steps is {window_steps}; it must be at least 1.")
-    if device.type == "cpu":
+    if device.type == CPU:
         return CpuMeter(window_steps=window_steps)
-    if device.type == "cuda":
-        return CudaMeter(device, window_steps=window_steps)
-    raise InputError(f"device {device.type!r} cannot be measured. Use cpu or cuda.")
+    if kind_of(device).counted:
+        return CardMeter(device, window_steps=window_steps)
+    known = ", ".join(name for name, kind in KINDS.items() if kind.counted and name != SIMULATED)
+    raise InputError(
+        f"device {device.type!r} cannot be measured: torch does not count its memory. Use {CPU} or {known}."
+    )

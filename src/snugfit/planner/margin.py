@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from snugfit.device_kinds import CPU, CUDA
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Margin:
@@ -35,11 +37,11 @@ class Margin:
 
 
 _MARGINS = {
-    "cpu": Margin(
+    CPU: Margin(
         share=0.01,
         source="1 %: the tolerance that 76 CPU runs kept on the processor of benchmarks/results/cpu_truth.json",
     ),
-    "cuda": Margin(share=0.03, source="3 %: the error that is allowed for on CUDA until a GPU has measured it"),
+    CUDA: Margin(share=0.03, source="3 %: the error that is allowed for on CUDA until a GPU has measured it"),
 }
 
 

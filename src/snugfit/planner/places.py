@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from pathlib import Path
 
+from snugfit.device_kinds import CPU, CUDA, KINDS, default_device, free_bytes
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.planner.probe import Place
@@ -33,22 +34,20 @@ def place_for(device: str | Device | None) -> Place:
     if card.name == "cpu":
         from snugfit.measure.host_speeds import host_speeds
 
-        return Place(card=card, kind=("cpu", _ANY_CAPABILITY), speeds=host_speeds())
+        return Place(card=card, kind=(CPU, _ANY_CAPABILITY), speeds=host_speeds())
     if card.bytes_only or not card.flops or card.memory_bandwidth is None:
         raise InputError(
             f"no speeds are known for {card.name}, so recipes cannot be compared by time. Name a card that has them "
             "(snugfit devices), or cpu."
         )
-    return Place(card=card, kind=("cuda", card.compute_capability or _ANY_CAPABILITY))
+    return Place(card=card, kind=(CUDA, card.compute_capability or _ANY_CAPABILITY))
 
 
 def _default() -> str:
     """The GPU of this machine, or its processor; torch is only asked where a driver is there."""
     if not _DRIVER.exists():
         return "cpu"
-    import torch
-
-    return "local" if torch.cuda.is_available() else "cpu"
+    return KINDS[default_device()].planned or CPU
 
 
 def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
@@ -83,6 +82,5 @@ def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
     import torch
 
     # CUDA's context is there as soon as this can be asked, so it is not taken off a second time.
-    free, _ = torch.cuda.mem_get_info()
-    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return dataclasses.replace(place, card=dataclasses.replace(card, context_bytes=0)), int(free + cached)
+    free = free_bytes(torch.device(CUDA))
+    return dataclasses.replace(place, card=dataclasses.replace(card, context_bytes=0)), free

@@ -104,7 +104,12 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def __enter__(self) -> PretendCard:
         """Puts the card into this process."""
         # `_initialized`: so torch.utils.checkpoint keeps the card's random state.
-        self._entered.enter_context(replaced([(backend, "random", self._random), (backend, "_initialized", True)]))
+        changes = [
+            (backend, "random", self._random),
+            (backend, "_initialized", True),
+            (FakeTensor, "__reduce_ex__", lambda tensor, protocol: self._written(tensor).__reduce_ex__(protocol)),
+        ]
+        self._entered.enter_context(replaced(changes))
         # A parameter that moves to a card stays the same object, and so tied; one that turns into a fake one must be told.
         self._entered.callback(_set_swaps, torch.__future__.get_swap_module_params_on_conversion())
         _set_swaps(True)
@@ -201,6 +206,12 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         values = self.find(tensor)
         self.wait()
         return values
+
+    def _written(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What goes into a file in a tensor's place: its numbers."""
+        with private_torch.without_modes():
+            values = self.read(tensor).clone()
+        return torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values
 
     def _poison(self, block: torch.Tensor, stream: int) -> None:
         self.streams.put(stream, lambda: block.fill_(_POISON))

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snugfit.fake_device import registration
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.accelerator import Personality, backend
+from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card.card import PretendCard
+from snugfit.pretend_card.statistics import CardStatistics
 from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 
@@ -21,6 +23,8 @@ def card_present(
     config: AllocatorConfig | None = None,
     seed: int = 0,
     eager: bool = False,
+    total_bytes: int | None = None,
+    name: str = "pretend card",
 ) -> Iterator[PretendCard]:
     """Gives this process a card while the context is open; `cuda` then means that card.
 
@@ -30,11 +34,14 @@ def card_present(
         config: The options of its allocator; None: torch's defaults.
         seed: Of the order in which streams go on, and of the numbers that operators draw.
         eager: Whether operators are carried out at once, in the order in which the host asks for them.
+        total_bytes: All bytes of the card, what CUDA takes for itself included; None: the capacity.
+        name: The card's name.
 
     Yields:
         The card; `personality.device` is where its tensors are, `memory.allocator` what they take.
     """
     registration.register()
     card = PretendCard(Personality(capability=capability), capacity_bytes, config, seed=seed, eager=eager)
-    with card, cuda_means_sim():
+    statistics = CardStatistics(card.memory, total_bytes=total_bytes, name=name, capability=capability)
+    with card, cuda_means_sim(), replaced(statistics.changes(backend)):
         yield card

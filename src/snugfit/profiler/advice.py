@@ -189,7 +189,7 @@ def implementation_of(kind: type, settings: Mapping[str, Any], personality: Pers
         return "fused"
     if settings.get("foreach") is not None:
         return "foreach" if settings["foreach"] else "for-loop"
-    return "foreach" if personality.kind == "cuda" else "for-loop"
+    return "foreach" if personality.is_card else "for-loop"
 
 
 def _simulate(

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from snugfit import private_torch
+from snugfit.device_kinds import CUDA
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize, tree_map
 from snugfit.profiler.modules import SeenModules
@@ -58,7 +59,7 @@ class ProfileLedger(StorageLedger):
 
     def move_to_cuda(self) -> None:
         """From now on the device is the GPU."""
-        self._device_type = "cuda"
+        self._device_type = CUDA
         self.host_before = self._count
 
     def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int) -> None:
@@ -223,7 +224,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._ledger.see(tensor, operator=_MADE_ELSEWHERE, module="", phase=phase, stream=0)
         result = func(*args, **kwargs)
         for tensor in _plain_tensors((result,)):
-            if tensor.device.type == "cuda" and self._ledger.device_type == "cpu":
+            if tensor.device.type == CUDA and self._ledger.device_type == "cpu":
                 self._move_to_cuda(tensor.device)
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=0)
         self._truth.mark()
@@ -238,7 +239,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._marks_before = len(self._marks)
         self.device_index = device.index or 0
         self._ledger.move_to_cuda()
-        self._truth = CudaTruth(torch.device("cuda", self.device_index))
+        self._truth = CudaTruth(torch.device(CUDA, self.device_index))
         self._truth.start()
 
     # -- where we are

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.recording.allocator import OutOfMemory
+from snugfit.recording.allocator import CachingAllocator, OutOfMemory
 from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.replay import Player
 from snugfit.recording.trace import Storage, Trace, Workspace
@@ -77,7 +78,24 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
         free = (capacity_bytes or 0) - full.reserved_bytes
         entry("oom", player.event, free, full.needed_bytes, 0, frames(phase, module, operator))
         entries[-1]["device_free"] = entries[-1].pop("addr")
-    allocator = player.allocator
+    return {
+        "segments": held_segments(player.allocator, stacks),
+        "device_traces": [entries],
+        "allocator_settings": _settings(player.allocator.config),
+        "external_annotations": [],
+    }
+
+
+def held_segments(
+    allocator: CachingAllocator, stacks: Mapping[int, list[dict[str, Any]]] | None = None
+) -> list[dict[str, Any]]:
+    """Returns the segments and blocks that an allocator holds, as torch's snapshot lists them.
+
+    Args:
+        allocator: The allocator.
+        stacks: Block's address -> the frames it was allocated in; None: no frames.
+    """
+    stacks = stacks or {}
     segments = []
     for segment in allocator.segments():
         blocks: list[dict[str, Any]] = [
@@ -98,12 +116,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
                 "blocks": blocks,
             }
         )  # fmt: skip
-    return {
-        "segments": segments,
-        "device_traces": [entries],
-        "allocator_settings": _settings(allocator.config),
-        "external_annotations": [],
-    }
+    return segments
 
 
 def write_snapshot(

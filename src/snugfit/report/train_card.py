@@ -40,8 +40,14 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if size is not None:
             beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""
             yield name.removesuffix("_bytes").replace("_", " "), f"{format_bytes(size)}{beside}"
-    yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
-    if predicted.get("step_seconds") is not None:
+    if summary.get("rehearsal"):
+        yield (
+            "device",
+            f"{summary['device']}: the bytes are the card's, the numbers too; how long it takes says nothing",
+        )
+    else:
+        yield "time", f"{format_seconds(summary['seconds'])}, {summary['samples_per_second']:.4g} samples/s"
+    if predicted.get("step_seconds") is not None and not summary.get("rehearsal"):
         step = summary["workload"]["settings"]["batch_size"] / summary["samples_per_second"]
         yield "step", f"{format_seconds(step)}, predicted {format_seconds(predicted['step_seconds'])}"
     metrics = summary["metrics"]

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, TrainingError, TrainingStopped
 from snugfit.runs.chosen import Chosen
+from snugfit.runs.place import RunPlace, place_named
 from snugfit.runs.request import Request, resume_command
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    import torch
-
     from snugfit.measure.meter import Meter
     from snugfit.training.loop import Loop
     from snugfit.training.run_state import LoopResult
@@ -48,7 +48,7 @@ class How:
 def carry_out(
     request: Request,
     how: How,
-    choose: Callable[[Request, Splits, Task, torch.device], Chosen],
+    choose: Callable[[Request, Splits, Task, RunPlace], Chosen],
     open_run: Callable[[Request, Chosen], RunDirectory],
 ) -> TrainResult:
     """Builds all parts, trains, and writes the result; nothing is written before every part is there.
@@ -56,7 +56,7 @@ def carry_out(
     Args:
         request: What is to be trained.
         how: The rest.
-        choose: Returns the recipe, from the request with its task, the data, the task and the device.
+        choose: Returns the recipe, from the request with its task, the data, the task and the place.
         open_run: Returns the run directory, open.
 
     Raises:
@@ -66,12 +66,12 @@ def carry_out(
     """
     from snugfit.measure.meter import meter_for
     from snugfit.runs.budget_watch import BudgetWatch
-    from snugfit.runs.parts import build_trainer, open_matching_data, resolve_device, with_task
+    from snugfit.runs.parts import build_trainer, open_matching_data, with_task
     from snugfit.training.loop import steps_of_run
     from snugfit.training.progress import memory_reader
     from snugfit.training.tensorboard import check_tensorboard
 
-    device = resolve_device(request.device)
+    where = place_named(request.device)
     request, task = with_task(request, download=how.download)
     data = open_matching_data(request, task, download=how.download)
     settings, given = request.settings, request.given
@@ -84,10 +84,13 @@ def carry_out(
             f"at most {len(data.train)}."
         )
     total_steps = steps_of_run(settings, len(data.train))
-    meter = meter_for(device)
-    chosen = choose(request, data, task, device)
-    memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
-    with chosen.limited(device), _measuring(meter, None if given is None else given.model) as built:
+    chosen = choose(request, data, task, where)
+    with contextlib.ExitStack() as around:
+        device = around.enter_context(where.entered())
+        meter = meter_for(device)
+        memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
+        around.enter_context(chosen.limited(device))
+        built = around.enter_context(_measuring(meter, None if given is None else given.model))
         trainer = build_trainer(chosen, request, data, device, task, total_steps)
         built()
         if given is not None and settings.evaluate:
@@ -103,7 +106,7 @@ def carry_out(
                     raise TrainingStopped(message, result.stopped_by)
                 measured = meter.result(trainer.peak_host_bytes)
                 unreadable = getattr(data, "unreadable", ())
-                summary = _summary(loop, request, chosen, measured, result, unreadable) | watch.result(measured)
+                summary = _summary(loop, request, chosen, where, measured, result, unreadable) | watch.result(measured)
                 _write_results(run_dir, trainer, request, data, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir, request)}") from error
@@ -111,6 +114,8 @@ def carry_out(
                 raise
             except KeyboardInterrupt:
                 raise TrainingStopped(f"stopped at once. {_saved(run_dir, request)}", signal.SIGINT) from None
+        if where.card is not None:
+            trainer.model.to(CPU)
     return TrainResult.of(summary, trainer.model)
 
 
@@ -177,6 +182,7 @@ def _summary(
     loop: Loop,
     request: Request,
     chosen: Chosen,
+    where: RunPlace,
     measured: Mapping[str, int | None],
     result: LoopResult,
     unreadable: Sequence[str],
@@ -191,14 +197,16 @@ def _summary(
         "fidelity": dataclasses.asdict(trainer.fidelity),
         "predicted": None if chosen.predicted is None else dict(chosen.predicted),
         "measured": dict(measured),
-        "seconds": result.seconds,
-        "samples_per_second": result.samples_per_second,
+        # Wall time says nothing of a card that is not there.
+        "seconds": None if where.card else result.seconds,
+        "samples_per_second": None if where.card else result.samples_per_second,
         "metrics": result.metrics,
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,
         "steps_per_epoch": loop.steps_per_epoch,
         "unreadable": {"files": len(unreadable), "first": list(unreadable[:_SHOWN_FILES])},
-        "device": str(trainer.device),
+        "device": where.name if where.card else str(trainer.device),
+        "rehearsal": where.card is not None,
         "run_dir": str(loop.run_dir.path),
         "torch_version": str(torch.__version__),
     }

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import limited
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
@@ -18,6 +19,7 @@ from snugfit.recipe import Recipe
 from snugfit.runs import text_parts
 from snugfit.runs.model_parts import without_weights
 from snugfit.runs.parts import TRAITS, what_is_learned
+from snugfit.runs.place import RunPlace
 from snugfit.runs.request import Request
 from snugfit.units import format_bytes, format_seconds
 
@@ -49,29 +51,19 @@ class Chosen:
     traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What the plan has found out about model and loss."""
 
-    @contextlib.contextmanager
-    def limited(self, device: torch.device) -> Iterator[None]:
-        """Makes the budget real on CUDA, for a while: the process may reserve no more. A CPU has no such limit.
+    def limited(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Makes the budget real on a card, for a while: the process may reserve no more. A CPU has no such limit.
 
         Args:
             device: Where training runs.
 
-        Yields:
-            Nothing.
+        Returns:
+            The context.
         """
-        import torch
-
-        if self.budget_bytes is None or device.type != "cuda":
-            yield
-            return
+        if self.budget_bytes is None:
+            return contextlib.nullcontext()
         assert self.predicted is not None
-        total = torch.cuda.get_device_properties(device).total_memory
-        allowed = self.budget_bytes - (self.predicted["context_bytes"] or 0)
-        torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        return limited(device, self.budget_bytes - (self.predicted["context_bytes"] or 0))
 
     @property
     def budget_bytes(self) -> int | None:
@@ -80,7 +72,7 @@ class Chosen:
 
 
 def plan_training(
-    request: Request, data: Splits, task: Task, device: torch.device, budget: str | int, constraints: Constraints
+    request: Request, data: Splits, task: Task, where: RunPlace, budget: str | int, constraints: Constraints
 ) -> Plan:
     """Plans a run for its widest batch.
 
@@ -88,7 +80,7 @@ def plan_training(
         request: What is to be trained.
         data: Its batches give the shapes.
         task: The loss.
-        device: Where to train; its memory limits the budget.
+        where: Where to train; its memory limits the budget.
         budget: Device memory, as typed.
         constraints: Pins, bans and what may be given up.
 
@@ -106,7 +98,7 @@ def plan_training(
     from snugfit.planner.subjects import given_subject
     from snugfit.simulator.batch_shapes import skeleton_of
 
-    place, size = budget_for(place_for("local" if device.type == "cuda" else "cpu"), budget)
+    place, size = budget_for(place_for(where.planned), budget)
     model, batch, arguments = described(request, data, task)
     shapes = skeleton_of(batch)
     subject = dataclasses.replace(given_subject(model, shapes, arguments), title=request.model)
@@ -149,14 +141,14 @@ def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dic
     return model, widest_batch(data.train, settings.batch_size), arguments
 
 
-def predicted_for(request: Request, data: Splits, task: Task, device: torch.device, recipe: Recipe) -> dict[str, Any]:
+def predicted_for(request: Request, data: Splits, task: Task, where: RunPlace, recipe: Recipe) -> dict[str, Any]:
     """Predicts a run by a recipe that was given.
 
     Args:
         request: What is to be trained.
         data: Its batches give the shapes.
         task: The loss.
-        device: Where to train.
+        where: Where to train.
         recipe: How the step is held in memory.
 
     Returns:
@@ -168,8 +160,7 @@ def predicted_for(request: Request, data: Splits, task: Task, device: torch.devi
     from snugfit.simulator.estimate import estimate
 
     model, batch, arguments = described(request, data, task)
-    place = "local" if device.type == "cuda" else "cpu"
-    found = estimate(model, batch, recipe=recipe, device=place, **arguments)
+    found = estimate(model, batch, recipe=recipe, device=where.planned, **arguments)
     return _under_measured_names(found)
 
 

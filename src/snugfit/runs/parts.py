@@ -27,27 +27,6 @@ if TYPE_CHECKING:
     from snugfit.workloads.tasks import Task
 
 
-def resolve_device(name: str) -> torch.device:
-    """Returns where to train.
-
-    Args:
-        name: auto, cpu or cuda.
-
-    Returns:
-        The device; auto is CUDA where there is one.
-
-    Raises:
-        InputError: CUDA is asked for and not there.
-    """
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' is not there: torch sees no CUDA device. Use --device cpu, or leave it out.")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
     """Returns the request with its task: as asked for, else what the data is for, else the model.
 

@@ -28,10 +28,10 @@ class TrainResult:
     measured: Mapping[str, int | None]
     """On the CPU `peak_tensor_bytes`, `host_tensor_bytes` and `rss_bytes`; on CUDA `peak_allocated_bytes`,
     `peak_reserved_bytes` and `nvml_bytes`."""
-    seconds: float
-    """Wall time of steps, evaluation and checkpoints."""
-    samples_per_second: float
-    """Samples trained per second of training steps."""
+    seconds: float | None
+    """Wall time of steps, evaluation and checkpoints; None of a rehearsal."""
+    samples_per_second: float | None
+    """Samples trained per second of training steps; None of a rehearsal."""
     metrics: Mapping[str, float | None]
     """`train_loss`, and loss and metrics of `validation_` and `test_` data; None where there was no such data."""
     steps: int

@@ -15,6 +15,7 @@ from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
 from snugfit.runs.carrying_out import How, carry_out
 from snugfit.runs.chosen import Chosen
+from snugfit.runs.place import RunPlace
 from snugfit.runs.request import NAMES, Request, default_run_dir, model_arguments, resumed_request
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
@@ -22,8 +23,6 @@ from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
-    import torch
-
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task
 
@@ -98,7 +97,8 @@ def train(
         label_column: Column of the labels.
         prompt_column: Column of prompts.
         download: Whether data and `hf:` models may be fetched.
-        device: auto, cpu or cuda; None: auto.
+        device: auto, cpu, cuda, or `rehearse:CARD` to train on the processor as if a card of the table were there, with
+            its memory and its end of memory; None: auto.
         loss: For a model or data of your own, function of (output, batch) or a loss of torch.nn; None: the task's, or the
             model's own.
         loss_weight: As for `snugfit.prepare`.
@@ -168,13 +168,13 @@ def train(
     path = Path(run_dir) if run_dir is not None else default_run_dir(request)
     check_new(path, overwrite=overwrite)
 
-    def choose(known: Request, opened: Splits, task: Task, device: torch.device) -> Chosen:
+    def choose(known: Request, opened: Splits, task: Task, where: RunPlace) -> Chosen:
         if planned is not None:
             return choices.chosen_by(planned)
         if budget is not None:
             assert limits is not None
-            return choices.chosen_by(choices.plan_training(known, opened, task, device, budget, limits))
-        predicted = choices.predicted_for(known, opened, task, device, by) if predict else None
+            return choices.chosen_by(choices.plan_training(known, opened, task, where, budget, limits))
+        predicted = choices.predicted_for(known, opened, task, where, by) if predict else None
         return Chosen(recipe=by, predicted=predicted)
 
     return carry_out(

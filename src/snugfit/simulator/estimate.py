@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import CUDA
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
@@ -271,8 +272,8 @@ def _kind(card: Device, *, alone: bool) -> Kind:
         return "cpu", GENERATIONS[0]
     capability = card.compute_capability or GENERATIONS[0]
     if alone:
-        return "cuda", capability
-    return "cuda", generation_of(capability)
+        return CUDA, capability
+    return CUDA, generation_of(capability)
 
 
 def _doing(title: str) -> str:

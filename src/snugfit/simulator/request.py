@@ -354,7 +354,7 @@ def _personality(kind: Kind) -> Personality:
     """Returns the kind of device as the fake device takes it."""
     from snugfit.fake_device.accelerator import Personality
 
-    return Personality(kind="cpu" if kind[0] == "cpu" else "cuda", capability=kind[1])
+    return Personality(kind=kind[0], capability=kind[1])
 
 
 def _refused(error: Exception, model: torch.nn.Module, kind: Kind) -> Refused:

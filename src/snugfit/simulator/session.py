@@ -75,7 +75,7 @@ def record(
                 *library_answers(recorder.values, recorder.answered.add),
                 *arrays_given(recorder.values),
             ]
-            if personality.kind == "cuda":
+            if personality.is_card:
                 around.enter_context(cuda_means_sim())
             else:
                 answers += pool_on_host(recorder.host_pool)
@@ -291,7 +291,7 @@ def _train(
     task = task_of(None) if evaluation is None else evaluation.task
     course = Course(prepare(model, recipe, device=device, **arguments), task)
     recorder.watch(course.trainer.model)
-    place = host if personality.kind == "cuda" else device
+    place = host if personality.is_card else device
 
     def then() -> bool:
         if evaluation is not None and recorder.step == 0:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
+from snugfit.device_kinds import CPU, kind_of
+
 
 class HostPool:
     """Hands out host tensors and counts their bytes until they die."""
@@ -43,13 +45,12 @@ class HostPool:
         size_bytes = count * dtype.itemsize
         if strides is None:
             strides = torch.empty(tuple(shape), device="meta").stride()
-        if self.device.type == "cpu" and size_bytes:
+        if self.device.type == CPU and size_bytes:
             owner: object = mmap.mmap(-1, size_bytes)
             tensor = torch.frombuffer(owner, dtype=dtype, count=count).as_strided(tuple(shape), tuple(strides))
         else:
-            tensor = torch.empty_strided(
-                tuple(shape), tuple(strides), dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda"
-            )
+            locked = kind_of(self.device).page_locked
+            tensor = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=CPU, pin_memory=locked)
             owner = tensor.untyped_storage()  # it outlives the tensor where views or parameters share it
         self.nbytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.nbytes)

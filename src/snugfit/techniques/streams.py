@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from snugfit.device_kinds import module_of
+
 
 class CopyStream:
     """Orders copies against the compute stream of a device; does nothing where the device works in order."""
@@ -21,9 +23,8 @@ class CopyStream:
             device: Where training runs.
         """
         self._device = device
-        module: Any = torch.get_device_module(device.type) if device.type != "cpu" else None
-        self._module: Any = module if hasattr(module, "Stream") else None
-        self._stream = module.Stream(device) if self._module else None
+        self._module = module_of(device)
+        self._stream = self._module.Stream(device) if self._module else None
 
     def __reduce__(self) -> tuple[type[CopyStream], tuple[torch.device]]:
         """A copy of a prepared model gets a stream of its own; streams themselves cannot be copied."""

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from snugfit.device_kinds import kind_of, module_of
 from snugfit.errors import TrainingError
 from snugfit.private_torch import NormBase
 
@@ -32,8 +33,8 @@ class LateValues:
         Args:
             device: Where the values come from.
         """
-        module: Any = torch.get_device_module(device.type) if device.type != "cpu" else None
-        self._module = module if hasattr(module, "Event") else None
+        self._module = module_of(device)
+        self._page_locked = kind_of(device).page_locked
         self._queue: deque[tuple[int, Tensor, Any]] = deque()
 
     def put(self, step: int, values: Tensor) -> None:
@@ -46,7 +47,7 @@ class LateValues:
         if self._module is None:
             self._queue.append((step, values, None))
             return
-        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.device.type == "cuda")
+        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=self._page_locked)
         host.copy_(values, non_blocking=True)
         event = self._module.Event()
         event.record(self._module.current_stream())

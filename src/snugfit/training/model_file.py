@@ -29,7 +29,7 @@ def save_model(path: Path, state: Mapping[str, Tensor]) -> None:
     stored: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in state.items():
-        plain = tensor.detach().contiguous()
+        plain = tensor.detach().cpu().contiguous()  # on the host: a card may be full
         storage = plain.untyped_storage()
         # The format refuses tensors that share memory with another one or with the rest of a larger storage.
         shared = storage.data_ptr() in seen or storage.nbytes() != plain.nbytes

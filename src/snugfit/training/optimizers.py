@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
+from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.techniques import OPTIMIZER_NAMES
@@ -52,9 +53,6 @@ def _row(name: str) -> OptimizerRow:
 
 
 OPTIMIZER_TABLE = {name: _row(name) for name in OPTIMIZER_NAMES}
-FUSED_DEVICES = {"cpu", "cuda"}
-"""Device types for which torch has fused optimizer kernels; the simulator adds its own while it stands for CUDA."""
-
 _SGD_16_BITS_SINCE = (2, 15)
 """First torch known to be right: fused SGD of 2.11 to 2.13 leaves 16-bit weights on cpu as they are, without an error.
 Source: pytorch issue 191763, fixed by pull request 192545."""
@@ -210,7 +208,7 @@ def _kernels(choice: str | None, row: OptimizerRow, device: torch.device, groups
 
 def _no_fused_kernel(row: OptimizerRow, device: torch.device, groups: Groups) -> str | None:
     """Returns why fused kernels cannot be used here, None where they can."""
-    if device.type not in FUSED_DEVICES:
+    if not kind_of(device).fused_optimizers:
         return f"torch has no fused kernels for {device.type}"
     half = any(weight.dtype.itemsize == 2 for group in groups for weight in group["params"])
     if row.cls is SGD and device.type == "cpu" and half and _torch_version() < _SGD_16_BITS_SINCE:

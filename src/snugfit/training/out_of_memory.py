@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from snugfit import device_kinds
+
 _MESSAGES = (
     "DefaultCPUAllocator",  # c10/core/impl/alloc_cpu.cpp: "can't allocate memory" and "not enough memory"
     "std::bad_alloc",  # C++'s own error, which torch passes on as a RuntimeError
@@ -62,8 +64,7 @@ def free_memory(device: torch.device) -> None:
         device: Where training runs; its allocator's cached segments are freed.
     """
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    device_kinds.give_back(device)
 
 
 def tried(action: Callable[[], Any]) -> tuple[Any, str | None]:

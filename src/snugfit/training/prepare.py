@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from snugfit.device_kinds import CPU, CUDA, is_there
 from snugfit.errors import InputError, SnugfitWarning, about, did_you_mean
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
@@ -230,9 +231,9 @@ def _check_lazy(model: nn.Module, recipe: Recipe) -> None:
 def _place(device: torch.device | str | None, model: nn.Module) -> torch.device:
     tensors = [*model.parameters(), *model.buffers()]
     if device is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        place = tensors[0].device if tensors else torch.device("cpu")
+        if is_there(CUDA):
+            return torch.device(CUDA)
+        place = tensors[0].device if tensors else torch.device(CPU)
     else:
         try:
             place = torch.device(device)

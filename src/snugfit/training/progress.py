@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from snugfit.device_kinds import CPU, memory_in_use
 from snugfit.units import format_bytes, format_seconds
 
 LINE_SECONDS = 30.0
@@ -104,12 +106,12 @@ def memory_reader(device: torch.device) -> Callable[[], Memory | None]:
         device: Where the model is trained.
 
     Returns:
-        Function giving (now, peak) in bytes: torch's allocated bytes on CUDA; on the CPU the process's resident bytes above
-        those at this call, so call it before the model is built; None where unknown.
+        Function giving (now, peak) in bytes: what torch has allocated on a card; on the CPU the process's resident bytes
+        above those at this call, so call it before the model is built; None where unknown.
     """
-    if device.type == "cuda":
-        return lambda: (torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
-    if device.type != "cpu" or not _STATUS.exists():
+    if device.type != CPU:
+        return partial(memory_in_use, device)
+    if not _STATUS.exists():
         return lambda: None
     baseline, _ = _resident_bytes()
 

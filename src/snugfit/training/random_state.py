@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from snugfit import device_kinds
+
 
 def seed_everything(seed: int) -> None:
     """Seeds the global generators of Python, NumPy and torch (all devices).
@@ -29,14 +31,14 @@ def capture() -> dict[str, Any]:
     """Returns the state of all global generators, as plain data and tensors that `torch.load(weights_only=True)` reads.
 
     Returns:
-        `python`, `numpy`, `torch`, and `cuda` (one state a device; empty without CUDA).
+        `python`, `numpy`, `torch`, and those of devices (one state a device; `cuda` is empty without CUDA).
     """
     name, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached_gaussian)),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **device_kinds.generator_states(),
     }
 
 
@@ -51,8 +53,7 @@ def restore(state: dict[str, Any]) -> None:
     name, keys, position, has_gauss, cached_gaussian = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached_gaussian))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    device_kinds.set_generator_states(state)
 
 
 def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
@@ -62,11 +63,11 @@ def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
         device: Where training runs.
 
     Returns:
-        The host's state, outside torch's memory, and that of a CUDA device (16 bytes on the host).
+        The host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
     """
     state = torch.default_generator.get_state()
     host = ctypes.string_at(state.data_ptr(), state.numel())  # no operator: a simulated step takes no notice of it
-    return host, torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return host, device_kinds.generator_state(device)
 
 
 def restore_generators(state: tuple[bytes, torch.Tensor | None], device: torch.device) -> None:
@@ -78,5 +79,4 @@ def restore_generators(state: tuple[bytes, torch.Tensor | None], device: torch.d
     """
     host, on_device = state
     torch.default_generator.set_state(torch.frombuffer(bytearray(host), dtype=torch.uint8))
-    if on_device is not None:
-        torch.cuda.set_rng_state(on_device, device)
+    device_kinds.set_generator_state(device, on_device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 
-import torch
-
+from snugfit.device_kinds import KINDS, is_there
 from snugfit.errors import SnugfitWarning
 
 
@@ -19,7 +18,7 @@ def usable_pin_memory(wanted: bool) -> bool:
     Returns:
         `wanted` with CUDA, else False; says once in a process that the wish has no effect.
     """
-    if wanted and not torch.cuda.is_available():
+    if wanted and not any(kind.page_locked and is_there(name) for name, kind in KINDS.items()):
         _warn_no_effect()
         return False
     return wanted

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from snugfit.device_kinds import SIMULATED, kind_of
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.library_imports import needed
 from snugfit.techniques.base import Setup
@@ -35,12 +36,12 @@ def fused_loss(setup: Setup) -> LossFunction:
         InputError: It cannot run here, with the reason.
         CannotSimulateError: The run is simulated, and Triton kernels cannot run on fake tensors.
     """
-    if setup.device.type == "sim":
+    if setup.device.type == SIMULATED:
         raise CannotSimulateError(
             "loss_impl='fused' runs Triton kernels, which simulated tensors cannot. Estimate and plan with "
             "loss_impl='chunked', which holds pieces of the logits too; training with 'fused' needs no prediction."
         )
-    if setup.device.type != "cuda":
+    if not kind_of(setup.device).triton:
         raise InputError(
             f"loss_impl='fused' runs on CUDA only, and the device is {setup.device.type}. Set loss_impl='chunked', which "
             "saves the same memory anywhere."

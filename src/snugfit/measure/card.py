@@ -1,4 +1,4 @@
-"""What a run on a CUDA device used: torch's own peaks, and what the driver counts for this process."""
+"""What a run on a card used: torch's own peaks, and what the driver counts for this process."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 
 import torch
 
+from snugfit.device_kinds import begin_peaks, memory_peaks, wait_for
 from snugfit.measure.fresh import take_tuning
 from snugfit.measure.nvml import process_bytes
 from snugfit.measure.process_memory import keep_freed_memory
 
 
-class CudaMeter:
-    """Meter of a run on a CUDA device; `snugfit.measure.meter` says what its hooks are."""
+class CardMeter:
+    """Meter of a run on a card; `snugfit.measure.meter` says what its hooks are."""
 
     def __init__(self, device: torch.device, *, window_steps: int) -> None:
         """Prepares, and measures nothing yet.
 
         Args:
-            device: The CUDA device.
+            device: The card.
             window_steps: First steps after which the driver is asked, at least 1.
         """
         self._device = device
@@ -29,9 +30,7 @@ class CudaMeter:
 
     def start(self, model: torch.nn.Module | None = None) -> None:
         """Resets the peaks; what is on the device counts."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        begin_peaks(self._device)
 
     def built(self) -> None:
         """Notes that the run is built."""
@@ -62,15 +61,13 @@ class CudaMeter:
             host_tensor_bytes: Most bytes that the recipe kept in its host pool; not on this device, so not in the result.
 
         Returns:
-            `peak_allocated_bytes`, `peak_reserved_bytes` and `nvml_bytes` (None where the driver does not tell).
+            `peak_allocated_bytes`, `peak_reserved_bytes` (None where torch does not count them) and `nvml_bytes` (None
+            where the driver does not tell).
         """
-        torch.cuda.synchronize(self._device)
+        wait_for(self._device)
         self._ask_driver()
-        return {
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
-            "nvml_bytes": self._nvml_bytes,
-        }
+        allocated, reserved = memory_peaks(self._device) or (None, None)
+        return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved, "nvml_bytes": self._nvml_bytes}
 
     def _ask_driver(self) -> None:
         used_bytes = process_bytes(self._device)
