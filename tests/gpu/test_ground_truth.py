@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.real_kernels
 @pytest.mark.parametrize("part", ["accuracy", "traces", "ladder", "clock", "faults", "plans", "overhead"])
 def test_the_first_row_of_a_part_is_measured(part, tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cuda", "--only", part, "--rows", "1"]

@@ -88,4 +88,5 @@ def test_offloaded_activations_leave_the_device():
         trainer.finish()
         return torch.cuda.max_memory_allocated() - start
 
+    peak()  # the matrix library takes its workspaces, and keeps them
     assert peak(offload_activations="all") < 0.7 * peak()

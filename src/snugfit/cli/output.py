@@ -147,7 +147,7 @@ class _Once(argparse.Action):
         """Takes the value, or refuses a second one."""
         before = getattr(namespace, self.dest)
         if before not in (None, values):
-            parser.error(f"{option_string} is given twice, as {before} and as {values}. Give one of them.")
+            parser.error(f"{option_string} is given twice, as {before} and as {values}")
         setattr(namespace, self.dest, values)
 
 

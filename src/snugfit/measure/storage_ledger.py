@@ -81,10 +81,19 @@ class StorageLedger:
         device = tensor.device.type
         if key in self._alive or device == "meta":
             return
+        size = storage.nbytes()
+        on_device = device == self._device_type and not self.host_pool
+        number = self.builder.alloc(  # first of all: a card with an end may refuse
+            size,
+            place="device" if on_device else "host",
+            category="temporaries",
+            module=module,
+            operator=operator,
+            phase=phase,
+            stream=stream,
+        )
         ref = _StorageRef(storage, self._gone)
-        ref.key = key
-        ref.size = storage.nbytes()
-        ref.on_device = device == self._device_type and not self.host_pool
+        ref.key, ref.index, ref.size, ref.on_device = key, number, size, on_device
         ref.forward, ref.epoch, ref.claimed, ref.value = (
             self.forward and phase not in _NOT_FORWARD,
             self.epoch,
@@ -92,15 +101,6 @@ class StorageLedger:
             None,
         )
         ref.phase = phase
-        ref.index = self.builder.alloc(
-            ref.size,
-            place="device" if ref.on_device else "host",
-            category="temporaries",
-            module=module,
-            operator=operator,
-            phase=phase,
-            stream=stream,
-        )
         self._alive[key] = ref
         if ref.on_device:
             self.grow(ref.size)

@@ -28,7 +28,6 @@ from snugfit.recording.allocator_config import AllocatorConfig
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
-_is_pinned, _pin_memory = _aten.is_pinned.default, _aten._pin_memory.default
 _set_swaps = torch.__future__.set_swap_module_params_on_conversion
 _POISON = 0xFF
 """Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
@@ -100,6 +99,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self.values.of(self)
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._random = RandomState(seed)
+        self.sync_debug_mode: int | str = "default"
 
     def __enter__(self) -> PretendCard:
         """Puts the card into this process."""
@@ -107,6 +107,10 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         changes = [
             (backend, "random", self._random),
             (backend, "_initialized", True),
+            # Loaders lock their batches in a thread of their own, where no mode is.
+            (torch.Tensor, "pin_memory", lambda tensor, *_: self._pin(tensor.clone())),
+            (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.untyped_storage() in self._pinned),
+            (FakeTensor, "__deepcopy__", self._copied),
             (FakeTensor, "__reduce_ex__", lambda tensor, protocol: self._written(tensor).__reduce_ex__(protocol)),
         ]
         self._entered.enter_context(replaced(changes))
@@ -136,17 +140,19 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def wait(self) -> None:
-        """Lets the host wait for what is queued on the current stream."""
+        """Lets the host wait for what is queued on the current stream.
+
+        Raises:
+            RuntimeError: Under `torch.cuda.set_sync_debug_mode("error")`, as on a card.
+        """
+        if self.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing operation on the pretend card")
         self.streams.finish(self.streams.mark(self._stream))
 
     # -- the host's side
 
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the host; page-locked memory is ordinary memory with a note on it."""
-        if func is _is_pinned:
-            return args[0].untyped_storage() in self._pinned
-        if func is _pin_memory:
-            return self._pin(args[0].clone())
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -206,6 +212,14 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         values = self.find(tensor)
         self.wait()
         return values
+
+    @staticmethod
+    def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) not in memo:
+            copied = tensor.detach().clone()
+            is_weight = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(copied, tensor.requires_grad) if is_weight else copied
+        return memo[id(tensor)]
 
     def _written(self, tensor: torch.Tensor) -> torch.Tensor:
         """What goes into a file in a tensor's place: its numbers."""

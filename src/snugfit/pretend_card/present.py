@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from snugfit.fake_device import registration
 from snugfit.fake_device.accelerator import Personality, backend
-from snugfit.fake_device.replaced import replaced
+from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card.card import PretendCard
 from snugfit.pretend_card.statistics import CardStatistics
+from snugfit.private_torch import FakeTensor
 from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 
@@ -43,5 +47,20 @@ def card_present(
     registration.register()
     card = PretendCard(Personality(capability=capability), capacity_bytes, config, seed=seed, eager=eager)
     statistics = CardStatistics(card.memory, total_bytes=total_bytes, name=name, capability=capability)
-    with card, cuda_means_sim(), replaced(statistics.changes(backend)):
+    with card, cuda_means_sim(), replaced([*statistics.changes(backend), *_as_on_a_card(card)]):
         yield card
+
+
+def _as_on_a_card(card: PretendCard) -> list[Change]:
+    """What would otherwise tell this card's tensors from those of a real one."""
+
+    def set_sync_debug_mode(debug_mode: int | str) -> None:
+        card.sync_debug_mode = debug_mode
+
+    changes: list[Change] = [
+        (torch.cuda, "set_sync_debug_mode", set_sync_debug_mode),
+        (FakeTensor, "tolist", lambda tensor: card.read(tensor).tolist()),
+    ]
+    # transformers asks for fake tensors, and does not look at the values of a mask that is one.
+    asked = sys.modules.get("transformers.utils.import_utils")
+    return [*changes, (asked, "is_fake_tensor", lambda tensor: False)] if asked is not None else changes

@@ -18,7 +18,7 @@ from snugfit.errors import SnugfitWarning
 
 SAMPLE, SHARE = 4096, 128
 """Weights looked at, at most, in each of the parameters, and the part of it that they may be: a watcher must not be what a
-step needs most memory for, and no prediction sees the step that it watches."""
+step needs most memory for. The sample lies on the host, since no prediction sees the step that it watches."""
 LOST_SHARE = 0.5
 """A warning comes when more than this share of the sampled weights stood still."""
 
@@ -46,25 +46,24 @@ class LostUpdates:
             step: The step's number.
         """
         if step == self._at_step:
-            self._before = [_sample(weight).clone() for weight in self._weights]
+            self._before = [_sample(weight).to("cpu", copy=True) for weight in self._weights]
             self._touched = [torch.zeros_like(sample, dtype=torch.bool) for sample in self._before]
             for weight, touched in zip(self._weights, self._touched, strict=True):
                 hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
     def after(self, step: int) -> None:
-        """Compares the sample and warns; reads one number from the device, in this one step.
+        """Compares the sample and warns; waits for the device, in this one step.
 
         Args:
             step: The step's number.
         """
         if step != self._at_step or not self._before:
             return
-        still = torch.zeros((), device=self._before[0].device)
-        touched = torch.zeros_like(still)
+        still = touched = torch.zeros(())
         for old, weight, mask in zip(self._before, self._weights, self._touched, strict=True):
-            still += ((old == _sample(weight)) & mask).sum()
-            touched += mask.sum()
+            still = still + ((old == _sample(weight).cpu()) & mask).sum()
+            touched = touched + mask.sum()
         self.forget()
         share = float(still / touched.clamp(min=1))
         if share > LOST_SHARE:
@@ -84,7 +83,7 @@ class LostUpdates:
 
 
 def _note(touched: Tensor, gradient: Tensor) -> None:
-    size = _sample(gradient).abs()
+    size = _sample(gradient).cpu().abs()
     touched |= (size > 0) & (size < math.inf)  # a bad step is masked, and loses nothing
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from snugfit.training import random_state
@@ -20,6 +21,42 @@ from snugfit.training.run_state import Observer
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
+
+
+LOSSES_KEPT = 10
+"""Steps whose losses may wait on the device until somebody reads them, all at once."""
+
+
+class Losses:
+    """Losses of the last steps, in one tensor on the device: as much memory in the first step as in any other."""
+
+    def __init__(self) -> None:
+        """Makes room with the first loss."""
+        self._kept: Tensor | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Returns how many losses wait; where nobody reads them, the newest."""
+        return min(self._count, LOSSES_KEPT)
+
+    def put(self, loss: Tensor) -> None:
+        """Keeps a loss.
+
+        Args:
+            loss: 0-dim, on the device.
+        """
+        if self._kept is None:
+            self._kept = torch.empty(LOSSES_KEPT, dtype=loss.dtype, device=loss.device)
+        self._kept[self._count % LOSSES_KEPT].copy_(loss)
+        self._count += 1
+
+    def read(self) -> list[float]:
+        """Returns the losses that wait, in order, and keeps them no longer; the host waits for the device once."""
+        if self._kept is None:
+            return []
+        found: list[float] = self._kept[: len(self)].double().tolist()
+        self._count = 0
+        return found
 
 
 class Course:
@@ -35,6 +72,7 @@ class Course:
         """
         self.trainer, self.task = trainer, task
         self.observer = observer or Observer()
+        self.losses = Losses()
         self.first_step = trainer.steps_done
 
     def train(
@@ -61,6 +99,7 @@ class Course:
             if batch is None:
                 return
             loss = self.trainer.step(batch)
+            self.losses.put(loss)
             if take is not None:
                 take(batch, loss)
             del loss  # whoever wants it has it; an evaluation must not find it still there

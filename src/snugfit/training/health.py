@@ -192,6 +192,7 @@ class Statistics:
         self._norms = [module for module in modules if module.track_running_stats]
         self._depth = depth
         self._before: deque[tuple[int, list[Tensor], list[Tensor]]] = deque()
+        self._unused: list[list[Tensor]] = []
 
     def remember(self, step: int) -> None:
         """Copies the statistics before a step.
@@ -202,9 +203,11 @@ class Statistics:
         if not self._norms:
             return
         now = [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
-        copies = (
-            self._before.popleft()[2] if len(self._before) == self._depth else [torch.empty_like(one) for one in now]
-        )
+        if (
+            not self._before and not self._unused
+        ):  # all at once: the first step takes what later ones do, and is predicted
+            self._unused = [[torch.empty_like(one) for one in now] for _ in range(self._depth)]
+        copies = self._unused.pop() if self._unused else self._before.popleft()[2]
         with torch.no_grad():
             torch._foreach_copy_(copies, now)
         self._before.append((step, now, copies))

@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
-from snugfit.training.course import Course
+from snugfit.training.course import LOSSES_KEPT, Course
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
@@ -34,9 +33,6 @@ from snugfit.workloads.loader import batches, steps_per_epoch
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
-
-LOG_EVERY = 10
-"""Steps between readings of losses from the device."""
 
 STATE_VERSION = 1
 
@@ -111,7 +107,7 @@ class Loop:
         self.progress, self.on_row = progress, on_row
         self.at = Position()
         self.stop = StopSignal()
-        self._pending: list[tuple[int, float | None, int, int, Tensor]] = []
+        self._pending: list[tuple[int, float | None, int, int]] = []
         self._saved_step = trainer.steps_done
         self._rate: float | None = None
         self._resumed_at = time.perf_counter()
@@ -186,14 +182,14 @@ class Loop:
         samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
         self.at.batch += 1
         self.at.samples += samples
-        self._pending.append((self.trainer.steps_done, self._rate, samples, weight, loss))
+        self._pending.append((self.trainer.steps_done, self._rate, samples, weight))
         self._rate = self._next_rate()
 
     def _go_on(self) -> bool:
         """Does what is due after a step; returns whether another one follows in this epoch."""
         if self.progress is not None:
             self.progress.advance()
-        if len(self._pending) >= LOG_EVERY or self.trainer.steps_done == 1:
+        if len(self._pending) >= LOSSES_KEPT or self.trainer.steps_done == 1:
             self._read_losses()
         self._evaluate_if_due()
         if self._due(self.workload.save_every):
@@ -236,13 +232,13 @@ class Loop:
         """Reads the losses of the last steps, which waits for the device once, and writes their rows."""
         if not self._pending:
             return
-        losses = torch.stack([loss for *_, loss in self._pending]).double().tolist()
+        losses = self.course.losses.read()
         now = time.perf_counter()
         lap, self._lap_started = now - self._lap_started, now
-        samples = sum(count for _, _, count, _, _ in self._pending)
+        samples = sum(count for _, _, count, _ in self._pending)
         self.at.step_seconds += lap
         speed = samples / lap
-        for (step, rate, _, weight, _), loss in zip(self._pending, losses, strict=True):
+        for (step, rate, _, weight), loss in zip(self._pending, losses, strict=True):
             self.at.loss_sum += loss * weight
             self.at.loss_samples += weight
             self._row({"step": step, "epoch": self.at.epoch, "loss": loss, "lr": rate, "samples_per_second": speed})
