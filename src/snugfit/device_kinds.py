@@ -51,14 +51,19 @@ class DeviceKind:
     """Where this was tried."""
 
 
-_CARD = {"streams": True, "page_locked": True, "counted": True, "limited": True, "fused_optimizers": True}
+def _card(name: str, **more: Any) -> DeviceKind:
+    return DeviceKind(
+        name=name, streams=True, page_locked=True, counted=True, limited=True, fused_optimizers=True, **more
+    )
+
+
 KINDS = {
     kind.name: kind
     for kind in (
         DeviceKind(name=CPU, fused_optimizers=True, planned=CPU, seen="every test"),
-        DeviceKind(name=CUDA, **_CARD, history=True, triton=True, planned="local", seen="the pretend card; no GPU yet"),
-        DeviceKind(name=SIMULATED, **_CARD, seen="every test"),
-        DeviceKind(name="xpu", **_CARD),
+        _card(CUDA, history=True, triton=True, planned="local", seen="the pretend card; no GPU yet"),
+        _card(SIMULATED, seen="every test"),
+        _card("xpu"),
         DeviceKind(name="mps", fused_optimizers=True),
     )
 }

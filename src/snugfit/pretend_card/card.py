@@ -110,8 +110,8 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
             # Loaders lock their batches in a thread of their own, where no mode is.
             (torch.Tensor, "pin_memory", lambda tensor, *_: self._pin(tensor.clone())),
             (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.untyped_storage() in self._pinned),
-            (FakeTensor, "__deepcopy__", self._copied),
-            (FakeTensor, "__reduce_ex__", lambda tensor, protocol: self._written(tensor).__reduce_ex__(protocol)),
+            (FakeTensor, "__deepcopy__", lambda *given: self._copied(*given)),
+            (FakeTensor, "__reduce_ex__", lambda *given: self._reduced(*given)),
         ]
         self._entered.enter_context(replaced(changes))
         # A parameter that moves to a card stays the same object, and so tied; one that turns into a fake one must be told.
@@ -214,18 +214,19 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return values
 
     @staticmethod
-    def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    def _copied(tensor: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor:
         if id(tensor) not in memo:
             copied = tensor.detach().clone()
             is_weight = isinstance(tensor, torch.nn.Parameter)
             memo[id(tensor)] = torch.nn.Parameter(copied, tensor.requires_grad) if is_weight else copied
         return memo[id(tensor)]
 
-    def _written(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What goes into a file in a tensor's place: its numbers."""
+    def _reduced(self, tensor: torch.Tensor, protocol: int) -> Any:
+        """What goes into a file in a tensor's place: one of the host with its numbers."""
         with private_torch.without_modes():
             values = self.read(tensor).clone()
-        return torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values
+        kept = torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values
+        return kept.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def _poison(self, block: torch.Tensor, stream: int) -> None:
         self.streams.put(stream, lambda: block.fill_(_POISON))

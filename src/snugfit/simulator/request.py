@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import CPU, CUDA
 from snugfit.errors import SnugfitError, SnugfitWarning
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
@@ -354,7 +355,7 @@ def _personality(kind: Kind) -> Personality:
     """Returns the kind of device as the fake device takes it."""
     from snugfit.fake_device.accelerator import Personality
 
-    return Personality(kind=kind[0], capability=kind[1])
+    return Personality(kind=CPU if kind[0] == CPU else CUDA, capability=kind[1])
 
 
 def _refused(error: Exception, model: torch.nn.Module, kind: Kind) -> Refused:
