@@ -15,6 +15,7 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.accelerator import DEVICE_TYPE
+from snugfit.fake_device.chance import SOURCES
 from snugfit.fake_device.dispatch_plan import Plan
 from snugfit.fake_device.operator_costs import cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
@@ -57,7 +58,8 @@ class FakeCalls:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], module: str
     ) -> Call:
         """Runs an operator; `tensors` are those among its arguments."""
-        if _all_real(tensors, kwargs):
+        draws = func in SOURCES and not func._schema.is_mutable  # what it draws is for `chance.py` to say
+        if not draws and _all_real(tensors, kwargs):
             return Call(args, kwargs, func(*args, **kwargs))
         make = self._values.sized(func, args, kwargs, module)
         if make is not None:

@@ -3,17 +3,19 @@
 A mask made of `torch.full` and `triu`, positions from `arange`, the comparison of two of them: nothing in these depends on
 data or weights. For such a tensor the operator that made it is remembered, with its arguments; only when somebody reads a
 value, the operators run again, on real tensors of the host. What is remembered holds no simulated tensor, so no lifetime
-changes.
+changes. Random numbers are followed in the same way; what they are taken to be is said by `chance.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from snugfit import private_torch
+from snugfit.fake_device.chance import OVERWRITES, SOURCES, Stance, stand_in
 from snugfit.private_torch import FakeTensor
 
 MOST_ELEMENTS = 2**22
@@ -28,12 +30,25 @@ _follows: dict[Any, bool] = {}
 
 
 class Made:
-    """How a tensor was made: an operator and its arguments, other tensors among them as they were made."""
+    """How a tensor was made: an operator and its arguments, other tensors among them as they were made.
 
-    __slots__ = ("args", "func", "index", "kwargs", "steps")
+    Of a random operator, shape and dtype of the result stand in the place of keyword arguments. `random` says whether there
+    is one among the steps.
+    """
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None) -> None:
-        self.func, self.args, self.kwargs, self.steps, self.index = func, args, kwargs, steps, index
+    __slots__ = ("args", "func", "index", "kwargs", "random", "steps")
+
+    def __init__(
+        self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None, random: bool = False
+    ) -> None:
+        self.func, self.args, self.kwargs, self.steps, self.index, self.random = (
+            func,
+            args,
+            kwargs,
+            steps,
+            index,
+            random,
+        )
 
 
 class _Blank:
@@ -57,40 +72,60 @@ def follow(
         tensors: The tensors among them.
         result: What it returned.
     """
-    like = func._opname in _LIKE
-    if not like:
-        for tensor in tensors:
-            if type(tensor) is FakeTensor and _NAME not in tensor.__dict__:
-                return
+    drawn = func in SOURCES
+    like = func._opname in _LIKE or func in OVERWRITES
+    for tensor in tensors:
+        if type(tensor) is FakeTensor and _NAME not in tensor.__dict__ and not (like and tensor is args[0]):
+            return
     results = result if isinstance(result, list | tuple) else (result,)
-    if not _deterministic(func) or any(type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS for r in results):
+    if not (drawn or _deterministic(func)) or any(
+        type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS for r in results
+    ):
         return
     written = func._schema.is_mutable
     if written and (not args or result is not args[0]):
         return
     try:
-        given, named = _remembered(args, like), {name: _remembered(value, like) for name, value in kwargs.items()}
+        first = [_Blank(args[0])] if like else _remembered(args[:1])
+        given = (*first, *_remembered(args[1:]))
+        named = {name: _remembered(value) for name, value in kwargs.items()}
     except LookupError:
         return
-    steps = 1 + max((part.steps for part in _parts((given, named.values()))), default=0)
+    if drawn:
+        named = {"shape": tuple(result.shape), "dtype": result.dtype}
+    parts = _parts((given, named.values()))
+    steps = 1 + max((part.steps for part in parts), default=0)
+    random = drawn or any(part.random for part in parts)
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
-            made = Made(func, given, named, steps, None if one is result else index)
+            made = Made(func, given, named, steps, None if one is result else index, random)
             # autograd counts a write after the operator that a dispatch mode sees has returned
             one.__dict__[_NAME] = made, one._version + int(written)
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the values of a tensor; None where they depend on data.
+    """Returns the values of a tensor; None where they depend on data or chance.
 
     Args:
         tensor: A tensor of the recording.
     """
     made = _made(tensor)
-    if made is None:
-        return None
+    return None if made is None or made.random else _values(made, "middle")
+
+
+def random_value(tensor: torch.Tensor) -> Callable[[Stance], torch.Tensor] | None:
+    """Returns what works out the values of a tensor that follows from the code and random numbers alone; else None.
+
+    Args:
+        tensor: A tensor of the recording.
+    """
+    made = _made(tensor)
+    return functools.partial(_values, made) if made is not None and made.random else None
+
+
+def _values(made: Made, stance: Stance) -> torch.Tensor:
     with private_torch.without_modes():
-        values: torch.Tensor = _work_out(made, {})
+        values: torch.Tensor = _work_out(made, {}, stance)
     return values
 
 
@@ -110,21 +145,19 @@ def _made(tensor: torch.Tensor) -> Made | None:
     return None if found is None or tensor.is_inference() or found[1] != tensor._version else found[0]
 
 
-def _remembered(value: Any, like: bool) -> Any:
+def _remembered(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if type(value) is not FakeTensor:
             if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
                 raise LookupError
             return Made(None, value.detach().clone(), None, 0)
-        if like:
-            return _Blank(value)
         made = _made(value)
         if made is None:
             raise LookupError
         return made
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    return type(value)(_remembered(part, like) for part in value) if type(value) in (list, tuple) else value
+    return type(value)(_remembered(part) for part in value) if type(value) in (list, tuple) else value
 
 
 def _parts(value: Any) -> list[Made]:
@@ -135,21 +168,24 @@ def _parts(value: Any) -> list[Made]:
     return [made for part in value for made in _parts(part)]
 
 
-def _work_out(made: Made, done: dict[Any, Any]) -> Any:
+def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:
     if made.func is None:
         return made.args
     key = id(made) if made.index is None else (id(made.args), made.func)
     if key not in done:
-        args = _real(made.args, done)
+        args = _real(made.args, done, stance)
+        if made.func in SOURCES:
+            done[key] = stand_in(made.func, args, **made.kwargs, stance=stance)
+            return done[key]
         if made.func._schema.is_mutable:
             args = (args[0].clone(), *args[1:])
-        done[key] = made.func(*args, **{name: _real(value, done) for name, value in made.kwargs.items()})
+        done[key] = made.func(*args, **{name: _real(value, done, stance) for name, value in made.kwargs.items()})
     return done[key] if made.index is None else done[key][made.index]
 
 
-def _real(value: Any, done: dict[Any, Any]) -> Any:
+def _real(value: Any, done: dict[Any, Any], stance: Stance) -> Any:
     if isinstance(value, Made):
-        return _work_out(value, done)
+        return _work_out(value, done, stance)
     if isinstance(value, _Blank):
         return torch.empty(value.shape, dtype=value.dtype)
-    return type(value)(_real(part, done) for part in value) if type(value) in (list, tuple) else value
+    return type(value)(_real(part, done, stance) for part in value) if type(value) in (list, tuple) else value

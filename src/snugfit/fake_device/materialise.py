@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,36 @@ def change_tensors(model: torch.nn.Module, change: Callable[[torch.Tensor], torc
             for name, tensor in list(table.items()):
                 if isinstance(tensor, torch.Tensor):
                     table[name] = change(tensor)
+
+
+def remembered(model: torch.nn.Module, optimizer: object = None) -> Callable[[], None]:
+    """Returns what makes a skeleton again what it is now, for another recording of it.
+
+    Args:
+        model: A skeleton.
+        optimizer: An optimizer of it; anything else is left alone.
+    """
+    modules = [(module, type(module), _tables_copied(vars(module))) for module in model.modules()]
+    given = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+    groups = [] if given is None else [{**group, "params": [*group["params"]]} for group in given.param_groups]
+    states = {} if given is None else {parameter: dict(state) for parameter, state in given.state.items()}
+
+    def restore() -> None:
+        for module, kind, attributes in modules:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(_tables_copied(attributes))
+        if given is not None:
+            given.param_groups[:] = [{**group, "params": [*group["params"]]} for group in groups]
+            given.state.clear()
+            given.state.update({parameter: dict(state) for parameter, state in states.items()})
+
+    return restore
+
+
+def _tables_copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module, its tables of parameters, modules and hooks copied."""
+    return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 
 def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:

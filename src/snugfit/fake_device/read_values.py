@@ -15,7 +15,8 @@ from snugfit import private_torch
 from snugfit.errors import CannotSimulateError
 from snugfit.fake_device import fake_failure
 from snugfit.fake_device.assumptions import Assumptions
-from snugfit.fake_device.known_values import known_value
+from snugfit.fake_device.chance import Chance
+from snugfit.fake_device.known_values import known_value, random_value
 from snugfit.fake_device.replaced import Change
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import FakeTensor
@@ -90,6 +91,8 @@ class ReadValues:
             answered: Gets every assumption that is used.
         """
         self.assumptions = assumptions
+        self.chance = Chance()
+        """What random numbers are taken to be."""
         self._ledger = ledger
         self._answered = answered
 
@@ -152,6 +155,9 @@ class ReadValues:
             if tensor.dtype == torch.bool:
                 self._answered.add(ANSWER)
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
+        random = self._random(tensor)
+        if random is not None:
+            return random.item()
         return self._assumed(tensor.dtype, _READ, module)
 
     def condition(self, operator: str, module: str) -> bool:
@@ -221,6 +227,9 @@ class ReadValues:
         if exact is not None:
             return exact.numpy()
         truth = self._ledger.value(tensor)
+        random = self._random(tensor) if truth is None else None
+        if random is not None:
+            return random.numpy()
         value = self._assumed(tensor.dtype, what, "") if truth is None else truth
         with private_torch.without_modes():
             kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
@@ -283,6 +292,16 @@ class ReadValues:
         if constant is not None:
             return constant
         return known_value(tensor)
+
+    def _random(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor of random numbers is taken to hold, where nobody has said what to take for them."""
+        given = self.assumptions
+        said = {torch.bool: given.branch, torch.int64: given.integer}.get(tensor.dtype)
+        value_at = random_value(tensor) if said is None else None
+        if value_at is None:
+            return None
+        with private_torch.without_modes():
+            return self.chance.answer(value_at, fake_failure.place_outside())
 
     def _share(self, name: str, operator: str, module: str) -> float:
         share = getattr(self.assumptions, name)

@@ -165,7 +165,7 @@ class Planner:
         workload = probe.recorded.workload
         assert workload is not None
         pinned = self.constraints.pins.get("microbatch_size")
-        free = self.constraints.is_free("microbatch_size") and (workload.batch_size or 1) > 1
+        free = self.constraints.is_free("microbatch_size") and workload.batch_size != 1
         ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
         if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
             return

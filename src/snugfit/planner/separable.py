@@ -157,7 +157,7 @@ def _checked(
             split=split,
             size=samples,
             loss_weight=arguments.get("loss_weight") or "samples",
-            quiet=any(model_traits(model).values()),
+            quiet=any(model_traits(model, loss, forward).values()),
         )
     except Exception as error:  # the caller's own split, with a batch of random values
         found, real = Separation(separates=None, sentence=str(error)), False

@@ -192,9 +192,9 @@ def record_given(
     check_sparse(model, recipe, _workload(arguments, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     given = dict(arguments)
-    if given.get("batch_size") is None and given.get("split") is None and given.get("forward") is None:
+    if given.get("batch_size") is None and given.get("split") is None:
         given["batch_size"] = _longest(batches)
-    workload = _workload(given, model_traits(model))
+    workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
 

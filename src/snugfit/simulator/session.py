@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.accelerator import Personality
@@ -22,6 +22,9 @@ from snugfit.fake_device.assumptions import Assumptions
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.workers.pool import Pool, shared_pool
+
+if TYPE_CHECKING:
+    from snugfit.fake_device.chance import Chance
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
@@ -34,6 +37,7 @@ def record(
     personality: Personality,
     captured: Iterable[Any] = (),
     assumptions: Assumptions | None = None,
+    chance: Chance | None = None,
 ) -> Recording:
     """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
 
@@ -42,6 +46,7 @@ def record(
         personality: The kind of device.
         captured: Tensors that the code to be recorded holds by itself.
         assumptions: What may be taken for granted about values; None: the defaults.
+        chance: What random numbers are taken to be, and gets who asked; None: each at its middle.
 
     Returns:
         The recording.
@@ -60,6 +65,8 @@ def record(
 
     recorder = Recorder(personality, assumptions)
     recorder.bring(captured)
+    if chance is not None:
+        recorder.values.chance = chance
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -92,6 +99,27 @@ def record(
         processor=recorder.processor,
         same_on=recorder.card.same,
     )
+
+
+def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
+    """Records with the likelier answer where random numbers decide, then with the others; keeps what takes most memory."""
+    from snugfit.fake_device.chance import MOST_TRIED, Chance
+    from snugfit.recording.replay import replay
+
+    chance = Chance()
+    best = recorded(chance)
+    alternatives = chance.alternatives()
+    peak_bytes = replay(best.trace).peak_allocated_bytes if alternatives else 0
+    for place, stance in alternatives[:MOST_TRIED]:
+        other = chance.otherwise(place, stance)
+        try:
+            tried = recorded(other)
+        except Exception:  # a length of 0, for example
+            continue
+        tried_bytes = replay(tried.trace).peak_allocated_bytes
+        if tried_bytes > peak_bytes:
+            best, chance, peak_bytes = tried, other, tried_bytes
+    return dataclasses.replace(best, answered=(*best.answered, *chance.in_words()))
 
 
 def simulate_step(*request: Any, pool: Pool | None = None, **settings: Any) -> Recording:
@@ -161,12 +189,11 @@ def record_own_step(
     import torch
 
     from snugfit.fake_device.captured import captured_tensors
-    from snugfit.fake_device.materialise import Materialiser
+    from snugfit.fake_device.materialise import Materialiser, remembered
     from snugfit.training.phases import phase
     from snugfit.workers import skeleton
 
     model = built(model)
-    captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
     personality = personality or Personality()
     device = personality.device
 
@@ -187,7 +214,14 @@ def record_own_step(
             step(model, used, given)
             del given
 
-    return record(run, personality, captured, assumptions)
+    restore = remembered(model, optimizer)
+
+    def recorded(chance: Chance) -> Recording:
+        restore()
+        captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
+        return record(run, personality, captured, assumptions, chance)
+
+    return _costliest(recorded)
 
 
 def record_training(
@@ -222,10 +256,12 @@ def record_training(
         CannotSimulateError: Something in the step needs values.
     """
     from snugfit.fake_device.captured import captured_tensors
+    from snugfit.fake_device.materialise import remembered
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
     from snugfit.training.fallbacks import elements
+    from snugfit.training.take_over import take_over
     from snugfit.workers import skeleton
 
     load_libraries(recipe)
@@ -233,6 +269,7 @@ def record_training(
     if own is not None:
         own.load()  # outside of the recording: it makes tables of real values
     model, given = built(model), dict(arguments or {})
+    restore = remembered(model, given.get("optimizer"))
     batches = batch if isinstance(batch, list) else [batch]
     evaluation = None
     if evaluate and given.get("evaluate", True):
@@ -242,22 +279,25 @@ def record_training(
     # Whether samples are coupled takes values to find out, and a fake step has none.
     given["coupled_samples"] = bool(given.get("coupled_samples"))
 
-    def recorded(**other: Any) -> Recording:
+    def recorded(chance: Chance, **other: Any) -> Recording:
+        take_over(model)
+        restore()
         captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(given.get("optimizer")))
 
         def run(recorder: Any) -> None:
             _train(recorder, model, recipe, batches, kind, steps, evaluation, {**given, **other})
 
-        return record(run, kind, captured, assumptions)
+        return record(run, kind, captured, assumptions, chance)
 
-    if recipe.microbatch_size is None:
-        return recorded()
-    fewer = FewerPieces(given.get("split"))
-    recording = recorded(split=fewer)
-    found = repeats(recording.trace, fewer.left_out)
-    if found is None:
-        return recorded()
-    return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
+    def in_pieces(chance: Chance) -> Recording:
+        fewer = FewerPieces(given.get("split"))
+        recording = recorded(chance, split=fewer)
+        found = repeats(recording.trace, fewer.left_out)
+        if found is None:
+            return recorded(chance)
+        return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
+
+    return _costliest(recorded if recipe.microbatch_size is None else in_pieces)
 
 
 def _train(

@@ -116,7 +116,7 @@ def prepare(
         if storage is not None and recipe.optimizer is None:
             recipe = recipe.replace(optimizer=storage)
             fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
-    workload = _workload(model, optimizer, settings)
+    workload = _workload(model_traits(model, loss, forward), optimizer, settings)
     Run(recipe, workload)
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
@@ -265,10 +265,10 @@ def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: Optimi
         )
 
 
-def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:
+def _workload(traits: dict[str, bool], optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:
     name = name_of(optimizer)
     if optimizer == CUSTOM_OPTIMIZER:
         raise InputError(
             f"optimizer {optimizer!r} stands for a function; give the function itself, or one of {', '.join(OPTIMIZERS)}."
         )
-    return Workload.from_mapping({**model_traits(model), **settings, "optimizer": name})
+    return Workload.from_mapping({**traits, **settings, "optimizer": name})

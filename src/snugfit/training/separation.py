@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.untouched import untouched
+from snugfit.workloads.captured_modules import captured_modules
 from snugfit.workloads.tasks import shifted_labels
 from snugfit.workloads.traits import draws_masks, uses_batch_statistics
 
@@ -108,7 +109,7 @@ def separation(
     Args:
         loss_of: The loss of some samples, with its graph.
         batch: Samples; the first few are used.
-        parts: Model and functions whose state is put back; the first is the model.
+        parts: Model and functions that run; the state of all modules in them is put back.
         parameters: What training changes.
         split: How a batch is cut.
         size: Samples of a microbatch.
@@ -120,8 +121,6 @@ def separation(
     Returns:
         What was found; never raises for what the caller's code does with a few samples.
     """
-    model = parts[0]
-    assert isinstance(model, nn.Module)
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]
     random = False
     try:
@@ -130,7 +129,7 @@ def separation(
             return Separation(separates=None, sentence="the batch has too few samples to be cut.")
         for stage in stages:
             with untouched(parts):
-                stage(model)
+                stage(captured_modules(*parts))
 
                 def look(samples: Any) -> _Look:
                     return _look(loss_of, samples, parameters, scale, rough)
@@ -154,18 +153,19 @@ def separation(
         return Separation(separates=None, random=random, sentence=f"a few samples cannot run: {text}")
 
 
-def _as_it_is(model: nn.Module) -> None:
+def _as_it_is(modules: Iterable[nn.Module]) -> None:
     """The first look is at the model as it trains."""
 
 
-def _known_layers_quiet(model: nn.Module) -> None:
-    for module in model.modules():
+def _known_layers_quiet(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
         if draws_masks(module) or uses_batch_statistics(module):
             module.training = False
 
 
-def _all_quiet(model: nn.Module) -> None:
-    model.eval()
+def _all_quiet(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        module.eval()
 
 
 def _cut(batch: Any, split: Split, size: int) -> list[tuple[Any, list[Any]]]:

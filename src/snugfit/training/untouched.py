@@ -7,8 +7,6 @@ and caches included. What a forward hook or a loss keeps outside of modules is n
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.training import random_state
+from snugfit.workloads.captured_modules import captured_modules
 
 _TABLES = ("_parameters", "_modules", "_buffers")
 
@@ -26,31 +25,16 @@ def untouched(parts: Iterable[object]) -> Iterator[None]:
     """Context after which models and random numbers are as they were.
 
     Args:
-        parts: Models, and functions that may be or use modules (a loss); anything else is left alone.
+        parts: Models, and functions that may be or hold modules (a loss); anything else is left alone.
     """
-    owners = [owner for part in parts for owner in _modules_of(part)]
-    modules = list({id(one): one for owner in owners for one in owner.modules()}.values())
     random = random_state.capture()
-    kept = [_Kept(module) for module in modules]
+    kept = [_Kept(module) for module in captured_modules(*parts)]
     try:
         yield
     finally:
         random_state.restore(random)
         for one in kept:
             one.restore()
-
-
-def _modules_of(part: object) -> list[nn.Module]:
-    """The modules that a function may run: its own, those in its closure, and the globals it names."""
-    if isinstance(part, functools.partial):
-        return [one for inner in (part.func, *part.args, *part.keywords.values()) for one in _modules_of(inner)]
-    part = getattr(part, "__self__", part)
-    if isinstance(part, nn.Module):
-        return [part]
-    if not inspect.isfunction(part):
-        return []
-    seen = inspect.getclosurevars(part)
-    return [value for value in (*seen.nonlocals.values(), *seen.globals.values()) if isinstance(value, nn.Module)]
 
 
 class _Kept:

@@ -1,6 +1,7 @@
 """Traits of a model that decide whether microbatches change its result: batch statistics and random masks.
 
-Both are found by structure, never by the model's name.
+Both are found by structure, never by the model's name; in the model, and in what it and the functions of its step hold
+besides.
 """
 
 from __future__ import annotations
@@ -9,22 +10,32 @@ import torch
 from torch.nn.modules import dropout as torch_dropout
 
 from snugfit.private_torch import BatchNorm, InstanceNorm
+from snugfit.workloads.captured_modules import captured_modules
 
 
-def model_traits(model: torch.nn.Module) -> dict[str, bool]:
-    """Returns what a model does that depends on how its batch is cut.
+def model_traits(model: torch.nn.Module, *functions: object) -> dict[str, bool]:
+    """Returns what a training step does that depends on how its batch is cut.
 
     Args:
         model: Any module, in training mode or not (the answer is about training).
+        *functions: What else runs in the step (loss, forward). Modules held by them, or by the model without being parts of
+            it, count in the mode that they are in: nobody puts these into training mode.
 
     Returns:
         `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks. Both keys
         fit the fields of `Workload`.
     """
+    own = set(model.modules())
+    modules = [module for module in captured_modules(model, *functions) if module in own or _is_in_training(module)]
     return {
-        "batch_norm": any(uses_batch_statistics(module) for module in model.modules()),
-        "dropout": any(draws_masks(module) for module in model.modules()),
+        "batch_norm": any(uses_batch_statistics(module) for module in modules),
+        "dropout": any(draws_masks(module) for module in modules),
     }
+
+
+def _is_in_training(module: torch.nn.Module) -> bool:
+    # Batch norm without running statistics takes those of the batch in evaluation too.
+    return module.training or (isinstance(module, BatchNorm) and module.running_mean is None)
 
 
 def uses_batch_statistics(module: torch.nn.Module) -> bool:
