@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 
 SAMPLE, SHARE = 4096, 128
 """Weights looked at, at most, in each of the parameters, and the part of it that they may be: a watcher must not be what a
@@ -68,12 +67,10 @@ class LostUpdates:
         self.forget()
         share = float(still / touched.clamp(min=1))
         if share > LOST_SHARE:
-            warnings.warn(
+            warn(
                 f"{share:.0%} of the sampled weights did not move in step {step}: updates are smaller than half a step of "
                 "the 16-bit format and are lost to rounding. Set stochastic_rounding, use a higher learning rate, or a "
-                "mixed precision.",
-                SnugfitWarning,
-                stacklevel=2,
+                "mixed precision."
             )
 
     def forget(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
@@ -115,6 +114,6 @@ def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums:
     halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
     if recipe.microbatch_size is None or not halves:
         reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
-        warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=4)
+        warn(f"accumulate_dtype='fp32' has no effect: {reason}.")
         return Fp32Sums([])
     return Fp32Sums(weights)

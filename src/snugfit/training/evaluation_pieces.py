@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from snugfit.errors import OutOfMemoryError, SnugfitWarning
+from snugfit.errors import OutOfMemoryError, warn
 from snugfit.techniques.microbatch.apply import loss_weights
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import joined
@@ -43,11 +42,9 @@ class EvaluationPieces:
                     "is as it was; leave evaluation out, or resume with a recipe that needs less."
                 )
             self._size = now // 2
-            warnings.warn(
+            warn(
                 f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {self._size}; training "
-                "is not touched.",
-                SnugfitWarning,
-                stacklevel=3,
+                "is not touched."
             )
 
     def _in_pieces(self, batch: Any, samples: int | None) -> Any:

@@ -7,13 +7,12 @@ what schedulers and people write to (`optimizer_handle.py`).
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.recipe import Recipe
 from snugfit.workload import CUSTOM_OPTIMIZER, STORED_OPTIMIZERS
 
@@ -105,11 +104,9 @@ class GivenOptimizer:
         added = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
         if added:
             groups[0]["params"].extend(dict.fromkeys(added))
-            warnings.warn(
+            warn(
                 f"the recipe trains {len(added)} parameters that the {type(self.optimizer).__name__} given does not know; "
-                "they join its first group.",
-                SnugfitWarning,
-                stacklevel=4,
+                "they join its first group."
             )
 
     def others(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -169,11 +166,9 @@ class GivenOptimizer:
         Args:
             recipe: The recipe.
         """
-        warnings.warn(
+        warn(
             f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
-            "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty.",
-            SnugfitWarning,
-            stacklevel=4,
+            "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, SnugfitWarning, about, did_you_mean
+from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
@@ -259,9 +258,7 @@ def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: Optimi
     else:
         idle, whose = given & {"betas", "momentum"} - set(OPTIMIZER_TABLE[optimizer].settings), optimizer
     if idle:
-        warnings.warn(
-            f"{', '.join(sorted(idle))} has no effect: {whose} does not take it.", SnugfitWarning, stacklevel=3
-        )
+        warn(f"{', '.join(sorted(idle))} has no effect: {whose} does not take it.")
 
 
 def _workload(model: nn.Module, optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.workloads.model_files import describe
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -179,11 +179,7 @@ def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
         )
     if fresh:
         shape = " (of another shape there)" if other else ""
-        warnings.warn(
-            f"{_some(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.",
-            SnugfitWarning,
-            stacklevel=3,
-        )
+        warn(f"{_some(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.")
 
 
 def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:

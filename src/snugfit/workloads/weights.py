@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import fnmatch
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, note
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _LISTED = 4
-
-logger = logging.getLogger("snugfit")
-
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -117,7 +113,7 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
     heads = _heads_of_other_classes(model, resized, stored.shapes)
     if not missing and not unexpected and (heads or not resized):
         if heads:
-            logger.info("%s", _head_note(heads, str(stored.path)))
+            note(_head_note(heads, str(stored.path)))
         return {name: None if name in resized else source for name, source in found.items()}
     parts = []
     if missing:
@@ -201,7 +197,7 @@ def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, ori
         model.set_submodule(name, _like(head, classes))
     if getattr(model, "num_classes", None) == old_classes:
         model.num_classes = classes  # type: ignore[assignment]
-    logger.info("%s", _head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
+    note(_head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
 
 
 def _outputs(layer: torch.nn.Module) -> int:

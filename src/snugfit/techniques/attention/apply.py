@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snugfit.errors import InputError, SnugfitWarning, about
+from snugfit.errors import InputError, about, warn
 from snugfit.techniques.base import ModelTechnique
 
 if TYPE_CHECKING:
@@ -40,11 +39,7 @@ class Attention(ModelTechnique):
                 _set(module, "fused_attn", choice != "eager")
                 switched = True
         if not switched and not any("attention" in type(module).__name__.lower() for module in model.modules()):
-            warnings.warn(
-                f"attention={choice!r} has no effect: {type(model).__name__} has no attention.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+            warn(f"attention={choice!r} has no effect: {type(model).__name__} has no attention.")
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:

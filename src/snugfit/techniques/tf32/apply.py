@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.techniques.base import ModelTechnique
 
 
@@ -23,11 +22,7 @@ class TF32(ModelTechnique):
     def change(self, model: nn.Module) -> None:
         """Warns where the setting has no effect."""
         if self.setup.device.type == "cpu":
-            warnings.warn(
-                f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+            warn(f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.")
 
     def around_step(self) -> AbstractContextManager[Any]:
         """Returns the context in which matmuls and convolutions may use TF32."""

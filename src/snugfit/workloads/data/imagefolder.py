@@ -17,7 +17,6 @@ many as they were, whatever the number of workers and wherever a run was resumed
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, did_you_mean, warn
 from snugfit.library_imports import needed
 from snugfit.workloads.data.splits import (
     IMAGENET_MEAN,
@@ -225,11 +224,9 @@ def _tell(name: str, unreadable: set[str], count: int, strict: bool) -> None:
         raise InputError(
             f"data {name!r} has images that cannot be read: {listed}{more}. Repair or remove them, or leave --strict out."
         )
-    warnings.warn(
+    warn(
         f"{len(unreadable)} of {count} images of {name} cannot be read and are left out: {listed}{more}. "
-        "--strict stops there.",
-        SnugfitWarning,
-        stacklevel=3,
+        "--strict stops there."
     )
 
 
