@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,14 @@ from torch import Tensor
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
-from snugfit.training.course import Course
+from snugfit.training.course import Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
-from snugfit.training.run_state import LoopResult, Observer, Position, TrainingData
 from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
+from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -73,13 +74,55 @@ def base_learning_rate(recipe: Recipe, workload: Workload) -> float | None:
     return None if row is None else float(inspect.signature(row.cls).parameters["lr"].default)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoopResult:
+    """What a run came to."""
+
+    steps: int
+    """Updates done, those of earlier processes included."""
+
+    seconds: float
+    """Wall time of the loop: steps, evaluation and checkpoints, earlier processes included."""
+
+    samples_per_second: float
+    """Samples trained per second of training steps, evaluation and checkpoints left out."""
+
+    metrics: dict[str, float | None]
+    """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
+    metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
+
+    stopped_by: signal.Signals | None
+    """The signal that ended the run early, with its state saved; None: the run is finished."""
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Position:
+    """Where a run is, beside the trainer's own state."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    evaluated_step: int = 0
+    rows: int = 0
+    """Rows of metrics that belong to the checkpoint."""
+    loss_sum: float = 0.0
+    """Over the samples of this epoch, or the labels that count."""
+    loss_samples: int = 0
+    """How many those were."""
+    samples: int = 0
+    """Trained in the whole run."""
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+
 class Loop:
     """One run of training from its first or its saved step to the end."""
 
     def __init__(
         self,
         trainer: Trainer,
-        data: TrainingData,
+        data: Splits,
         task: Task,
         run: RunDirectory,
         *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,9 @@ from snugfit.techniques.microbatch.apply import (
 )
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.model_call import Forward, Loss, loss_of, output_of
-from snugfit.training.order import Pieces
+
+Pieces = list[tuple[Any, "float | Tensor"]]
+"""Microbatches with the factor of each one's loss."""
 
 
 class Passes:
@@ -89,8 +91,10 @@ class Passes:
                 "they can add up. Give batches of at most that size, or leave step_in_backward out."
             )
         weights = loss_weights(pieces, self.loss_weight)
-        # A piece without a label that counts adds nothing; its own mean would be 0 / 0.
-        return [(piece, weight) for piece, weight in zip(pieces, weights, strict=True) if not _is_zero(weight)]
+        # A piece without a label that counts adds nothing; its own mean would be 0 / 0. A tensor may be on a device, which
+        # would have to be waited for.
+        pairs = zip(pieces, weights, strict=True)
+        return [(piece, weight) for piece, weight in pairs if isinstance(weight, Tensor) or weight != 0]
 
     def arrived(self, batch: Any) -> Any:
         """Returns a microbatch on the device, as the model needs it.
@@ -139,6 +143,27 @@ class Passes:
             yield
 
 
-def _is_zero(weight: float | Tensor) -> bool:
-    """Whether the host knows that a weight is 0; asking a device would make it wait."""
-    return not isinstance(weight, Tensor) and weight == 0
+def one_by_one(pieces: Pieces, forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]) -> Tensor:
+    """Runs one microbatch after the other, each forward and then backward.
+
+    Args:
+        pieces: The microbatches.
+        forward: Gives a microbatch's loss, 0-dim.
+        backward: Adds the gradients of a weighted loss.
+
+    Returns:
+        The loss of the whole batch, 0-dim, detached.
+    """
+    total: Tensor | None = None
+    for batch, factor in pieces:
+        loss = forward(batch)
+        if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
+            loss = loss * factor
+            loss = torch.where(factor == 0, torch.zeros_like(loss), loss)
+        elif factor != 1.0:
+            loss = loss * factor
+        backward(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+        del loss
+    assert total is not None
+    return total

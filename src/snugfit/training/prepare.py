@@ -24,7 +24,6 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
-from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import (
@@ -34,11 +33,10 @@ from snugfit.training.optimizers import (
 )
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
-from snugfit.training.schedule import check_schedule
+from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
 from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step import OptimizerArgument, Trainer
-from snugfit.training.switch import Rebuild
-from snugfit.training.take_over import remember_trainer, take_over
+from snugfit.training.switch import Rebuild, remember_trainer, take_over
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters

@@ -23,7 +23,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -32,18 +32,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from snugfit.errors import InputError
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.offload_optimizer.apply import DEPTH
+from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing
 from snugfit.training.unbroken_update import UnbrokenUpdate
-from snugfit.training.update_state import load_state
 
 _THE_LOSS = "the loss"
+_KERNEL_SETTINGS = ("fused", "foreach", "capturable")
+"""Settings of torch's optimizers that choose kernels and change no result."""
 
 
 class Update:
@@ -305,11 +308,45 @@ class Update:
         Raises:
             InputError: It is that of other parameters.
         """
-        load_state(self.optimizer, self._updates, state)
+        own, groups = self.optimizer.param_groups, state["param_groups"]
+        _check_storage(own, groups)
+        if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
+            kernels = [{name: group[name] for name in _KERNEL_SETTINGS if name in group} for group in own]
+            groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
+        hosts = {weight: host for part in self._updates for weight, host in part.stand_ins().items()}
+        _swap(self.optimizer, hosts)  # state goes to the host straight away: the device may have no room for it
+        try:
+            self.optimizer.load_state_dict({**state, "param_groups": groups})
+        except ValueError as error:
+            raise InputError(f"the saved optimizer does not fit this model: {error}") from error
+        finally:
+            _swap(self.optimizer, {host: weight for weight, host in hosts.items()})
+        for part in self._updates:
+            part.reload()
 
 
 def _held(updates: list[JointUpdate], gradients: Gradients) -> list[Tensor]:
     return [one for update in updates for one in update.held()] + list(gradients.present().values())
+
+
+def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Puts parameters in the places of others, with the state of those."""
+    for group in optimizer.param_groups:
+        group["params"] = [places.get(weight, weight) for weight in group["params"]]
+    for old, new in places.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)
+
+
+def _check_storage(own: Iterable[Settings], saved: Iterable[Settings]) -> None:
+    """Raises where a saved state is packed in other bits than an optimizer's."""
+    mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
+    if mine != theirs:
+        names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
+        raise InputError(
+            f"the saved optimizer holds its state as {names[0]}, and this recipe as {names[1]}; go on with the optimizer "
+            "that was saved, or start the run anew."
+        )
 
 
 class _Carrier(Optimizer):
