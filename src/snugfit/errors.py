@@ -177,6 +177,17 @@ def note(text: str) -> None:
     logging.getLogger("snugfit").info("%s", text)
 
 
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Returns the first of some names, and how many more there are.
+
+    Args:
+        names: The names.
+        most: How many are named.
+    """
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """Returns the tail of a message about an unknown name: the nearest match, then what is allowed.
 

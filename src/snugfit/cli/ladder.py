@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.cli import options, output
-from snugfit.cli.ladder_parts import (
-    estimate_arguments,
-    predicted_entry,
-    train_arguments,
-    use_preset,
-    write_config,
-)
+from snugfit.cli.ladder_parts import PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import probe_device
-from snugfit.report.console import Column, Table
+from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder, peak_bytes
 from snugfit.runs.request import free_directory
@@ -41,6 +35,8 @@ the run failed."""
 
 
 _OTHER = " Give another --out."
+_NUMBERS = range(1, 6)
+"""Columns of the table that hold numbers."""
 
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
@@ -140,7 +136,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     train = train or functools.partial(_train_in_fresh_process, progress=progress)
     place = f"predicted for {args.card or 'cpu'}" if args.estimate else f"on {args.data}, {device.name}"
     title = f"{args.model if preset is None else preset.name} {place}"
-    table = _table(ladder, predicted=args.estimate) if not args.json else None
+    widths: list[int] = []
     rungs: list[dict[str, Any]] = []
     document = {
         "model": args.model,
@@ -165,12 +161,12 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
             progress.end()
         if len(rungs) == 1:
             _remove_earlier(out, keep=rung.name)
-            if table is not None:
+            if not args.json:
                 print(title)
-                table.print_header()
+                widths = _print_header([one.name for one in ladder.rungs], predicted=args.estimate)
         _write_document(out, document)
-        if table is not None:
-            table.print_row(_cells(rungs[-1], rungs[0]))
+        if not args.json:
+            output.print_text(row_of(_cells(rungs[-1], rungs[0]), widths, _NUMBERS))
             if rungs[-1]["error"] is not None:
                 print(f"    failed: {rungs[-1]['error']}")
     files = [out / "ladder.json", *_draw(out, rungs, title)]
@@ -278,9 +274,10 @@ def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
 def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, train: TrainCommand) -> dict[str, Any]:
     """Trains one rung and returns its entry."""
     entry = _entry(rung, out, ladder)
+    document = train(rung_words(rung, args, out / "rungs" / rung.name))
     if args.estimate:
-        return {**entry, "run_dir": None, **predicted_entry(train(estimate_arguments(rung, args)))}
-    document = train(train_arguments(rung, args, out / "rungs" / rung.name))
+        predicted = {name: document[name] for name in PREDICTED}
+        return {**entry, "run_dir": None, "predicted": predicted, "seconds": document["step_seconds"]}
     for name in ("predicted", "measured", "seconds", "samples_per_second", "metrics"):
         entry[name] = document[name]
     settings = document["workload"]["settings"]
@@ -324,19 +321,14 @@ class _Progress:
             sys.stderr.flush()
 
 
-def _table(ladder: Ladder, *, predicted: bool) -> Table:
-    return Table(
-        [
-            Column("rung", max(len(rung.name) for rung in ladder.rungs)),
-            Column("predicted" if predicted else "peak memory", 11, right=True),
-            Column("less", 7, right=True),
-            Column("a step" if predicted else "time", 10, right=True),
-            Column("samples/s", 9, right=True),
-            Column("test acc.", 9, right=True),
-            Column("fidelity", 9),
-            Column("what changes", 12),
-        ]
-    )
+def _print_header(names: Sequence[str], *, predicted: bool) -> list[int]:
+    """Prints the titles and a rule; returns the widths of the columns."""
+    memory, time = ("predicted", "a step") if predicted else ("peak memory", "time")
+    titles = ["rung", memory, "less", time, "samples/s", "test acc.", "fidelity", "what changes"]
+    widths = [max(map(len, [*names, "rung"])), 11, 7, 10, 9, 9, 9, 12]
+    output.print_text(row_of(titles, widths, _NUMBERS))
+    output.print_text("  ".join("─" * width for width in widths))
+    return widths
 
 
 def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:

@@ -143,6 +143,15 @@ def print_json(document: Mapping[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def print_text(text: str) -> None:
+    """Prints a text for people on stdout, in characters that it can show.
+
+    Args:
+        text: Lines of text.
+    """
+    print(plain_for(text, sys.stdout.encoding), flush=True)
+
+
 def print_result(result: Any, *, as_json: bool) -> None:
     """Prints a result on stdout.
 
@@ -153,4 +162,4 @@ def print_result(result: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_mapping())
     else:
-        print(plain_for(str(result), sys.stdout.encoding))
+        print_text(str(result))

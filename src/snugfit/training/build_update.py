@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from snugfit.errors import warn
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.techniques.base import Setup
 from snugfit.techniques.declaration import loaded
 from snugfit.techniques.lost_updates import LostUpdates
@@ -80,7 +79,8 @@ class UpdateBuilder:
         """
         setup = dataclasses.replace(self.setup, recipe=recipe)
         others = self._given.others(self._named) if self._given is not None else {}
-        gradients = Gradients({**self._named, **others}, _fp32_sums(recipe, list(self._named.values())), setup.workload)
+        summed = _summed_in_fp32(recipe, list(self._named.values()))
+        gradients = Gradients({**self._named, **others}, setup.workload, summed=summed)
         gradients.drop()
         if self._made and not self._sparse:
             choose_kernels(self.optimizer, setup)
@@ -108,12 +108,12 @@ class UpdateBuilder:
         ]
 
 
-def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums:
+def _summed_in_fp32(recipe: Recipe, weights: list[nn.Parameter]) -> list[nn.Parameter]:
     if recipe.accumulate_dtype != "fp32":
-        return Fp32Sums([])
-    halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
-    if recipe.microbatch_size is None or not halves:
-        reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
-        warn(f"accumulate_dtype='fp32' has no effect: {reason}.")
-        return Fp32Sums([])
-    return Fp32Sums(weights)
+        return []
+    halves = [weight for weight in weights if weight.dtype in (torch.float16, torch.bfloat16)]
+    if recipe.microbatch_size is not None and halves:
+        return halves
+    reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
+    warn(f"accumulate_dtype='fp32' has no effect: {reason}.")
+    return []

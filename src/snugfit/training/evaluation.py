@@ -26,6 +26,7 @@ from snugfit.training.out_of_memory import free_memory, tried
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
 from snugfit.workloads.tasks import Task, task_of_loss
+from snugfit.workloads.traits import evaluating
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -132,14 +133,11 @@ def _number(value: Any, device: torch.device) -> Tensor:
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Puts a model into eval mode for a while; afterwards its modes and the random state are what they were."""
-    modes = {module: module.training for module in model.modules()}
     before = random_state.capture()
-    model.eval()
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         random_state.restore(before)
 
 

@@ -163,7 +163,7 @@ def prepare(
         fallbacks=fallbacks,
         check=MicrobatchCheck(workload, passes, list(named.values()), scaled=scaled, promised=promised),
     )
-    remember_trainer(model, trainer)
+    remember_trainer(model, trainer, rebuild)
     return trainer
 
 

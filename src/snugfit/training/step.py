@@ -63,7 +63,6 @@ class Trainer:
         self._scheduler = scheduler
         self._check = check
         self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
-        self._hooks = [self.update.release]
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
         self._evaluation = EvaluationPieces(passes)
@@ -223,10 +222,7 @@ class Trainer:
             return
         self._passes.techniques = self._rebuild(self.recipe, recipe, self._passes.techniques)
         self.recipe = recipe
-        if self.update is not self._rebuild.update:
-            self.update.release()
-            self.update = self._rebuild.update
-            self._hooks[0] = self.update.release
+        self.update = self._rebuild.update
 
     def evaluate_batch(self, batch: Any) -> Any:
         """Returns the model's output for a batch, as the recipe computes it, without gradients.
@@ -263,14 +259,8 @@ class Trainer:
 
     def give_up_model(self) -> None:
         """Takes the hooks off the parameters: another trainer takes the model over, and this one refuses to go on."""
-        self.release_hooks()
+        self._rebuild.release()
         self._replaced = True
-
-    @property
-    def release_hooks(self) -> Callable[[], None]:
-        """What takes the hooks off the parameters, without holding this trainer or an update it has replaced."""
-        hooks = self._hooks
-        return lambda: hooks[0]()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next step depends on, except the random state of torch.

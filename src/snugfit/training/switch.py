@@ -56,7 +56,7 @@ class Rebuild:
             techniques: Those in place.
 
         Returns:
-            Those in place now; where another `update` is in place, the one before still has its hooks.
+            Those in place now.
 
         Raises:
             InputError: The new recipe cannot be carried out; the old one is in place.
@@ -102,7 +102,12 @@ class Rebuild:
             optimizer.state.clear()
             optimizer.state.update(states)
             raise
+        self.release()
         self.update = self.handle.update = update
+
+    def release(self) -> None:
+        """Takes the hooks of the update off the parameters."""
+        self.update.release()
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:
@@ -123,15 +128,16 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
 _trainers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
-def remember_trainer(model: nn.Module, trainer: Trainer) -> None:
+def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> None:
     """Takes note of who trains a model; its hooks go when the trainer goes.
 
     Args:
         model: The prepared model.
         trainer: Its trainer.
+        rebuild: The trainer's; it does not hold the trainer.
     """
     _trainers[model] = weakref.ref(trainer)
-    weakref.finalize(trainer, trainer.release_hooks).atexit = False
+    weakref.finalize(trainer, rebuild.release).atexit = False
 
 
 def take_over(model: nn.Module) -> None:

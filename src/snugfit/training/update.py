@@ -38,7 +38,6 @@ from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.offload_optimizer.apply import DEPTH
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
-from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing
@@ -97,7 +96,8 @@ class Update:
             for update in self._updates:
                 assert isinstance(update, ParameterUpdate)
                 hook = functools.partial(self._update_in_backward, update, names[update.weight])
-                self._hooks.append(when_gradient_is_complete(update.weight, hook))
+                handle = update.weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks.append(handle)
 
     @property
     def masked(self) -> bool:
@@ -165,8 +165,8 @@ class Update:
         elif not math.isfinite(self._loss):
             self._spoiled = _THE_LOSS
 
-    def _update_in_backward(self, update: ParameterUpdate, name: str) -> None:
-        """Updates one parameter, called by its hook; not in a backward pass of somebody else's."""
+    def _update_in_backward(self, update: ParameterUpdate, name: str, _: Tensor) -> None:
+        """Updates one parameter whose gradient is complete, called by its hook; not in somebody else's backward pass."""
         if not self._gradients.own:
             return
         if update.leaves:

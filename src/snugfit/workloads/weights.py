@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit.errors import InputError, note
+from snugfit.errors import InputError, listed, note
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_LISTED = 4
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -117,12 +116,12 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
         return {name: None if name in resized else source for name, source in found.items()}
     parts = []
     if missing:
-        parts.append(f"{len(missing)} missing in the file ({_some(missing)})")
+        parts.append(f"{len(missing)} missing in the file ({listed(missing)})")
     if unexpected:
-        parts.append(f"{len(unexpected)} unknown to the model ({_some(unexpected)})")
+        parts.append(f"{len(unexpected)} unknown to the model ({listed(unexpected)})")
     if resized:
         shapes = [f"{name}: file {list(stored.shapes[name])}, model {list(state[name].shape)}" for name in resized]
-        parts.append(f"{len(resized)} of another shape ({_some(shapes)})")
+        parts.append(f"{len(resized)} of another shape ({listed(shapes)})")
     raise InputError(
         f"weights file {str(stored.path)!r} does not fit the model: {'; '.join(parts)}. "
         "Give the file of this architecture, or the model arguments it was trained with."
@@ -242,8 +241,8 @@ def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[s
         if not matched:
             tops = sorted({f"{name.split('.')[0]}.*" if "." in name else name for name in parameters})
             raise InputError(
-                f"freeze pattern {pattern!r} matches no parameter. Names look like {_some(list(parameters))}; "
-                f"patterns that match: {_some(tops, 12)}."
+                f"freeze pattern {pattern!r} matches no parameter. Names look like {listed(list(parameters))}; "
+                f"patterns that match: {listed(tops, 12)}."
             )
         frozen.extend(name for name in matched if name not in frozen)
     if patterns and len(frozen) == len(parameters):
@@ -254,7 +253,3 @@ def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[s
     for name in frozen:
         parameters[name].requires_grad_(False)
     return frozen
-
-
-def _some(names: Sequence[str], limit: int = _LISTED) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

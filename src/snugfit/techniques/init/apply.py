@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, listed
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ def _remake_buffers(model: torch.nn.Module) -> None:
         left = [name for name in lost if (buffer := module._buffers[name]) is not None and buffer.is_meta]
         if left:
             raise InputError(
-                f"init='meta' cannot build this model: buffer {_some(left)} of {prefix or 'the model'} is made from "
+                f"init='meta' cannot build this model: buffer {listed(left, 3)} of {prefix or 'the model'} is made from "
                 "parameters, which have no values while it is built. Use init='device' or init='host'."
             )
 
@@ -228,12 +228,7 @@ def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterab
         reset = getattr(module, "reset_parameters", None)
         if reset is None or len(own) < len(list(module.parameters(recurse=False))):
             raise InputError(
-                f"init='meta' cannot draw fresh values for {_some(names)}: module {prefix!r} "
+                f"init='meta' cannot draw fresh values for {listed(names, 3)}: module {prefix!r} "
                 f"({type(module).__name__}) has no reset_parameters for them. Use init='device' or init='host'."
             )
         reset()
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,19 +24,15 @@ class TF32(ModelTechnique):
         if self.setup.device.type == "cpu":
             warn(f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.")
 
-    def around_step(self) -> AbstractContextManager[Any]:
-        """Returns the context in which matmuls and convolutions may use TF32."""
-        return _allowed()
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Context in which matmuls and convolutions may use TF32."""
+        backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+        before = [backend.fp32_precision for backend in backends]
+        for backend in backends:
+            backend.fp32_precision = "tf32"
+        try:
+            yield
+        finally:
+            for backend, precision in zip(backends, before, strict=True):
+                backend.fp32_precision = precision
