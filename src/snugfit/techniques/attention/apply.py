@@ -76,7 +76,8 @@ class Attention(ModelTechnique):
             with about("attention"):
                 raise InputError(
                     f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA "
-                    "device (or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
+                    "device (or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel "
+                    "that can."
                 ) from error
 
 
