@@ -20,6 +20,17 @@ examples:
 """
 
 
+class EstimateOptions:
+    """What is estimated, and how it is shown."""
+
+    device: options.Name
+    """a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all."""
+    timeline: options.File
+    """also draw memory over the run: FILE.html or FILE.png"""
+    snapshot: options.File
+    """also write a memory snapshot for PyTorch's viewer"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit estimate`.
 
@@ -28,16 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     options.add_shape_options(parser)
-    add = parser.add_argument
-    add(
-        "--device",
-        metavar="NAME",
-        help="a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all.",
-    )
-    add(
-        "--timeline", metavar="FILE", type=output.some_path, help="also draw memory over the run: FILE.html or FILE.png"
-    )
-    add("--snapshot", metavar="FILE", type=output.some_path, help="also write a memory snapshot for PyTorch's viewer")
+    options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)

@@ -11,10 +11,10 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from snugfit.cli import options, output
-from snugfit.cli.ladder_parts import PREDICTED, rung_words, use_preset, write_config
+from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
@@ -57,6 +57,23 @@ first: exact (the same update), rounding (fewer bits somewhere), different (anot
 """
 
 
+class LadderOptions:
+    """Which ladder, and where its results go."""
+
+    data: Annotated[str, "DATA"]
+    """as for `snugfit train`; a preset without it takes random tokens"""
+    estimate: bool = False
+    """predict every rung, and train none"""
+    card: options.Name
+    """the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu."""
+    rungs: Annotated[str, "NAMES"]
+    """only these rungs, separated by commas; each stays as it is in the whole ladder"""
+    out: options.Folder
+    """where results go. Default: runs/ladder-MODEL-DATA, numbered."""
+    overwrite: bool = False
+    """replace the ladder in --out"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit ladder`.
 
@@ -66,46 +83,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="torchvision:NAME, timm:NAME, hf:NAME or path/file.py:function")
-    add("--data", metavar="DATA", help="as for `snugfit train`; a preset without it takes random tokens")
     add("--preset", metavar="NAME", help=f"a ladder by name, model and shapes included: {', '.join(PRESETS)}")
-    add("--estimate", action="store_true", help="predict every rung, and train none")
-    add(
-        "--card",
-        metavar="NAME",
-        help="the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu.",
-    )
-    add(
-        "--rungs",
-        metavar="NAMES",
-        help="only these rungs, separated by commas; each stays as it is in the whole ladder",
-    )
-    add(
-        "--batch-size",
-        metavar="N",
-        dest="workload_batch_size",
-        help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.",
-    )
+    batch_size = f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}."
+    add("--batch-size", metavar="N", dest="workload_batch_size", help=batch_size)
     add("--lr", metavar="X", dest="workload_lr", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
     add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
-    add(
-        "--out",
-        metavar="DIR",
-        type=output.some_path,
-        help="where results go. Default: runs/ladder-MODEL-DATA, numbered.",
-    )
-    add("--overwrite", action="store_true", help="replace the ladder in --out")
+    options.add_options(parser, LadderOptions)
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
-    add = group.add_argument
-    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
-    add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
-    add("--image-size", metavar="N", help="side of the images. Default: the model's own.")
-    add("--seq-len", metavar="N", help="tokens of a text at most. Default: the preset's, or as for `snugfit train`.")
-    for name in ("text", "label", "prompt"):
-        add(f"--{name}-column", metavar="NAME", help=f"column of {name}s. Default: by its name.")
-    add("--samples", metavar="N", help="training samples at most")
-    add("--download", action="store_true", help="fetch the data when it is not there")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train. Default: auto.")
+    options.add_options(group, options.DataOptions, "model_arg", *DATA, "device", judged=False)
+    options.add_options(group, options.TextOptions, *DATA, judged=False)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 
@@ -127,7 +114,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     if preset is not None:
         use_preset(args, preset)
     _check(args, preset)
-    device = probe_device(args.device)
+    device = probe_device(args.device or "auto")
     ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
     out, made = _output_directory(args, preset)
     if preset is not None:

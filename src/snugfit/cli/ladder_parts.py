@@ -20,7 +20,7 @@ PREDICTED = (
 )  # fmt: skip
 """What an entry keeps of an estimate."""
 _SHAPE = ("task", "image_size", "seq_len")
-_DATA = (*_SHAPE, "samples", "text_column", "label_column", "prompt_column", "download")
+DATA = (*_SHAPE, "samples", "text_column", "label_column", "prompt_column", "download")
 """Options that a ladder passes on."""
 
 
@@ -39,8 +39,8 @@ def rung_words(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]
     words, device = ["estimate", args.model], args.card or "cpu"
     if not args.estimate:
         words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
-        passed, device = _DATA, args.device
-    for text in args.model_args or ():
+        passed, device = DATA, args.device
+    for text in args.model_arg or ():
         words += ["--model-arg", text]
     return [
         *words,

@@ -7,12 +7,14 @@ in fewer bits. A recipe's replacement by another algorithm stands in the recipe 
 from __future__ import annotations
 
 import argparse
+import typing
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from snugfit.cli import output
 from snugfit.fake_device.assumptions import Assumptions, assumptions_from
-from snugfit.fields import FieldInfo, field_infos, from_text
+from snugfit.fields import FieldInfo, field_docs, field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.workload import Workload
@@ -32,6 +34,90 @@ TASKS_HELP = (
     "audio-classification or image-text-to-text. Default: what the model is for."
 )
 """Help of `--task`; a test compares it with the tasks that there are."""
+
+Name = Annotated[str, "NAME"]
+Count = Annotated[int, "N"]
+File = Annotated[Path, "FILE"]
+Folder = Annotated[Path, "DIR"]
+_READ: dict[Any, Any] = {int: output.whole_number, Path: output.some_path}
+
+
+class DataOptions:
+    """What is trained, and on what."""
+
+    data: Annotated[str, "DATA"]
+    """images: digits, cifar10:DIR, imagefolder:DIR; text: topics, prose, csv:FILE, jsonl:FILE, parquet:FILE,
+    text:FILE_OR_DIR, hf:NAME; random (with --resume: the run's)"""
+    model_arg: Annotated[list, "K=V"]  # type: ignore[type-arg]
+    """argument of the model's constructor"""
+    task: Annotated[str, "TASK"]
+    """image-classification, text-classification or causal-lm. Default: what data and model are for."""
+    image_size: Count
+    """side of the images. Default: the model's own."""
+    samples: Count
+    """training samples at most; of random data, how many there are"""
+    strict: bool
+    """stop at an image file that cannot be read; otherwise it is skipped and counted"""
+    download: bool = False
+    """fetch data and hf: model when they are not there"""
+    device: Literal["auto", "cpu", "cuda"]
+    """where to train. Default: auto, cuda where there is one."""
+
+
+class TextOptions:
+    """How text is read."""
+
+    seq_len: Count
+    """most tokens of a text. Default: 512, or fewer where the model takes fewer."""
+    packing: bool
+    """lay short texts end to end in rows of exactly --seq-len tokens (causal-lm)"""
+    text_column: Name
+    """column of the texts, or of what follows a prompt. Default: by its name."""
+    label_column: Name
+    """column of the labels. Default: by its name."""
+    prompt_column: Name
+    """column of prompts, which are read and not learned. Default: by its name."""
+
+
+class ShapeOptions:
+    """A batch without data."""
+
+    image_size: Count
+    """side of the images. Default: the model's own."""
+    frames: Count
+    """frames of a clip, for models of video. Default: the model's own."""
+    seq_len: Count
+    """tokens of a sequence. Default: 512, or fewer where the model takes fewer."""
+
+
+def add_options(group: Any, options: type, *names: str, judged: bool = True) -> None:
+    """Adds an option for each field of a class; the docstring under a field is its help.
+
+    Args:
+        group: Where they are shown.
+        options: The class. A field says the type of its value and, by `Annotated`, the word for it; a switch without a
+            default is neither on nor off.
+        *names: Some of its fields; none: all.
+        judged: Whether values are judged as they are read, one mistake at a time.
+    """
+    docs = field_docs(options)
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        if names and name not in names:
+            continue
+        option, default = "--" + name.replace("_", "-"), getattr(options, name, None)
+        kind, *word = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        if kind is bool:
+            group.add_argument(option, action="store_true", default=default, help=docs[name])
+            continue
+        group.add_argument(
+            option,
+            action="append" if kind is list else "store",
+            metavar=word[0] if word else None,
+            choices=typing.get_args(kind) or None,
+            type=_READ.get(kind) if judged else None,
+            default=default,
+            help=docs[name],
+        )
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +169,9 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     add("model", metavar="MODEL", help=models)
-    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
+    add_options(parser, DataOptions, "model_arg")
     add("--task", metavar="TASK", help=TASKS_HELP)
-    for option, what in (
-        ("--image-size", "side of the images. Default: the model's own."),
-        ("--frames", "frames of a clip, for models of video. Default: the model's own."),
-        ("--seq-len", "tokens of a sequence. Default: 512, or fewer where the model takes fewer."),
-    ):
-        add(option, metavar="N", type=output.whole_number, help=what)
+    add_options(parser, ShapeOptions)
     infos = field_infos(Assumptions)
     add(
         "--assume",
@@ -114,7 +195,7 @@ def named_model(args: argparse.Namespace) -> NamedModel:
 
     return NamedModel(
         spec=args.model,
-        model_args=tuple(args.model_args or ()),
+        model_args=tuple(args.model_arg or ()),
         assume=assumptions_from(args.assume),
         **{name: getattr(args, name) for name in ("task", "image_size", "seq_len", "frames")},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Annotated
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import InputError
@@ -18,6 +19,17 @@ Any recipe option given here is a pin: --precision bf16-mixed plans for that num
 """
 
 
+class PlanOptions:
+    """What is planned, and how it is shown."""
+
+    device: options.Name
+    """a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu."""
+    maximize: Annotated[str, "WHAT"]
+    """batch-size or seq-len: plan for the largest that fits (the batch in one piece)"""
+    figure: options.File
+    """also draw the frontier of memory and time: FILE.png or FILE.svg"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit plan`.
 
@@ -26,24 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = EPILOG
     options.add_shape_options(parser)
-    add = parser.add_argument
-    add(
-        "--device",
-        metavar="NAME",
-        help="a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu.",
-    )
-    add(
-        "--maximize",
-        metavar="WHAT",
-        help="batch-size or seq-len: plan for the largest that fits (the batch in one piece)",
-    )
-    add("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
-    add(
-        "--figure",
-        metavar="FILE",
-        type=output.some_path,
-        help="also draw the frontier of memory and time: FILE.png or FILE.svg",
-    )
+    options.add_options(parser, PlanOptions, "device", "maximize")
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
+    options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
     plan_options.add_budget_options(parser)
     options.add_recipe_options(parser)

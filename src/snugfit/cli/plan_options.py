@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Annotated, Any
 
 from snugfit.cli import options
 from snugfit.errors import InputError, RecipeError
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.units import parse_bytes
+
+
+class BudgetOptions:
+    """What a plan must keep to."""
+
+    budget: Annotated[str, "SIZE"]
+    """device memory for training, such as 8GiB. Default: all of the card."""
+    allow: Annotated[str, "LEVELS"]
+    """fidelity that may be given up to fit or to be faster: rounding, different, or both with a comma. Default: none, every
+    update stays that of plain training."""
+    pin: Annotated[list, "F=V"]  # type: ignore[type-arg]
+    """a recipe field that must have this value"""
+    forbid: Annotated[list, "F"]  # type: ignore[type-arg]
+    """a recipe field that must stay plain"""
+    host_budget: Annotated[str, "SIZE"]
+    """host memory that may be used. Default: what is free."""
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
@@ -17,18 +33,7 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    group = parser.add_argument_group("memory budget")
-    add = group.add_argument
-    add("--budget", metavar="SIZE", help="device memory for training, such as 8GiB. Default: all of the card.")
-    add(
-        "--allow",
-        metavar="LEVELS",
-        help="fidelity that may be given up to fit or to be faster: rounding, different, or both with a comma. "
-        "Default: none, every update stays that of plain training.",
-    )
-    add("--pin", metavar="F=V", action="append", dest="pins", help="a recipe field that must have this value")
-    add("--forbid", metavar="F", action="append", dest="forbidden", help="a recipe field that must stay plain")
-    add("--host-budget", metavar="SIZE", help="host memory that may be used. Default: what is free.")
+    options.add_options(parser.add_argument_group("memory budget"), BudgetOptions)
 
 
 def constraints_of(args: argparse.Namespace) -> Constraints:
@@ -65,7 +70,7 @@ def pins_of(args: argparse.Namespace) -> dict[str, str]:
         InputError: One has no value.
     """
     pins: dict[str, str] = {}
-    for text in args.pins or ():
+    for text in args.pin or ():
         name, sign, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not sign or not name or not value:
@@ -82,4 +87,4 @@ def bans_of(args: argparse.Namespace) -> list[str]:
     Args:
         args: What the command line gave.
     """
-    return [name for text in args.forbidden or () for name in text.split(",") if name.strip() or not text.strip(" ,")]
+    return [name for text in args.forbid or () for name in text.split(",") if name.strip() or not text.strip(" ,")]
