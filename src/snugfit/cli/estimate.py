@@ -1,4 +1,11 @@
-"""`snugfit estimate`: predicts the memory and time of a training run, without a GPU and without weights."""
+"""`snugfit estimate`: predicts the memory and time of a training run, without a GPU and without weights.
+
+Examples:
+  snugfit estimate torchvision:vit_l_16 --batch-size 64 --device rtx-4090
+  snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
+  snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
+  snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
+"""
 
 from __future__ import annotations
 
@@ -10,14 +17,6 @@ from snugfit.cli import options, output
 
 if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
-
-EPILOG = """\
-examples:
-  snugfit estimate torchvision:vit_l_16 --batch-size 64 --device rtx-4090
-  snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
-  snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
-  snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
-"""
 
 
 class EstimateOptions:
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     options.add_shape_options(parser)
     options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)

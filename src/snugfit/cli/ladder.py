@@ -1,4 +1,15 @@
-"""`snugfit ladder`: the studies of the guides, each rung trained and measured, or predicted, in a fresh process."""
+"""`snugfit ladder`: the studies of the guides, each rung trained and measured, or predicted, in a fresh process.
+
+Examples:
+  snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
+  snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
+  snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
+  snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
+  snugfit ladder --preset llama-8b --estimate --card rtx-4090
+
+The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
+first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
+"""
 
 from __future__ import annotations
 
@@ -44,18 +55,6 @@ SHARED_SETTINGS = (
 )
 """Training settings that are the same on every rung; the others are what the ladder changes."""
 
-EPILOG = """\
-examples:
-  snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
-  snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
-  snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
-  snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
-  snugfit ladder --preset llama-8b --estimate --card rtx-4090
-
-The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
-first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
-"""
-
 
 class LadderOptions:
     """Which ladder, and where its results go."""
@@ -80,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="torchvision:NAME, timm:NAME, hf:NAME or path/file.py:function")
     add("--preset", metavar="NAME", help=f"a ladder by name, model and shapes included: {', '.join(PRESETS)}")

@@ -28,12 +28,6 @@ PYTHON_ONLY = ("keep_gradients",)
 
 DEFAULT_BATCH_SIZE = 64
 
-TASKS_HELP = (
-    "what is learned: image-classification, text-classification, causal-lm, masked-lm, seq2seq-lm, token-classification, "
-    "question-answering, contrastive, semantic-segmentation, object-detection, video-classification, speech-to-text, ctc, "
-    "audio-classification or image-text-to-text. Default: what the model is for."
-)
-"""Help of `--task`; a test compares it with the tasks that there are."""
 
 Name = Annotated[str, "NAME"]
 Count = Annotated[int, "N"]
@@ -80,8 +74,14 @@ class TextOptions:
 
 
 class ShapeOptions:
-    """A batch without data."""
+    """A batch without data; a test compares the tasks with those that there are."""
 
+    model_arg: Annotated[list, "K=V"]  # type: ignore[type-arg]
+    """argument of the model's constructor"""
+    task: Annotated[str, "TASK"]
+    """what is learned: image-classification, text-classification, causal-lm, masked-lm, seq2seq-lm, token-classification,
+    question-answering, contrastive, semantic-segmentation, object-detection, video-classification, speech-to-text, ctc,
+    audio-classification or image-text-to-text. Default: what the model is for."""
     image_size: Count
     """side of the images. Default: the model's own."""
     frames: Count
@@ -169,8 +169,6 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     add("model", metavar="MODEL", help=models)
-    add_options(parser, DataOptions, "model_arg")
-    add("--task", metavar="TASK", help=TASKS_HELP)
     add_options(parser, ShapeOptions)
     infos = field_infos(Assumptions)
     add(

@@ -1,4 +1,13 @@
-"""`snugfit plan`: the fastest recipe that fits a memory budget, found without a GPU."""
+"""`snugfit plan`: the fastest recipe that fits a memory budget, found without a GPU.
+
+Examples:
+  snugfit plan torchvision:vit_l_16 --batch-size 64 --precision bf16-mixed --budget 8GiB --device rtx-4090
+  snugfit plan timm:convnext_base --batch-size 128 --budget 12GiB --device rtx-3090 --allow rounding -o recipe.yaml
+  snugfit plan hf:llama/config.json --batch-size 8 --budget 24GiB --device l4 --forbid offload_activations
+  snugfit plan torchvision:vit_b_16 --budget 8GiB --device rtx-3080 --maximize batch-size
+
+Any recipe option given here is a pin: --precision bf16-mixed plans for that number format.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +16,6 @@ from typing import Annotated
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import InputError
-
-EPILOG = """\
-examples:
-  snugfit plan torchvision:vit_l_16 --batch-size 64 --precision bf16-mixed --budget 8GiB --device rtx-4090
-  snugfit plan timm:convnext_base --batch-size 128 --budget 12GiB --device rtx-3090 --allow rounding -o recipe.yaml
-  snugfit plan hf:llama/config.json --batch-size 8 --budget 24GiB --device l4 --forbid offload_activations
-  snugfit plan torchvision:vit_b_16 --budget 8GiB --device rtx-3080 --maximize batch-size
-
-Any recipe option given here is a pin: --precision bf16-mixed plans for that number format.
-"""
 
 
 class PlanOptions:
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     options.add_shape_options(parser)
     options.add_options(parser, PlanOptions, "device", "maximize")
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")

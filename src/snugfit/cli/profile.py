@@ -1,4 +1,12 @@
-"""`snugfit profile SCRIPT [args...]`: any training script, unchanged, and where its memory goes."""
+"""`snugfit profile SCRIPT [args...]`: any training script, unchanged, and where its memory goes.
+
+options of snugfit stand before SCRIPT; everything after it is the script's own
+
+Examples:
+  snugfit profile examples/plain_training.py
+  snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
+  snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)
+"""
 
 from __future__ import annotations
 
@@ -12,13 +20,6 @@ from typing import TextIO
 from snugfit.cli.options import Count, File, add_options
 from snugfit.cli.output import add_json_option, check_files, print_json, write_file
 from snugfit.report.console import plain_for
-
-EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
-
-examples:
-  snugfit profile examples/plain_training.py
-  snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
-  snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)"""
 
 
 class ProfileOptions:
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something")
     rest = parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
     rest.required = False

@@ -1,4 +1,10 @@
-"""`snugfit techniques`: what can be done to save memory, and the essay of each technique. Loads no torch."""
+"""`snugfit techniques`: what can be done to save memory, and the essay of each technique. Loads no torch.
+
+Examples:
+  snugfit techniques
+  snugfit techniques checkpoint
+  snugfit techniques qlora
+"""
 
 from __future__ import annotations
 
@@ -16,13 +22,6 @@ from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Technique
 from snugfit.yaml_files import read_table
 
-EPILOG = """\
-examples:
-  snugfit techniques
-  snugfit techniques checkpoint
-  snugfit techniques qlora
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit techniques`.
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     parser.add_argument(
         "name",
         metavar="NAME",

@@ -1,4 +1,14 @@
-"""`snugfit train`: trains a model on data by a recipe, measures it, and leaves a run directory."""
+"""`snugfit train`: trains a model on data by a recipe, measures it, and leaves a run directory.
+
+Examples:
+  snugfit train timm:vit_tiny_patch16_224 --data digits --model-arg img_size=16 --model-arg patch_size=4
+  snugfit train torchvision:resnet18 --data cifar10:data --download --epochs 5 --precision bf16-mixed
+  snugfit train models.py:build --data imagefolder:photos --weights model.safetensors --recipe recipe.yaml
+  snugfit train hf:bert/config.json --task text-classification --data topics --batch-size 16 --max-steps 50
+  snugfit train hf:llama --task causal-lm --data jsonl:chats.jsonl --prompt-column question --seq-len 512 --lr 1e-5
+  snugfit train torchvision:resnet18 --data imagefolder:photos --batch-size 64 --budget 6GiB --allow rounding
+  snugfit train --run-dir runs/resnet18-cifar10-data --resume
+"""
 
 from __future__ import annotations
 
@@ -8,17 +18,6 @@ import sys
 
 from snugfit.cli import options, output, plan_options
 from snugfit.errors import TrainingStopped
-
-EPILOG = """\
-examples:
-  snugfit train timm:vit_tiny_patch16_224 --data digits --model-arg img_size=16 --model-arg patch_size=4
-  snugfit train torchvision:resnet18 --data cifar10:data --download --epochs 5 --precision bf16-mixed
-  snugfit train models.py:build --data imagefolder:photos --weights model.safetensors --recipe recipe.yaml
-  snugfit train hf:bert/config.json --task text-classification --data topics --batch-size 16 --max-steps 50
-  snugfit train hf:llama --task causal-lm --data jsonl:chats.jsonl --prompt-column question --seq-len 512 --lr 1e-5
-  snugfit train torchvision:resnet18 --data imagefolder:photos --batch-size 64 --budget 6GiB --allow rounding
-  snugfit train --run-dir runs/resnet18-cifar10-data --resume
-"""
 
 
 class RunOptions:
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     parser.add_argument(
         "model",
         metavar="MODEL",

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from snugfit.profiler.profile import Profile
     from snugfit.recording.anatomy import Anatomy
 
+_SAME = (
+    *("script", "exit_code", "device", "steps", "allocator_peak_bytes", "process_peak_bytes"),
+    *("peak_phase", "peak_operator", "peak_module", "inside_operators_bytes"),
+)
+"""Fields that the JSON has as they are."""
 _BLOCK_LIMIT = 16
 """Blocks that the card names one by one; equal neighbours count once."""
 
@@ -80,19 +85,10 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     """
     anatomy = profile.anatomy
     return {
-        "script": profile.script,
-        "exit_code": profile.exit_code,
-        "device": profile.device,
-        "steps": profile.steps,
+        **{name: getattr(profile, name) for name in _SAME},
         "peak_allocated_bytes": anatomy.peak_allocated_bytes,
-        "allocator_peak_bytes": profile.allocator_peak_bytes,
         "peak_reserved_bytes": profile.reserved_peak_bytes,
         "host_bytes": profile.host_peak_bytes,
-        "process_peak_bytes": profile.process_peak_bytes,
-        "peak_phase": profile.peak_phase,
-        "peak_operator": profile.peak_operator,
-        "peak_module": profile.peak_module,
-        "inside_operators_bytes": profile.inside_operators_bytes,
         "anatomy_bytes": anatomy.bytes_by_category,
         "largest_tensors": [
             {name: value for name, value in dataclasses.asdict(tensor).items() if name != "nbytes"}
