@@ -116,46 +116,39 @@ class Position:
     metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Loop:
     """One run of training from its first or its saved step to the end."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        data: Splits,
-        task: Task,
-        run: RunDirectory,
-        *,
-        total_steps: int,
-        observer: Observer | None = None,
-        progress: Progress | None = None,
-        on_row: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
-        """Brings the parts of a run together; nothing is trained yet.
+    trainer: Trainer
+    """Model and step; its workload has a `batch_size`."""
+    data: Splits
+    """Training, validation and test samples."""
+    task: Task
+    """Loss and metrics of the evaluation."""
+    run_dir: RunDirectory
+    """Where rows and checkpoints go."""
+    _: dataclasses.KW_ONLY
+    total_steps: int
+    """Updates of the whole run."""
+    observer: Observer | None = None
+    """Told of each step."""
+    progress: Progress | None = None
+    """Shows the run to a person; None: nobody looks."""
+    on_row: Callable[[Mapping[str, Any]], None] | None = None
+    """Gets each row of metrics too."""
 
-        Args:
-            trainer: Model and step; its workload has a `batch_size`.
-            data: Training, validation and test samples.
-            task: Loss and metrics of the evaluation.
-            run: Where rows and checkpoints go.
-            total_steps: Updates of the whole run.
-            observer: Told of each step.
-            progress: Shows the run to a person; None: nobody looks.
-            on_row: Gets each row of metrics too.
-        """
-        assert trainer.workload.batch_size is not None
-        self.course = Course(trainer, task, observer)
-        self.trainer, self.data, self.task, self.run_dir = trainer, data, task, run
-        self.workload = trainer.workload
-        self.batch_size: int = trainer.workload.batch_size
-        self.total_steps = total_steps
-        self.steps_per_epoch = steps_per_epoch(data.train, self.batch_size)
-        self.base_rate = base_learning_rate(trainer.recipe, self.workload)
-        self.progress, self.on_row = progress, on_row
+    def __post_init__(self) -> None:
+        self.workload = self.trainer.workload
+        assert self.workload.batch_size is not None
+        self.batch_size: int = self.workload.batch_size
+        self.course = Course(self.trainer, self.task, self.observer)
+        self.steps_per_epoch = steps_per_epoch(self.data.train, self.batch_size)
+        self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.stop = StopSignal()
         self._pending: list[tuple[int, float | None, int, int, Tensor]] = []
-        self._saved_step = trainer.steps_done
+        self._saved_step = self.trainer.steps_done
         self._rate: float | None = None
         self._resumed_at = time.perf_counter()
         self._lap_started = self._resumed_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,40 +29,31 @@ Pieces = list[tuple[Any, "float | Tensor"]]
 """Microbatches with the factor of each one's loss."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Passes:
     """The forward passes of one run."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        techniques: list[ModelTechnique],
-        device: torch.device,
-        *,
-        loss: Loss | None,
-        forward: Forward | None,
-        split: Split | None,
-        loss_weight: LossWeight,
-    ) -> None:
-        """Takes the caller's functions.
+    model: nn.Module
+    """The model, changed in place by the techniques."""
+    techniques: list[ModelTechnique]
+    """Those that surround the forward pass."""
+    device: torch.device
+    """Where training runs."""
+    _: dataclasses.KW_ONLY
+    loss: Loss | None
+    """Function of output and batch, or None where the model returns its loss."""
+    forward: Forward | None
+    """How a batch reaches the model, or None for the usual ways."""
+    own_split: Split | None
+    """How a batch is cut, or None for dimension 0."""
+    loss_weight: LossWeight
+    """How losses of microbatches combine."""
 
-        Args:
-            model: The model, changed in place by the techniques.
-            techniques: Those that surround the forward pass.
-            device: Where training runs.
-            loss: Function of output and batch, or None where the model returns its loss.
-            forward: How a batch reaches the model, or None for the usual ways.
-            split: How a batch is cut, or None for dimension 0.
-            loss_weight: How losses of microbatches combine.
-        """
-        self.techniques = techniques
-        self.split = split or split_batch
-        self.loss = loss
-        self.loss_weight = loss_weight
-        self.device = device
-        self.parts = (model, loss, forward, split)
+    def __post_init__(self) -> None:
+        self.split = self.own_split or split_batch
+        self.parts = (self.model, self.loss, self.forward, self.own_split)
         """What runs, of the caller's code."""
-        self._model, self._forward = model, forward
-        self._caching = caching_configs(model)
+        self._caching = caching_configs(self.model)
 
     def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
         """Cuts a batch.
@@ -78,7 +70,7 @@ class Passes:
         """
         size = recipe.microbatch_size
         tensor = first_tensor(batch)
-        if self._forward is None and tensor is not None and tensor.shape[0] == 0:
+        if self.forward is None and tensor is not None and tensor.shape[0] == 0:
             raise InputError("the batch holds no sample; give at least one.")
         if size is None or (self.split is split_batch and batch_length(batch) <= size):
             return [(batch, 1.0)]
@@ -117,7 +109,7 @@ class Passes:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())
-            return loss_of(output_of(self._model, batch, self._forward), batch, self.loss)
+            return loss_of(output_of(self.model, batch, self.forward), batch, self.loss)
 
     def evaluated(self, batch: Any) -> Any:
         """Returns the model's output for a batch, without gradients.
@@ -128,7 +120,7 @@ class Passes:
         with torch.no_grad(), without_caches(self._caching), self.around_step(), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
-            return output_of(self._model, self.arrived(batch), self._forward)
+            return output_of(self.model, self.arrived(batch), self.forward)
 
     @contextmanager
     def around_step(self) -> Iterator[None]:

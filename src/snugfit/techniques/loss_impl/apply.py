@@ -55,7 +55,7 @@ class LossImpl(ModelTechnique):
         if not self.active:
             return forward(*args, **kwargs)
         hidden = args[0] if args else kwargs["input"]
-        return DeferredLogits(hidden, head, loss, impl=self.setup.recipe.loss_impl)
+        return DeferredLogits(hidden, head, loss, self.setup.recipe.loss_impl)
 
     def _with_output(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; where it is evaluated without a loss, its logits are computed at the end."""
