@@ -129,21 +129,25 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
 
 
 @torch.no_grad()
-def load_weights(model: torch.nn.Module, stored: StoredWeights) -> None:
+def load_weights(model: torch.nn.Module, stored: StoredWeights) -> list[str]:
     """Copies a file into a model with memory, one tensor at a time; values are rounded to the model's dtype.
 
     Args:
         model: The model, on any device.
         stored: The file.
 
+    Returns:
+        Names of what nothing was read for: a head for another number of classes.
+
     Raises:
-        InputError: The file does not fit; the model is unchanged then.
+        InputError: The file does not fit; the model's values are unchanged then.
     """
     found = match_weights(model, stored)
     for name, value in model.state_dict(keep_vars=True).items():
         source = found.get(name)
         if source is not None:
             value.copy_(stored.read(source))
+    return [name for name, source in found.items() if source is None]
 
 
 def _heads_of_other_classes(

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from snugfit.errors import note
+from snugfit.techniques.linear_layers import embedding_weights
 from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Parting, Settings, library_module
 from snugfit.techniques.paged_state import announce_pages
-from snugfit.techniques.parameter_roles import embedding_weights
 
 FULL_PRECISION = "full_precision"
 """Key of a parameter group: its state is not quantised."""
