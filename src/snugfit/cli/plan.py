@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
-    plan_options.add_budget_options(parser)
+    options.add_options(parser.add_argument_group("memory budget"), plan_options.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 

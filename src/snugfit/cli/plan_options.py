@@ -27,15 +27,6 @@ class BudgetOptions:
     """host memory that may be used. Default: what is free."""
 
 
-def add_budget_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--budget` and what belongs to it.
-
-    Args:
-        parser: The subcommand's parser.
-    """
-    options.add_options(parser.add_argument_group("memory budget"), BudgetOptions)
-
-
 def constraints_of(args: argparse.Namespace) -> Constraints:
     """Returns what a plan must keep to; every recipe option that was typed, and every field of a recipe file, is a pin.
 

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser.add_argument_group("text"), options.TextOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
     output.add_json_option(parser)
-    plan_options.add_budget_options(parser)
+    options.add_options(parser.add_argument_group("memory budget"), plan_options.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 

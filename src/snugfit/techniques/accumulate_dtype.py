@@ -4,9 +4,10 @@ A bf16 sum of many microbatches loses its small terms (in a sum of 256 equal one
 gradient is added to an fp32 sum and freed; before the update the sum is rounded once, parameter by parameter. Costs
 4 bytes a parameter instead of 2 while gradients add up.
 
-Fidelity: exact for the sum itself. Source: the fp32 main gradients of Megatron-LM (arXiv:1909.08053). Summed by
-`training/gradients.py`.
+Fidelity: exact for the sum itself. Source: the fp32 main gradients of Megatron-LM (arXiv:1909.08053).
 """
+
+# Done by the hooks of `training/gradients.py`.
 
 from __future__ import annotations
 

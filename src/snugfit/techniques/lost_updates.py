@@ -34,9 +34,7 @@ class LostUpdates:
         """
         self._weights = [weight for weight in weights if weight.dim() >= 2] or weights
         self._at_step = at_step
-        self._before: list[Tensor] = []
-        self._touched: list[Tensor] = []
-        self._hooks: list[RemovableHandle] = []
+        self._watched: list[tuple[nn.Parameter, Tensor, Tensor, RemovableHandle]] = []
 
     def before(self, step: int) -> None:
         """Copies the sample if this is the step to watch.
@@ -44,12 +42,11 @@ class LostUpdates:
         Args:
             step: The step's number.
         """
-        if step == self._at_step:
-            self._before = [_sample(weight).clone() for weight in self._weights]
-            self._touched = [torch.zeros_like(sample, dtype=torch.bool) for sample in self._before]
-            for weight, touched in zip(self._weights, self._touched, strict=True):
-                hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+        for weight in self._weights if step == self._at_step else ():
+            before = _sample(weight).clone()
+            touched = torch.zeros_like(before, dtype=torch.bool)
+            hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
+            self._watched.append((weight, before, touched, hook))
 
     def after(self, step: int) -> None:
         """Compares the sample and warns; reads one number from the device, in this one step.
@@ -57,11 +54,11 @@ class LostUpdates:
         Args:
             step: The step's number.
         """
-        if step != self._at_step or not self._before:
+        if step != self._at_step or not self._watched:
             return
-        still = torch.zeros((), device=self._before[0].device)
+        still = torch.zeros((), device=self._watched[0][1].device)
         touched = torch.zeros_like(still)
-        for old, weight, mask in zip(self._before, self._weights, self._touched, strict=True):
+        for weight, old, mask, _ in self._watched:
             still += ((old == _sample(weight)) & mask).sum()
             touched += mask.sum()
         self.forget()
@@ -75,9 +72,9 @@ class LostUpdates:
 
     def forget(self) -> None:
         """Drops the sample and the hooks, also after a step that failed."""
-        for hook in self._hooks:
+        for *_, hook in self._watched:
             hook.remove()
-        self._before, self._touched, self._hooks = [], [], []
+        self._watched = []
 
 
 def _note(touched: Tensor, gradient: Tensor) -> None:

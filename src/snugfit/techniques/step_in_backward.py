@@ -8,8 +8,10 @@ the global norm, fp16 loss scaling. A step whose loss is not finite is not taken
 backward pass is not finite, the parameters behind it have been updated and those from there on are left alone.
 
 Fidelity: exact. Source: torch.Tensor.register_post_accumulate_grad_hook and the tutorial "How to save memory by fusing the
-optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782). Done by `training/update.py`.
+optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782).
 """
+
+# Done by the hooks of `training/update.py`.
 
 from __future__ import annotations
 

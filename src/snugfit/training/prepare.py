@@ -149,7 +149,7 @@ def prepare(
             given = GivenOptimizer(optimizer(list(named.values())), model)
         if given is not None:
             check_takes_no_closure(given.optimizer)
-        builder = UpdateBuilder(model, setup, named, given, sparse=sparse)
+        builder = UpdateBuilder(model, setup, named, given, sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
     passes = Passes(model, techniques, place, loss=loss, forward=forward, own_split=split, loss_weight=loss_weight)
     scaled, promised = builder.scaler is not None, _promises(plan)
