@@ -48,6 +48,8 @@ the run failed."""
 _OTHER = " Give another --out."
 _NUMBERS = range(1, 6)
 """Columns of the table that hold numbers."""
+_TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
+"""What a rung's entry has of the run's document."""
 
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
@@ -246,11 +248,7 @@ def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
         "recipe": rung.recipe.to_mapping(),
         "workload": rung.workload.to_mapping(),
         "fidelity": dataclasses.asdict(rung.fidelity_against(ladder.first)),
-        "predicted": None,
-        "measured": None,
-        "seconds": None,
-        "samples_per_second": None,
-        "metrics": None,
+        **dict.fromkeys(_TAKEN_OVER),
         "run_dir": str(out / "rungs" / rung.name),
         "error": None,
     }
@@ -263,8 +261,7 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
     if args.estimate:
         predicted = {name: document[name] for name in PREDICTED}
         return {**entry, "run_dir": None, "predicted": predicted, "seconds": document["step_seconds"]}
-    for name in ("predicted", "measured", "seconds", "samples_per_second", "metrics"):
-        entry[name] = document[name]
+    entry |= {name: document[name] for name in _TAKEN_OVER}
     settings = document["workload"]["settings"]
     traits = {name: settings[name] for name in ("batch_norm", "dropout")}
     entry["workload"] = {**entry["workload"], **traits}

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
 from snugfit.techniques.frozen_linear import FrozenLinear
-from snugfit.training.atomic_file import replaced_file
-from snugfit.training.model_file import save_model
+from snugfit.training.atomic_file import replaced_file, save_model
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over
 
