@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(path: Path, estimate: Estimate) -> None:
-    from snugfit.report.estimate_timeline import estimate_drawing
+    from snugfit.report.estimate_card import estimate_drawing
     from snugfit.report.timeline_figure import write_timeline
 
     write_timeline(estimate_drawing(estimate), path)

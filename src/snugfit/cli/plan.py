@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Annotated
 
-from snugfit.cli import options, output, plan_options
+from snugfit.cli import options, output
 from snugfit.errors import InputError
 
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
-    options.add_options(parser.add_argument_group("memory budget"), plan_options.BudgetOptions)
+    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.maximize is not None and args.maximize not in MAXIMIZED:
         raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
     output.check_files(args, output=(), figure=(".png", ".svg"))
-    constraints = plan_options.constraints_of(args)
+    constraints = options.constraints_of(args)
     workload = options.workload_from(args)
     plan = plan_named(
         options.named_model(args),

@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
         from snugfit.profiler.profile import profile_script
         from snugfit.recording.snapshot import write_snapshot
-        from snugfit.report.profile_card import profile_card, profile_to_plain
-        from snugfit.report.profile_timeline import profile_drawing
+        from snugfit.report.profile_card import profile_card, profile_drawing, profile_to_plain
         from snugfit.report.timeline_figure import write_timeline
 
         profile = profile_script(

@@ -16,7 +16,7 @@ import argparse
 import inspect
 import sys
 
-from snugfit.cli import options, output, plan_options
+from snugfit.cli import options, output
 from snugfit.errors import TrainingStopped
 
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser.add_argument_group("text"), options.TextOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
     output.add_json_option(parser)
-    options.add_options(parser.add_argument_group("memory budget"), plan_options.BudgetOptions)
+    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in same}
     try:
         result = train(
-            **{**given, "pin": plan_options.pins_of(args), "forbid": plan_options.bans_of(args)},
+            **{**given, "pin": options.pins_of(args), "forbid": options.bans_of(args)},
             recipe=args.recipe_file,
             **options.given_options(args),
         )

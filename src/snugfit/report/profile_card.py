@@ -1,4 +1,4 @@
-"""The card of a profile: what a person reads after a script ran, and the same as plain data for JSON."""
+"""A profile as people see it: the card after a script ran, the same as plain data for JSON, and its memory as a drawing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.report.console import card, table
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
+from snugfit.report.timeline import Drawing, drawing_of
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -113,6 +115,31 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         },
         "notes": list(profile.notes),
     }  # fmt: skip
+
+
+def profile_drawing(profile: Profile) -> Drawing:
+    """Returns what is drawn of the steps that were watched.
+
+    Args:
+        profile: The profile.
+
+    Returns:
+        Its memory over the watched steps, and what it says in words.
+    """
+    operator = short_operator(profile.peak_operator)
+    where = f"{operator} in {profile.peak_module}" if profile.peak_module else operator
+    return drawing_of(
+        profile.trace,
+        profile.config,
+        reserved=profile.reserved_peak_bytes is not None,
+        title=f"{profile.script}: measured memory",
+        heading=f"{profile.script} took {format_bytes(profile.allocator_peak_bytes)} on {profile.device}",
+        subtitle=(
+            f"Measured over {profile.steps} steps.",
+            f"Peak in {profile.peak_phase or 'no phase'}, at {where or '-'}.",
+        ),
+        largest=profile.anatomy.largest,
+    )
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
