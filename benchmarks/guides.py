@@ -51,7 +51,7 @@ def estimated(preset: Preset, rung_name: str, folder: Path) -> dict[str, Any]:
     """
     config = config_file(preset, folder)
     rung = next(rung for rung in preset.ladder({}, random_data=True).rungs if rung.name == rung_name)
-    published = next(one.published for one in preset.rungs if one.name == rung_name)
+    published = next(one.get("published") for one in preset.rungs if one["name"] == rung_name)
     command = [
         sys.executable, "-m", "snugfit", "estimate", f"hf:{config}", "--task", preset.task, "--seq-len",
         str(preset.seq_len), "--device", preset.card, *settings_words(rung), "--json",
@@ -122,7 +122,7 @@ def main() -> None:
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 
     def chosen(study: str) -> list[str]:
-        return [rung.name for rung in PRESETS[study].rungs if args.only in (None, rung.name)]
+        return [rung["name"] for rung in PRESETS[study].rungs if args.only in (None, rung["name"])]
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

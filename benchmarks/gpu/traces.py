@@ -90,8 +90,8 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     from benchmarks.held_out import take_course
     from snugfit.measure.allocator_events import warm_up
     from snugfit.simulator.session import STEPS
+    from snugfit.training.course import Observer
     from snugfit.training.phases import phase
-    from snugfit.training.run_state import Observer
 
     device = torch.device(place.kind)
     torch.manual_seed(0)

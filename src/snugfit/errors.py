@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -151,6 +154,38 @@ class CannotSimulateError(SnugfitError):
 
 class SnugfitWarning(UserWarning):
     """Something given has no effect or deserves a second look; training goes on."""
+
+
+def warn(text: str) -> None:
+    """Warns the person who called snugfit; the line that is named is the nearest one that is not ours.
+
+    Args:
+        text: What has no effect or deserves a second look, and what to do.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "snugfit":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, SnugfitWarning, stacklevel=level)
+
+
+def note(text: str) -> None:
+    """Tells what was chosen on the way, such as a library or a head that is fresh.
+
+    Args:
+        text: One line.
+    """
+    logging.getLogger("snugfit").info("%s", text)
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Returns the first of some names, and how many more there are.
+
+    Args:
+        names: The names.
+        most: How many are named.
+    """
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

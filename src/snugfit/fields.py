@@ -55,7 +55,7 @@ def field_infos(cls: Any) -> dict[str, FieldInfo]:
         Field name -> description, in the order of the class.
     """
     hints = typing.get_type_hints(cls)
-    docs = _field_docs(cls)
+    docs = field_docs(cls)
     infos = {}
     for field in dataclasses.fields(cls):
         choices, kinds, optional = _allowed(hints[field.name])
@@ -63,10 +63,15 @@ def field_infos(cls: Any) -> dict[str, FieldInfo]:
     return infos
 
 
-def _field_docs(cls: type) -> dict[str, str]:
+def field_docs(cls: type) -> dict[str, str]:
+    """Returns the docstring that stands under each field of a class, there or in a base, in one line each.
+
+    Args:
+        cls: A class whose source is at hand.
+    """
     body = ast.parse(inspect.getsource(cls).lstrip()).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in _field_docs(base).items()}
+    docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     for item, after in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(item, ast.AnnAssign)

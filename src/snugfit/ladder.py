@@ -1,29 +1,30 @@
 """The ladder: the guides' study of one training run in ever less memory, each rung keeping what those before it brought.
 
-The order is the one in which the public guides take the steps, so that their numbers can be laid beside ours. The rungs are
-data: a name, what changes, a recipe and the training settings. Imports no torch.
-
-Source: S. Raschka, "Optimizing Memory Usage for Training LLMs and Vision Transformers in PyTorch" (the first seven rungs);
-torchtune's memory page (checkpointing, the step in backward, offload).
+The order is the one in which the public guides take the steps, so that their numbers can be laid beside ours. The rungs
+stand in `ladder.yaml`, with their sources: a name, and what changes in the recipe and in the training settings. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, did_you_mean
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
-from snugfit.techniques.mixed_precision import Precision
 from snugfit.workload import Workload
+from snugfit.yaml_files import read_table
 
 DEFAULT_ADAM_LR = 1e-3
 """Adam's learning rate when none is given: torch.optim's default, for training from scratch."""
 
 DEFAULT_SGD_LR = 0.1
 """SGD's learning rate when none is given: the customary start for training from scratch without momentum."""
+
+_WORDS = ("change", "note", "otherwise")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,76 +121,25 @@ def build_ladder(
         RecipeError: The settings are wrong, or contradict a rung.
     """
     quarter, micro = max(1, batch_size // 4), max(1, batch_size // 16)
-    mixed: Precision = "bf16-mixed" if bf16 else "16-mixed"
-    lr = DEFAULT_ADAM_LR if settings.lr is None else settings.lr
-    plain = settings.replace(optimizer="adam", lr=lr, batch_size=batch_size)
-    small = plain.replace(batch_size=quarter)
-    sgd_rate = DEFAULT_SGD_LR if sgd_lr is None else sgd_lr
-    sgd = small.replace(optimizer="sgd", lr=sgd_rate, lr_schedule="cosine", momentum=0.0)
-    held = Recipe(precision="bf16-true")
-    accumulated = held if micro == quarter else held.replace(microbatch_size=micro)
-    rounded = accumulated.replace(stochastic_rounding=True)
-    recomputed = rounded.replace(checkpoint="all")
+    rate = DEFAULT_SGD_LR if sgd_lr is None else sgd_lr
+    numbers = {"batch": batch_size, "quarter": quarter, "micro": micro, "pieces": -(-quarter // micro), "sgd_lr": rate}
     # The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): as many steps more, so much shorter each.
-    smallest = sgd.replace(batch_size=micro, lr=sgd_rate * micro / quarter)
-    stepped = recomputed.replace(microbatch_size=None, step_in_backward=True, init="device")
+    numbers["small_lr"] = rate * micro / quarter
+    places = {"bf16": bf16, "fp16": not bf16, "card": device != CPU}
+    places |= {"quartered": quarter < batch_size, "cut": micro < quarter}
+    lr = DEFAULT_ADAM_LR if settings.lr is None else settings.lr
+    recipe, workload = Recipe(), settings.replace(optimizer="adam", lr=lr, batch_size=batch_size)
+    rungs, left_out = [], {}
+    for name, row in read_table("ladder.yaml").items():
+        name, words = name.format(**numbers), {key: row.get(key, "").format(**numbers) for key in _WORDS}
+        if places.get(row.get("when"), True):
+            recipe = recipe.replace(**_filled(row.get("recipe", {}), numbers))
+            workload = workload.replace(**_filled(row.get("workload", {}), numbers))
+            rungs.append(Rung(name=name, change=words["change"], note=words["note"], recipe=recipe, workload=workload))
+        elif words["otherwise"]:
+            left_out[name] = words["otherwise"]
+    return Ladder(rungs=tuple(rungs), first=rungs[0], left_out=left_out)
 
-    mixed_note = (
-        "bf16 has the range of fp32, so the loss needs no scaling; CPUs and cards since Ampere compute in it."
-        if bf16
-        else "this device does not compute in bf16 by itself, so fp16 with a scaled loss is taken."
-    )
-    accumulate = f"accumulate-{micro}x{-(-quarter // micro)}"
-    rungs = [
-        Rung(name="fp32", change=f"plain PyTorch: Adam, batch {batch_size}", recipe=Recipe(), workload=plain),
-        Rung(
-            name=mixed,
-            change="autocast to bf16" if bf16 else "autocast to fp16, scaled loss",
-            note=mixed_note,
-            recipe=Recipe(precision=mixed),
-            workload=plain,
-        ),
-        Rung(name="bf16-true", change="weights, gradients, Adam's state in bf16 too", recipe=held, workload=plain),
-        Rung(name=f"batch-{quarter}", change=f"batch {quarter}", recipe=held, workload=small),
-        Rung(
-            name=accumulate,
-            change=f"the same batch in microbatches of {micro}",
-            recipe=accumulated,
-            workload=small,
-        ),
-        Rung(
-            name="sgd-cosine",
-            change="SGD with cosine schedule, stochastic rounding",
-            note="SGD's momentum is 0, as in the guides, so it has no state; rounding to the nearest bf16 would lose its "
-            "small updates.",
-            recipe=rounded,
-            workload=sgd,
-        ),
-        Rung(name="checkpoint", change="every block recomputed in backward", recipe=recomputed, workload=sgd),
-        Rung(
-            name="step-in-backward",
-            change=f"batch {micro}, each gradient used at once",
-            note=f"accumulation ends here: a gradient that is used at once cannot add up, so the batch is {micro}, and "
-            "the learning rate is scaled with it. Building in fp32 would be the peak by now, so it is built in bf16.",
-            recipe=stepped,
-            workload=smallest,
-        ),
-    ]
-    left_out = {}
-    if device != CPU:
-        rungs.append(
-            Rung(
-                name="offload",
-                change="inputs of the blocks wait in host memory",
-                recipe=stepped.replace(offload_activations="checkpoints"),
-                workload=smallest,
-            )
-        )
-    else:
-        left_out["offload"] = "a CPU has no second memory to move activations to."
-    if quarter == batch_size:
-        left_out[f"batch-{quarter}"] = f"a batch of {batch_size} cannot be quartered."
-    if micro == quarter:
-        left_out[accumulate] = f"a batch of {quarter} cannot be cut further."
-    kept = tuple(rung for rung in rungs if rung.name not in left_out)
-    return Ladder(rungs=kept, first=kept[0], left_out=left_out)
+
+def _filled(changes: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
+    return {field: numbers.get(value, value) for field, value in changes.items()}

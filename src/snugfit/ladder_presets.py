@@ -17,22 +17,6 @@ RANDOM_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PresetRung:
-    """One rung of a preset."""
-
-    name: str
-    """Short name, for tables and for choosing."""
-    change: str
-    """What it does, in a few words."""
-    recipe: Mapping[str, Any]
-    """Fields of the recipe that are not plain."""
-    workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Training settings that differ from the preset's."""
-    published: str = ""
-    """What its source measured, with the unit of its source."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
     """A ladder by name."""
 
@@ -48,8 +32,9 @@ class Preset:
     """The card that estimates are for."""
     workload: Mapping[str, Any]
     """Training settings of all rungs."""
-    rungs: tuple[PresetRung, ...]
-    """At least one, the first being plain."""
+    rungs: tuple[Mapping[str, Any], ...]
+    """At least one, the first being plain: `name`, `change` in a few words, the fields of `recipe` that are not plain, those
+    of `workload` that differ from the preset's, and what its source has measured, as `published`."""
 
     def ladder(self, settings: Mapping[str, Any], *, random_data: bool) -> Ladder:
         """Returns the rungs as complete training runs.
@@ -67,20 +52,19 @@ class Preset:
         short = {"max_steps": RANDOM_STEPS} if random_data and not {"epochs", "max_steps"} & set(settings) else {}
         rungs = tuple(
             Rung(
-                name=rung.name,
-                change=rung.change,
-                note=f"published: {rung.published}." if rung.published else "",
-                recipe=Recipe.from_mapping(rung.recipe),
-                workload=Workload.from_mapping({**self.workload, **rung.workload, **short, **settings}),
+                name=row["name"],
+                change=row["change"],
+                note=f"published: {row['published']}." if "published" in row else "",
+                recipe=Recipe.from_mapping(row["recipe"]),
+                workload=Workload.from_mapping({**self.workload, **row.get("workload", {}), **short, **settings}),
             )
-            for rung in self.rungs
+            for row in self.rungs
         )
         return Ladder(rungs=rungs, first=rungs[0], left_out={})
 
 
 PRESETS: Mapping[str, Preset] = {
-    name: Preset(name=name, **{**row, "rungs": tuple(PresetRung(**rung) for rung in row["rungs"])})
-    for name, row in read_table("ladder_presets.yaml").items()
+    name: Preset(name=name, **row) for name, row in read_table("ladder_presets.yaml").items()
 }
 
 

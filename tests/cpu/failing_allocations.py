@@ -82,5 +82,5 @@ def failing(phase=None, at=(), too_large=None):
 @pytest.fixture(autouse=True)
 def nothing_to_collect(monkeypatch):
     """A garbage collection for each of a thousand faults would take minutes, and frees nothing here."""
-    for module in ("recovery", "unbroken_update", "out_of_memory", "evaluation_pieces"):
+    for module in ("recovery", "unbroken_update", "out_of_memory", "evaluation"):
         monkeypatch.setattr(f"snugfit.training.{module}.free_memory", lambda device: None)

@@ -1,6 +1,7 @@
 """The `snugfit` command: finds the subcommand, runs it, and turns errors into one message and an exit code.
 
-Each subcommand is one file of this package with `add_arguments(parser)` and `run(args) -> int`. Only the chosen one is
+Each subcommand is one file of this package with `add_arguments(parser)` and `run(args) -> int`, and with examples in its
+docstring, which `--help` shows. Only the chosen one is
 imported, and none of them imports torch before `run`, so that help is there at once.
 """
 
@@ -111,9 +112,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, command: str) -> Any:
-    """Adds the arguments of a command, and returns what runs it."""
+    """Adds the arguments of a command and its examples, and returns what runs it."""
     module = importlib.import_module(f"{__name__}.{command}")
     module.add_arguments(parser)
+    parser.epilog = (module.__doc__ or "").partition("\n\n")[2]
     return module.run
 
 

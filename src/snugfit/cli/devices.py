@@ -1,4 +1,9 @@
-"""`snugfit devices`: the cards whose memory and speed are known."""
+"""`snugfit devices`: the cards whose memory and speed are known.
+
+Examples:
+  snugfit devices
+  snugfit devices --json
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,11 @@ from typing import Any
 
 from snugfit.cli import output
 from snugfit.devices import DEVICES, Device
+from snugfit.fields import as_data
 from snugfit.report.console import table
 
-EPILOG = """\
-examples:
-  snugfit devices
-  snugfit devices --json
-"""
+_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share")
+"""Fields of a device that have other names here, or none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     output.add_json_option(parser)
 
 
@@ -60,17 +62,9 @@ def _row(device: Device) -> tuple[str, ...]:
 
 
 def _plain(device: Device) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "vendor_name": device.vendor_name,
-        "memory_bytes": device.memory_bytes,
-        "memory_source": device.memory_source,
-        "compute_capability": device.compute_capability,
-        "sm_count": device.sm_count,
+    rates = {
         "flops_per_second": dict(device.flops),
         "memory_bytes_per_second": device.memory_bandwidth,
         "host_link_bytes_per_second": device.host_link_bandwidth,
-        "context_bytes": device.context_bytes,
-        "bytes_only": device.bytes_only,
-        "source": device.source,
     }
+    return {**as_data(device, without=_NOT_SHOWN), **rates}

@@ -1,4 +1,11 @@
-"""`snugfit estimate`: predicts the memory and time of a training run, without a GPU and without weights."""
+"""`snugfit estimate`: predicts the memory and time of a training run, without a GPU and without weights.
+
+Examples:
+  snugfit estimate torchvision:vit_l_16 --batch-size 64 --device rtx-4090
+  snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
+  snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
+  snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,16 @@ from snugfit.cli import options, output
 if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
 
-EPILOG = """\
-examples:
-  snugfit estimate torchvision:vit_l_16 --batch-size 64 --device rtx-4090
-  snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
-  snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
-  snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
-"""
+
+class EstimateOptions:
+    """What is estimated, and how it is shown."""
+
+    device: options.Name
+    """a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all."""
+    timeline: options.File
+    """also draw memory over the run: FILE.html or FILE.png"""
+    snapshot: options.File
+    """also write a memory snapshot for PyTorch's viewer"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,18 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     options.add_shape_options(parser)
-    add = parser.add_argument
-    add(
-        "--device",
-        metavar="NAME",
-        help="a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all.",
-    )
-    add(
-        "--timeline", metavar="FILE", type=output.some_path, help="also draw memory over the run: FILE.html or FILE.png"
-    )
-    add("--snapshot", metavar="FILE", type=output.some_path, help="also write a memory snapshot for PyTorch's viewer")
+    options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(path: Path, estimate: Estimate) -> None:
-    from snugfit.report.estimate_timeline import estimate_drawing
+    from snugfit.report.estimate_card import estimate_drawing
     from snugfit.report.timeline_figure import write_timeline
 
     write_timeline(estimate_drawing(estimate), path)

@@ -1,4 +1,15 @@
-"""`snugfit ladder`: the studies of the guides, each rung trained and measured, or predicted, in a fresh process."""
+"""`snugfit ladder`: the studies of the guides, each rung trained and measured, or predicted, in a fresh process.
+
+Examples:
+  snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
+  snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
+  snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
+  snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
+  snugfit ladder --preset llama-8b --estimate --card rtx-4090
+
+The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
+first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +22,10 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from snugfit.cli import options, output
-from snugfit.cli.ladder_parts import (
-    estimate_arguments,
-    predicted_entry,
-    train_arguments,
-    use_preset,
-    write_config,
-)
+from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.device_kinds import BF16_SINCE, CUDA
 from snugfit.errors import InputError, RecipeError, SnugfitError
@@ -28,7 +33,7 @@ from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import DeviceProbe, probe_device
-from snugfit.report.console import Column, Table
+from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder, peak_bytes
 from snugfit.runs.place import REHEARSE, place_named
@@ -43,6 +48,10 @@ the run failed."""
 
 
 _OTHER = " Give another --out."
+_NUMBERS = range(1, 6)
+"""Columns of the table that hold numbers."""
+_TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
+"""What a rung's entry has of the run's document."""
 
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
@@ -50,17 +59,22 @@ SHARED_SETTINGS = (
 )
 """Training settings that are the same on every rung; the others are what the ladder changes."""
 
-EPILOG = """\
-examples:
-  snugfit ladder examples/digits_vit.py:model --data digits --epochs 12 --out runs/demo
-  snugfit ladder torchvision:vit_l_16 --data cifar10:data --weights DEFAULT --lr 5e-5 --sgd-lr 5e-4
-  snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
-  snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
-  snugfit ladder --preset llama-8b --estimate --card rtx-4090
 
-The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
-first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
-"""
+class LadderOptions:
+    """Which ladder, and where its results go."""
+
+    data: Annotated[str, "DATA"]
+    """as for `snugfit train`; a preset without it takes random tokens"""
+    estimate: bool = False
+    """predict every rung, and train none"""
+    card: options.Name
+    """the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu."""
+    rungs: Annotated[str, "NAMES"]
+    """only these rungs, separated by commas; each stays as it is in the whole ladder"""
+    out: options.Folder
+    """where results go. Default: runs/ladder-MODEL-DATA, numbered."""
+    overwrite: bool = False
+    """replace the ladder in --out"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,49 +83,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="torchvision:NAME, timm:NAME, hf:NAME or path/file.py:function")
-    add("--data", metavar="DATA", help="as for `snugfit train`; a preset without it takes random tokens")
     add("--preset", metavar="NAME", help=f"a ladder by name, model and shapes included: {', '.join(PRESETS)}")
-    add("--estimate", action="store_true", help="predict every rung, and train none")
-    add(
-        "--card",
-        metavar="NAME",
-        help="the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu.",
-    )
-    add(
-        "--rungs",
-        metavar="NAMES",
-        help="only these rungs, separated by commas; each stays as it is in the whole ladder",
-    )
-    add(
-        "--batch-size",
-        metavar="N",
-        dest="workload_batch_size",
-        help=f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}.",
-    )
+    batch_size = f"samples of an update on the first rung. Default: {DEFAULT_BATCH_SIZE}."
+    add("--batch-size", metavar="N", dest="workload_batch_size", help=batch_size)
     add("--lr", metavar="X", dest="workload_lr", help=f"Adam's learning rate. Default: {DEFAULT_ADAM_LR:g}.")
     add("--sgd-lr", metavar="X", help=f"SGD's learning rate. Default: {DEFAULT_SGD_LR:g}.")
-    add(
-        "--out",
-        metavar="DIR",
-        type=output.some_path,
-        help="where results go. Default: runs/ladder-MODEL-DATA, numbered.",
-    )
-    add("--overwrite", action="store_true", help="replace the ladder in --out")
+    options.add_options(parser, LadderOptions)
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
-    add = group.add_argument
-    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
-    add("--task", metavar="TASK", help="what is learned from the data. Default: image-classification.")
-    add("--image-size", metavar="N", help="side of the images. Default: the model's own.")
-    add("--seq-len", metavar="N", help="tokens of a text at most. Default: the preset's, or as for `snugfit train`.")
-    for name in ("text", "label", "prompt"):
-        add(f"--{name}-column", metavar="NAME", help=f"column of {name}s. Default: by its name.")
-    add("--samples", metavar="N", help="training samples at most")
-    add("--download", action="store_true", help="fetch the data when it is not there")
-    output.add_device_option(group)
+    options.add_options(group, options.DataOptions, "model_arg", *DATA, "device", judged=False)
+    options.add_options(group, options.TextOptions, *DATA, judged=False)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 
@@ -142,7 +125,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     train = train or functools.partial(_train_in_fresh_process, progress=progress)
     place = f"predicted for {args.card or 'cpu'}" if args.estimate else f"on {args.data}, {device.name}"
     title = f"{args.model if preset is None else preset.name} {place}"
-    table = _table(ladder, predicted=args.estimate) if not args.json else None
+    widths: list[int] = []
     rungs: list[dict[str, Any]] = []
     document = {
         "model": args.model,
@@ -167,12 +150,12 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
             progress.end()
         if len(rungs) == 1:
             _remove_earlier(out, keep=rung.name)
-            if table is not None:
+            if not args.json:
                 print(title)
-                table.print_header()
+                widths = _print_header([one.name for one in ladder.rungs], predicted=args.estimate)
         _write_document(out, document)
-        if table is not None:
-            table.print_row(_cells(rungs[-1], rungs[0]))
+        if not args.json:
+            output.print_text(row_of(_cells(rungs[-1], rungs[0]), widths, _NUMBERS))
             if rungs[-1]["error"] is not None:
                 print(f"    failed: {rungs[-1]['error']}")
     files = [out / "ladder.json", *_draw(out, rungs, title)]
@@ -276,11 +259,7 @@ def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
         "recipe": rung.recipe.to_mapping(),
         "workload": rung.workload.to_mapping(),
         "fidelity": dataclasses.asdict(rung.fidelity_against(ladder.first)),
-        "predicted": None,
-        "measured": None,
-        "seconds": None,
-        "samples_per_second": None,
-        "metrics": None,
+        **dict.fromkeys(_TAKEN_OVER),
         "run_dir": str(out / "rungs" / rung.name),
         "error": None,
     }
@@ -289,11 +268,11 @@ def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
 def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, train: TrainCommand) -> dict[str, Any]:
     """Trains one rung and returns its entry."""
     entry = _entry(rung, out, ladder)
+    document = train(rung_words(rung, args, out / "rungs" / rung.name))
     if args.estimate:
-        return {**entry, "run_dir": None, **predicted_entry(train(estimate_arguments(rung, args)))}
-    document = train(train_arguments(rung, args, out / "rungs" / rung.name))
-    for name in ("predicted", "measured", "seconds", "samples_per_second", "metrics"):
-        entry[name] = document[name]
+        predicted = {name: document[name] for name in PREDICTED}
+        return {**entry, "run_dir": None, "predicted": predicted, "seconds": document["step_seconds"]}
+    entry |= {name: document[name] for name in _TAKEN_OVER}
     settings = document["workload"]["settings"]
     traits = {name: settings[name] for name in ("batch_norm", "dropout")}
     entry["workload"] = {**entry["workload"], **traits}
@@ -335,19 +314,14 @@ class _Progress:
             sys.stderr.flush()
 
 
-def _table(ladder: Ladder, *, predicted: bool) -> Table:
-    return Table(
-        [
-            Column("rung", max(len(rung.name) for rung in ladder.rungs)),
-            Column("predicted" if predicted else "peak memory", 11, right=True),
-            Column("less", 7, right=True),
-            Column("a step" if predicted else "time", 10, right=True),
-            Column("samples/s", 9, right=True),
-            Column("test acc.", 9, right=True),
-            Column("fidelity", 9),
-            Column("what changes", 12),
-        ]
-    )
+def _print_header(names: Sequence[str], *, predicted: bool) -> list[int]:
+    """Prints the titles and a rule; returns the widths of the columns."""
+    memory, time = ("predicted", "a step") if predicted else ("peak memory", "time")
+    titles = ["rung", memory, "less", time, "samples/s", "test acc.", "fidelity", "what changes"]
+    widths = [max(map(len, [*names, "rung"])), 11, 7, 10, 9, 9, 9, 12]
+    output.print_text(row_of(titles, widths, _NUMBERS))
+    output.print_text("  ".join("─" * width for width in widths))
+    return widths
 
 
 def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:

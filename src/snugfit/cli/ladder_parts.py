@@ -10,6 +10,7 @@ from typing import Any
 
 from snugfit.cli.output import writing
 from snugfit.errors import InputError
+from snugfit.fields import as_typed
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 
@@ -18,10 +19,12 @@ PREDICTED = (
     "experts_bytes", "peak_phase", "step_seconds", "flops", "device",
 )  # fmt: skip
 """What an entry keeps of an estimate."""
-_TEXT_OPTIONS = ("text_column", "label_column", "prompt_column")
+_SHAPE = ("task", "image_size", "seq_len")
+DATA = (*_SHAPE, "samples", "text_column", "label_column", "prompt_column", "download")
+"""Options that a ladder passes on."""
 
 
-def train_arguments(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
+def rung_words(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
     """Returns the command line of a rung.
 
     Args:
@@ -32,37 +35,18 @@ def train_arguments(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list
     Returns:
         Arguments for `snugfit`, `--json` left out.
     """
-    words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
-    words += _model_words(args, ("task", "image_size", "seq_len", "samples", *_TEXT_OPTIONS))
-    if args.download:
-        words.append("--download")
-    return [*words, "--device", args.device, *settings_words(rung)]
-
-
-def estimate_arguments(rung: Rung, args: argparse.Namespace) -> list[str]:
-    """Returns the command line of a rung that is predicted.
-
-    Args:
-        rung: The rung.
-        args: What the ladder's command line gave.
-
-    Returns:
-        Arguments for `snugfit`, `--json` left out.
-    """
-    words = ["estimate", args.model, *_model_words(args, ("task", "image_size", "seq_len"))]
-    return [*words, "--device", args.card or "cpu", *settings_words(rung)]
-
-
-def predicted_entry(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a rung's entry has of an estimate.
-
-    Args:
-        document: From `estimate --json`.
-
-    Returns:
-        `predicted`, `seconds` of a step and `samples_per_second` where they are known.
-    """
-    return {"predicted": {name: document[name] for name in PREDICTED}, "seconds": document["step_seconds"]}
+    passed: tuple[str, ...] = _SHAPE
+    words, device = ["estimate", args.model], args.card or "cpu"
+    if not args.estimate:
+        words = ["train", args.model, "--data", args.data, "--run-dir", str(run_dir), "--overwrite"]
+        passed, device = DATA, args.device
+    for text in args.model_arg or ():
+        words += ["--model-arg", text]
+    return [
+        *words,
+        *_typed({**{name: getattr(args, name) for name in passed}, "device": device}),
+        *settings_words(rung),
+    ]
 
 
 def settings_words(rung: Rung) -> list[str]:
@@ -74,15 +58,16 @@ def settings_words(rung: Rung) -> list[str]:
     Returns:
         Words of a command line.
     """
+    optimizer = rung.recipe.optimizer or rung.workload.optimizer
+    changed = {**rung.recipe.to_mapping(defaults=False), **rung.workload.to_mapping(defaults=False)}
+    return _typed({**changed, "optimizer": optimizer})
+
+
+def _typed(options: Mapping[str, Any]) -> list[str]:
     words = []
-    for name, value in {
-        **rung.recipe.to_mapping(defaults=False),
-        **rung.workload.to_mapping(defaults=False),
-        "optimizer": rung.recipe.optimizer or rung.workload.optimizer,
-    }.items():
-        words.append("--" + name.replace("_", "-"))
-        if value is not True:
-            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+    for name, value in options.items():
+        if value not in (None, False):
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [as_typed(value)])]
     return words
 
 
@@ -129,13 +114,3 @@ def write_config(preset: Preset, out: Path) -> str:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(preset.config, indent=1) + "\n", encoding="utf-8")
     return f"hf:{path}"
-
-
-def _model_words(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    words = []
-    for text in args.model_args or ():
-        words += ["--model-arg", text]
-    for name in names:
-        if getattr(args, name) is not None:
-            words += ["--" + name.replace("_", "-"), str(getattr(args, name))]
-    return words

@@ -7,14 +7,19 @@ in fewer bits. A recipe's replacement by another algorithm stands in the recipe 
 from __future__ import annotations
 
 import argparse
+import typing
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import output
+from snugfit.errors import InputError, RecipeError
 from snugfit.fake_device.assumptions import Assumptions, assumptions_from
-from snugfit.fields import FieldInfo, field_infos, from_text
+from snugfit.fields import FieldInfo, field_docs, field_infos, from_text
+from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
+from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,12 +31,112 @@ PYTHON_ONLY = ("keep_gradients",)
 
 DEFAULT_BATCH_SIZE = 64
 
-TASKS_HELP = (
-    "what is learned: image-classification, text-classification, causal-lm, masked-lm, seq2seq-lm, token-classification, "
-    "question-answering, contrastive, semantic-segmentation, object-detection, video-classification, speech-to-text, ctc, "
-    "audio-classification or image-text-to-text. Default: what the model is for."
-)
-"""Help of `--task`; a test compares it with the tasks that there are."""
+
+Name = Annotated[str, "NAME"]
+Count = Annotated[int, "N"]
+File = Annotated[Path, "FILE"]
+Folder = Annotated[Path, "DIR"]
+_READ: dict[Any, Any] = {int: output.whole_number, Path: output.some_path}
+
+
+class DataOptions:
+    """What is trained, and on what."""
+
+    data: Annotated[str, "DATA"]
+    """images: digits, cifar10:DIR, imagefolder:DIR; text: topics, prose, csv:FILE, jsonl:FILE, parquet:FILE,
+    text:FILE_OR_DIR, hf:NAME; random (with --resume: the run's)"""
+    model_arg: Annotated[list, "K=V"]  # type: ignore[type-arg]
+    """argument of the model's constructor"""
+    task: Annotated[str, "TASK"]
+    """image-classification, text-classification or causal-lm. Default: what data and model are for."""
+    image_size: Count
+    """side of the images. Default: the model's own."""
+    samples: Count
+    """training samples at most; of random data, how many there are"""
+    strict: bool
+    """stop at an image file that cannot be read; otherwise it is skipped and counted"""
+    download: bool = False
+    """fetch data and hf: model when they are not there"""
+    device: Annotated[str, "DEVICE", output.Once]
+    """where to train: auto, cpu, cuda, or rehearse:CARD for the bytes of a card of `snugfit devices` that is not there (real
+    numbers, computed on the processor). Default: auto, cuda where there is one."""
+
+
+class TextOptions:
+    """How text is read."""
+
+    seq_len: Count
+    """most tokens of a text. Default: 512, or fewer where the model takes fewer."""
+    packing: bool
+    """lay short texts end to end in rows of exactly --seq-len tokens (causal-lm)"""
+    text_column: Name
+    """column of the texts, or of what follows a prompt. Default: by its name."""
+    label_column: Name
+    """column of the labels. Default: by its name."""
+    prompt_column: Name
+    """column of prompts, which are read and not learned. Default: by its name."""
+
+
+class ShapeOptions:
+    """A batch without data; a test compares the tasks with those that there are."""
+
+    model_arg: Annotated[list, "K=V"]  # type: ignore[type-arg]
+    """argument of the model's constructor"""
+    task: Annotated[str, "TASK"]
+    """what is learned: image-classification, text-classification, causal-lm, masked-lm, seq2seq-lm, token-classification,
+    question-answering, contrastive, semantic-segmentation, object-detection, video-classification, speech-to-text, ctc,
+    audio-classification or image-text-to-text. Default: what the model is for."""
+    image_size: Count
+    """side of the images. Default: the model's own."""
+    frames: Count
+    """frames of a clip, for models of video. Default: the model's own."""
+    seq_len: Count
+    """tokens of a sequence. Default: 512, or fewer where the model takes fewer."""
+
+
+class BudgetOptions:
+    """What a plan must keep to."""
+
+    budget: Annotated[str, "SIZE"]
+    """device memory for training, such as 8GiB. Default: all of the card."""
+    allow: Annotated[str, "LEVELS"]
+    """fidelity that may be given up to fit or to be faster: rounding, different, or both with a comma. Default: none, every
+    update stays that of plain training."""
+    pin: Annotated[list, "F=V"]  # type: ignore[type-arg]
+    """a recipe field that must have this value"""
+    forbid: Annotated[list, "F"]  # type: ignore[type-arg]
+    """a recipe field that must stay plain"""
+    host_budget: Annotated[str, "SIZE"]
+    """host memory that may be used. Default: what is free."""
+
+
+def add_options(group: Any, options: type, *names: str, judged: bool = True) -> None:
+    """Adds an option for each field of a class; the docstring under a field is its help.
+
+    Args:
+        group: Where they are shown.
+        options: The class. A field says the type of its value and, by `Annotated`, the word for it and how it is taken; a
+            switch without a default is neither on nor off.
+        *names: Some of its fields; none: all.
+        judged: Whether values are judged as they are read, one mistake at a time.
+    """
+    docs = field_docs(options)
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        if names and name not in names:
+            continue
+        option, default = "--" + name.replace("_", "-"), getattr(options, name, None)
+        kind, *word = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        if kind is bool:
+            group.add_argument(option, action="store_true", default=default, help=docs[name])
+            continue
+        group.add_argument(
+            option,
+            action="append" if kind is list else word[1] if len(word) > 1 else "store",
+            metavar=word[0] if word else None,
+            type=_READ.get(kind) if judged else None,
+            default=default,
+            help=docs[name],
+        )
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +188,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     add("model", metavar="MODEL", help=models)
-    add("--model-arg", metavar="K=V", action="append", dest="model_args", help="argument of the model's constructor")
-    add("--task", metavar="TASK", help=TASKS_HELP)
-    for option, what in (
-        ("--image-size", "side of the images. Default: the model's own."),
-        ("--frames", "frames of a clip, for models of video. Default: the model's own."),
-        ("--seq-len", "tokens of a sequence. Default: 512, or fewer where the model takes fewer."),
-    ):
-        add(option, metavar="N", type=output.whole_number, help=what)
+    add_options(parser, ShapeOptions)
     infos = field_infos(Assumptions)
     add(
         "--assume",
@@ -114,7 +212,7 @@ def named_model(args: argparse.Namespace) -> NamedModel:
 
     return NamedModel(
         spec=args.model,
-        model_args=tuple(args.model_args or ()),
+        model_args=tuple(args.model_arg or ()),
         assume=assumptions_from(args.assume),
         **{name: getattr(args, name) for name in ("task", "image_size", "seq_len", "frames")},
     )
@@ -222,6 +320,60 @@ def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:
     """
     run = Run.made_by(lambda: recipe_from(args), lambda: workload_from(args))
     return run.recipe, run.workload
+
+
+def constraints_of(args: argparse.Namespace) -> Constraints:
+    """Returns what a plan must keep to; every recipe option that was typed, and every field of a recipe file, is a pin.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        The constraints.
+
+    Raises:
+        InputError: Something cannot be read.
+        RecipeError: Listing every mistake in pins and bans.
+    """
+    if args.budget is not None:
+        parse_bytes(args.budget, what="budget")
+    given: dict[str, Any] = {}
+    if getattr(args, "recipe_file", None) is not None:
+        given.update(recipe_from(args).to_mapping(defaults=False))
+    given.update(given_recipe(args))
+    return constraints_from(
+        allow=args.allow, pin=pins_of(args), forbid=bans_of(args), host_budget=args.host_budget, given=given
+    )
+
+
+def pins_of(args: argparse.Namespace) -> dict[str, str]:
+    """Returns what `--pin` gave: field -> text.
+
+    Args:
+        args: What the command line gave.
+
+    Raises:
+        InputError: One has no value.
+    """
+    pins: dict[str, str] = {}
+    for text in args.pin or ():
+        name, sign, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not sign or not name or not value:
+            raise InputError(f"--pin {text!r} is not understood; give FIELD=VALUE, for example --pin checkpoint=none.")
+        if pins.setdefault(name, value) != value:
+            problem = f"{name} is pinned to {value} and to {pins[name]}; give one of the two."
+            raise RecipeError([problem], subject="pins and bans of the plan")
+    return pins
+
+
+def bans_of(args: argparse.Namespace) -> list[str]:
+    """Returns the fields that `--forbid` gave.
+
+    Args:
+        args: What the command line gave.
+    """
+    return [name for text in args.forbid or () for name in text.split(",") if name.strip() or not text.strip(" ,")]
 
 
 def _add_option(group: argparse._ArgumentGroup, info: FieldInfo, dest: str, default: Any) -> None:

@@ -134,7 +134,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else there")
 
 
-class _Once(argparse.Action):
+class Once(argparse.Action):
     """An option that may not be given a second time: which of the two is meant?"""
 
     def __call__(
@@ -151,21 +151,6 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_device_option(parser: Any) -> None:
-    """Adds `--device` of commands that train.
-
-    Args:
-        parser: The subcommand's parser, or a group of it.
-    """
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE",
-        action=_Once,
-        help="where to train: auto, cpu, cuda, or rehearse:CARD for the bytes of a card of `snugfit devices` that is not "
-        "there (real numbers, computed on the processor). Default: auto, cuda where there is one.",
-    )
-
-
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints one JSON document on stdout.
 
@@ -173,6 +158,15 @@ def print_json(document: Mapping[str, Any]) -> None:
         document: Plain data; numbers are finite.
     """
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_text(text: str) -> None:
+    """Prints a text for people on stdout, in characters that it can show.
+
+    Args:
+        text: Lines of text.
+    """
+    print(plain_for(text, sys.stdout.encoding), flush=True)
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
@@ -185,4 +179,4 @@ def print_result(result: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_mapping())
     else:
-        print(plain_for(str(result), sys.stdout.encoding))
+        print_text(str(result))

@@ -1,14 +1,6 @@
-"""`snugfit plan`: the fastest recipe that fits a memory budget, found without a GPU."""
+"""`snugfit plan`: the fastest recipe that fits a memory budget, found without a GPU.
 
-from __future__ import annotations
-
-import argparse
-
-from snugfit.cli import options, output, plan_options
-from snugfit.errors import InputError
-
-EPILOG = """\
-examples:
+Examples:
   snugfit plan torchvision:vit_l_16 --batch-size 64 --precision bf16-mixed --budget 8GiB --device rtx-4090
   snugfit plan timm:convnext_base --batch-size 128 --budget 12GiB --device rtx-3090 --allow rounding -o recipe.yaml
   snugfit plan hf:llama/config.json --batch-size 8 --budget 24GiB --device l4 --forbid offload_activations
@@ -17,6 +9,25 @@ examples:
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format.
 """
 
+from __future__ import annotations
+
+import argparse
+from typing import Annotated
+
+from snugfit.cli import options, output
+from snugfit.errors import InputError
+
+
+class PlanOptions:
+    """What is planned, and how it is shown."""
+
+    device: options.Name
+    """a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu."""
+    maximize: Annotated[str, "WHAT"]
+    """batch-size or seq-len: plan for the largest that fits (the batch in one piece)"""
+    figure: options.File
+    """also draw the frontier of memory and time: FILE.png or FILE.svg"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit plan`.
@@ -24,28 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     options.add_shape_options(parser)
-    add = parser.add_argument
-    add(
-        "--device",
-        metavar="NAME",
-        help="a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu.",
-    )
-    add(
-        "--maximize",
-        metavar="WHAT",
-        help="batch-size or seq-len: plan for the largest that fits (the batch in one piece)",
-    )
-    add("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
-    add(
-        "--figure",
-        metavar="FILE",
-        type=output.some_path,
-        help="also draw the frontier of memory and time: FILE.png or FILE.svg",
-    )
+    options.add_options(parser, PlanOptions, "device", "maximize")
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
+    options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
-    plan_options.add_budget_options(parser)
+    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -70,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.maximize is not None and args.maximize not in MAXIMIZED:
         raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
     output.check_files(args, output=(), figure=(".png", ".svg"))
-    constraints = plan_options.constraints_of(args)
+    constraints = options.constraints_of(args)
     workload = options.workload_from(args)
     plan = plan_named(
         options.named_model(args),

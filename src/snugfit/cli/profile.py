@@ -1,4 +1,12 @@
-"""`snugfit profile SCRIPT [args...]`: any training script, unchanged, and where its memory goes."""
+"""`snugfit profile SCRIPT [args...]`: any training script, unchanged, and where its memory goes.
+
+options of snugfit stand before SCRIPT; everything after it is the script's own
+
+Examples:
+  snugfit profile examples/plain_training.py
+  snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
+  snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)
+"""
 
 from __future__ import annotations
 
@@ -9,15 +17,24 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from snugfit.cli.output import add_json_option, check_files, print_json, some_path, whole_number, write_file
+from snugfit.cli.options import Count, File, add_options
+from snugfit.cli.output import add_json_option, check_files, print_json, write_file
 from snugfit.report.console import plain_for
 
-EPILOG = """options of snugfit stand before SCRIPT; everything after it is the script's own
 
-examples:
-  snugfit profile examples/plain_training.py
-  snugfit profile --steps 2 --stop examples/plain_training.py --batch-size 64
-  snugfit profile --snapshot memory.pickle train.py          (opens in https://pytorch.org/memory_viz)"""
+class ProfileOptions:
+    """What is watched, and how it is shown."""
+
+    steps: Count = 3
+    """optimizer steps to watch (default: 3)"""
+    stop: bool = False
+    """end the script after them; otherwise it goes on unwatched"""
+    no_advice: bool = False
+    """do not simulate the model for advice"""
+    timeline: File
+    """draw live memory over the steps (.html or .png)"""
+    snapshot: File
+    """write what was seen as a PyTorch memory snapshot (pickle)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,21 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something")
     rest = parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
     rest.required = False
-    parser.add_argument(
-        "--steps", type=whole_number, default=3, metavar="N", help="optimizer steps to watch (default: 3)"
-    )
-    parser.add_argument("--stop", action="store_true", help="end the script after them; otherwise it goes on unwatched")
-    parser.add_argument("--no-advice", action="store_true", help="do not simulate the model for advice")
-    parser.add_argument(
-        "--timeline", metavar="FILE", type=some_path, help="draw live memory over the steps (.html or .png)"
-    )
-    parser.add_argument(
-        "--snapshot", metavar="FILE", type=some_path, help="write what was seen as a PyTorch memory snapshot (pickle)"
-    )
+    add_options(parser, ProfileOptions)
     add_json_option(parser)
 
 
@@ -63,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:
         from snugfit.profiler.profile import profile_script
         from snugfit.recording.snapshot import write_snapshot
-        from snugfit.report.profile_card import profile_card, profile_to_plain
-        from snugfit.report.profile_timeline import profile_drawing
+        from snugfit.report.profile_card import profile_card, profile_drawing, profile_to_plain
         from snugfit.report.timeline_figure import write_timeline
 
         profile = profile_script(

@@ -1,4 +1,10 @@
-"""`snugfit techniques`: what can be done to save memory, and the essay of each technique. Loads no torch."""
+"""`snugfit techniques`: what can be done to save memory, and the essay of each technique. Loads no torch.
+
+Examples:
+  snugfit techniques
+  snugfit techniques checkpoint
+  snugfit techniques qlora
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,9 @@ from typing import Any
 from snugfit.cli import output
 from snugfit.errors import InputError, nearest
 from snugfit.report.console import table
-from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Technique
-
-EPILOG = """\
-examples:
-  snugfit techniques
-  snugfit techniques checkpoint
-  snugfit techniques qlora
-"""
+from snugfit.yaml_files import read_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.epilog = EPILOG
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -91,14 +90,20 @@ def _named(name: str) -> list[Technique]:
     ):
         if found:
             return found
-    missing = SAME_AS.get(typed, typed)
-    if missing in NOT_HERE:
-        why, instead = NOT_HERE[missing]
+    missing = not_here()
+    if typed in missing:
+        why, instead = missing[typed]
         raise InputError(f"technique {name!r}: {why}. The nearest that is here: `snugfit techniques {instead}`.")
     names = [row.name for row in TECHNIQUES]
-    known = [*names, *(alias for row in TECHNIQUES for alias in row.aliases), *NOT_HERE, *SAME_AS]
+    known = [*names, *(alias for row in TECHNIQUES for alias in row.aliases), *missing]
     near = nearest(typed, known)
     raise InputError(f"technique {name!r} is unknown; {near}{'Allowed' if near else 'allowed'}: {', '.join(names)}.")
+
+
+def not_here() -> dict[str, tuple[str, str]]:
+    """Returns what people look for and do not find: each of its names -> why not, and the technique that comes nearest."""
+    rows = read_table("not_here.yaml").items()
+    return {word: (row["why"], row["instead"]) for name, row in rows for word in (name, *row["also"])}
 
 
 def _squeezed(technique: Technique) -> set[str]:

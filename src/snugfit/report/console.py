@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from typing import TextIO
 
 WIDTH = 118
 """Characters of a line."""
@@ -15,51 +12,15 @@ _PLAIN = {"─": "-", "…": "..."}
 """Character -> what stands for it where the console cannot show it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table."""
+def row_of(cells: Sequence[str], widths: Sequence[int], right: Collection[int] = ()) -> str:
+    """Returns one row of a table whose rows are printed one at a time, so that a person can follow a long run.
 
-    title: str
-    width: int
-    """Characters reserved; a longer cell pushes the rest of its row to the right and is never cut."""
-    right: bool = False
-    """Whether cells stand at the right end, as numbers do."""
-
-
-class Table:
-    """A table whose rows are printed one at a time, so a person can follow a long run."""
-
-    def __init__(self, columns: Sequence[Column], stream: TextIO | None = None) -> None:
-        """Sets the columns.
-
-        Args:
-            columns: From left to right.
-            stream: Where to print; None: stdout, as it is when a row is printed.
-        """
-        self._columns = tuple(columns)
-        self._stream = stream
-
-    def print_header(self) -> None:
-        """Prints the titles and a rule."""
-        self.print_row([column.title for column in self._columns])
-        self._print("  ".join("─" * max(column.width, len(column.title)) for column in self._columns))
-
-    def print_row(self, cells: Sequence[str]) -> None:
-        """Prints one row.
-
-        Args:
-            cells: A text for each column; fewer leave the rest empty.
-        """
-        parts = []
-        for column, cell in zip(self._columns, cells, strict=False):
-            width = max(column.width, len(column.title))
-            parts.append(cell.rjust(width) if column.right else cell.ljust(width))
-        self._print("  ".join(parts).rstrip())
-
-    def _print(self, text: str) -> None:
-        stream = self._stream or sys.stdout
-        stream.write(plain_for(text, stream.encoding) + "\n")
-        stream.flush()
+    Args:
+        cells: A text for each column, from left to right.
+        widths: Characters reserved; a longer cell pushes the rest of its row to the right and is never cut.
+        right: As for `table`.
+    """
+    return "  ".join(_justified(cells, widths, right)).rstrip()
 
 
 def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -88,10 +49,7 @@ def table(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        *cells, last = [
-            cell.rjust(width) if at in right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        *cells, last = _justified(row, widths, right)
         start = indent + "".join(f"{cell}  " for cell in cells)
         for part in last.splitlines() or [""]:
             lines += textwrap.wrap(
@@ -104,6 +62,11 @@ def table(
             ) or [start.rstrip()]
             start = " " * len(start)
     return lines
+
+
+def _justified(cells: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
+    sides = enumerate(zip(cells, widths, strict=True))
+    return [cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in sides]
 
 
 def plain_for(text: str, encoding: str | None) -> str:

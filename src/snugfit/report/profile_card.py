@@ -1,4 +1,4 @@
-"""The card of a profile: what a person reads after a script ran, and the same as plain data for JSON."""
+"""A profile as people see it: the card after a script ran, the same as plain data for JSON, and its memory as a drawing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.report.console import card, table
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
+from snugfit.report.timeline import Drawing, drawing_of
+from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from snugfit.profiler.profile import Profile
     from snugfit.recording.anatomy import Anatomy
 
+_SAME = (
+    *("script", "exit_code", "device", "steps", "allocator_peak_bytes", "process_peak_bytes"),
+    *("peak_phase", "peak_operator", "peak_module", "inside_operators_bytes"),
+)
+"""Fields that the JSON has as they are."""
 _BLOCK_LIMIT = 16
 """Blocks that the card names one by one; equal neighbours count once."""
 
@@ -80,19 +87,10 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     """
     anatomy = profile.anatomy
     return {
-        "script": profile.script,
-        "exit_code": profile.exit_code,
-        "device": profile.device,
-        "steps": profile.steps,
+        **{name: getattr(profile, name) for name in _SAME},
         "peak_allocated_bytes": anatomy.peak_allocated_bytes,
-        "allocator_peak_bytes": profile.allocator_peak_bytes,
         "peak_reserved_bytes": profile.reserved_peak_bytes,
         "host_bytes": profile.host_peak_bytes,
-        "process_peak_bytes": profile.process_peak_bytes,
-        "peak_phase": profile.peak_phase,
-        "peak_operator": profile.peak_operator,
-        "peak_module": profile.peak_module,
-        "inside_operators_bytes": profile.inside_operators_bytes,
         "anatomy_bytes": anatomy.bytes_by_category,
         "largest_tensors": [
             {name: value for name, value in dataclasses.asdict(tensor).items() if name != "nbytes"}
@@ -117,6 +115,31 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         },
         "notes": list(profile.notes),
     }  # fmt: skip
+
+
+def profile_drawing(profile: Profile) -> Drawing:
+    """Returns what is drawn of the steps that were watched.
+
+    Args:
+        profile: The profile.
+
+    Returns:
+        Its memory over the watched steps, and what it says in words.
+    """
+    operator = short_operator(profile.peak_operator)
+    where = f"{operator} in {profile.peak_module}" if profile.peak_module else operator
+    return drawing_of(
+        profile.trace,
+        profile.config,
+        reserved=profile.reserved_peak_bytes is not None,
+        title=f"{profile.script}: measured memory",
+        heading=f"{profile.script} took {format_bytes(profile.allocator_peak_bytes)} on {profile.device}",
+        subtitle=(
+            f"Measured over {profile.steps} steps.",
+            f"Peak in {profile.peak_phase or 'no phase'}, at {where or '-'}.",
+        ),
+        largest=profile.anatomy.largest,
+    )
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Memory over a run as one self-contained HTML page: stacked categories, phases marked, values on hover.
 
-Predicted (`estimate_timeline.py`) and measured (`profile_timeline.py`) runs are drawn alike. The page holds its data, its
+Predicted (`estimate_card.py`) and measured (`profile_card.py`) runs are drawn alike. The page holds its data, its
 styles and its script, and asks for nothing from anywhere.
 """
 

@@ -20,8 +20,7 @@ from snugfit.training.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from snugfit.measure.meter import Meter
-    from snugfit.training.loop import Loop
-    from snugfit.training.run_state import LoopResult
+    from snugfit.training.loop import Loop, LoopResult
     from snugfit.training.step import Trainer
     from snugfit.workloads.data import Splits
     from snugfit.workloads.tasks import Task

@@ -71,23 +71,3 @@ def joined(table: str) -> dict[str, dict[Any, Any]]:
     for row in TECHNIQUES:
         found.setdefault(row.fields[0], {}).update(getattr(row, table))
     return {field: rows for field, rows in found.items() if rows}
-
-
-NOT_HERE: Mapping[str, tuple[str, str]] = {
-    "fsdp": ("sharding over several cards is not there yet: snugfit trains on one card", "offload_optimizer"),
-    "galore": ("projected gradients are not there", "adapter"),
-    "fp8": ("matrix products in fp8 are not there", "mixed_precision"),
-    "sequence-parallel": ("cutting a sequence over several cards is not there yet", "attention"),
-    "pruning": ("training with fewer weights is not there", "adapter"),
-}
-"""What people look for and do not find: name -> why not, and the technique that comes nearest."""
-
-SAME_AS: Mapping[str, str] = {
-    **dict.fromkeys(("fsdp2", "zero", "zero-1", "zero-2", "zero-3", "deepspeed", "ddp", "sharding", "shard"), "fsdp"),
-    **dict.fromkeys(("tensor-parallel", "tp", "pipeline-parallel", "pp", "multi-gpu"), "fsdp"),
-    **dict.fromkeys(("q-galore", "apollo", "came", "fira"), "galore"),
-    **dict.fromkeys(("float8", "fp8-training", "transformer-engine"), "fp8"),
-    **dict.fromkeys(("context-parallel", "ring-attention", "sp", "cp"), "sequence-parallel"),
-    **dict.fromkeys(("sparsity", "sparse"), "pruning"),
-}
-"""Other names of what is not here."""

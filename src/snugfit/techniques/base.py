@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,3 +126,28 @@ class ModelTechnique:
     def around_step(self) -> AbstractContextManager[Any]:
         """Returns the context of a whole step, backward passes and update included, and of an evaluation pass."""
         return nullcontext()
+
+
+def take_off(model: nn.Module, techniques: Iterable[type[ModelTechnique]]) -> None:
+    """Gives a model back what techniques have changed, and all its modules their own forward methods.
+
+    Args:
+        model: A model, prepared or not, or a copy of a prepared one.
+        techniques: Those that are undone.
+    """
+    for technique in techniques:
+        technique.undo(model)
+    for module in model.modules():
+        _unwrap(module)
+
+
+def _unwrap(module: nn.Module) -> None:
+    """Gives a module its own forward method back, wrapped any number of times or not at all."""
+    wrapper = vars(module).get("forward")
+    while isinstance(wrapper, WrappedForward):
+        original = wrapper.forward
+        if getattr(original, "__func__", None) is type(module).forward:
+            del module.forward
+        else:  # the caller's own replacement of the method, or another wrapper
+            module.forward = original
+        wrapper = vars(module).get("forward")

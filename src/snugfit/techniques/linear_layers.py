@@ -1,4 +1,4 @@
-"""The linear layers of a model, found by structure: which take adapters, which make up the head.
+"""The linear layers of a model, found by structure: which take adapters, which make up the head; and its embeddings.
 
 A *language model's head* turns the last hidden state into a score for each token: what `get_output_embeddings()` returns
 (transformers), or the last linear layer whose weight has the shape of an embedding's table. A *classifier's head* turns it
@@ -129,3 +129,33 @@ def _classifier(model: nn.Module, modules: dict[str, nn.Module], layers: dict[st
     in_block = any(name.startswith(block + ".") for block in find_blocks(model))
     says_so = not in_block and any(_HEAD_NAME.fullmatch(part) for part in name.split("."))
     return {name: last} if says_so or (classes and getattr(last, "out_features", None) == classes) else {}
+
+
+def embedding_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the tables of all embeddings.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The weights of its `nn.Embedding` and `nn.EmbeddingBag` layers, kinds derived from them included.
+    """
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return {weight for table in tables for weight in table.parameters(recurse=False)}
+
+
+def head_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the weights of the output layer.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Those of `get_output_embeddings()` where the model names its output layer so (transformers), else those of the
+        last `nn.Linear` in the order of its modules; empty where there is none.
+    """
+    named = getattr(model, "get_output_embeddings", None)
+    head = named() if callable(named) else None
+    if not isinstance(head, nn.Module):
+        head = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
+    return set() if head is None else set(head.parameters(recurse=False))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 
 SAMPLE, SHARE = 4096, 128
 """Weights looked at, at most, in each of the parameters, and the part of it that they may be: a watcher must not be what a
@@ -35,9 +34,7 @@ class LostUpdates:
         """
         self._weights = [weight for weight in weights if weight.dim() >= 2] or weights
         self._at_step = at_step
-        self._before: list[Tensor] = []
-        self._touched: list[Tensor] = []
-        self._hooks: list[RemovableHandle] = []
+        self._watched: list[tuple[nn.Parameter, Tensor, Tensor, RemovableHandle]] = []
 
     def before(self, step: int) -> None:
         """Copies the sample if this is the step to watch.
@@ -45,12 +42,11 @@ class LostUpdates:
         Args:
             step: The step's number.
         """
-        if step == self._at_step:
-            self._before = [_sample(weight).to("cpu", copy=True) for weight in self._weights]
-            self._touched = [torch.zeros_like(sample, dtype=torch.bool) for sample in self._before]
-            for weight, touched in zip(self._weights, self._touched, strict=True):
-                hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+        for weight in self._weights if step == self._at_step else ():
+            before = _sample(weight).to("cpu", copy=True)
+            touched = torch.zeros_like(before, dtype=torch.bool)
+            hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]
+            self._watched.append((weight, before, touched, hook))
 
     def after(self, step: int) -> None:
         """Compares the sample and warns; waits for the device, in this one step.
@@ -58,28 +54,26 @@ class LostUpdates:
         Args:
             step: The step's number.
         """
-        if step != self._at_step or not self._before:
+        if step != self._at_step or not self._watched:
             return
         still = touched = torch.zeros(())
-        for old, weight, mask in zip(self._before, self._weights, self._touched, strict=True):
+        for weight, old, mask, _ in self._watched:
             still = still + ((old == _sample(weight).cpu()) & mask).sum()
             touched = touched + mask.sum()
         self.forget()
         share = float(still / touched.clamp(min=1))
         if share > LOST_SHARE:
-            warnings.warn(
+            warn(
                 f"{share:.0%} of the sampled weights did not move in step {step}: updates are smaller than half a step of "
                 "the 16-bit format and are lost to rounding. Set stochastic_rounding, use a higher learning rate, or a "
-                "mixed precision.",
-                SnugfitWarning,
-                stacklevel=2,
+                "mixed precision."
             )
 
     def forget(self) -> None:
         """Drops the sample and the hooks, also after a step that failed."""
-        for hook in self._hooks:
+        for *_, hook in self._watched:
             hook.remove()
-        self._before, self._touched, self._hooks = [], [], []
+        self._watched = []
 
 
 def _note(touched: Tensor, gradient: Tensor) -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import note, warn
 
 _MOMENTS = ("state1", "state2")
-
-logger = logging.getLogger("snugfit")
 
 
 def announce_pages(name: str, device: torch.device, runs_as: str) -> None:
     """Says that pages move to the host when the card is full, and that nothing is paged on cpu."""
     if device.type != "cpu":
-        logger.info("optimizer %s runs on bitsandbytes: its pages move to the host when the card is full.", name)
+        note(f"optimizer {name} runs on bitsandbytes: its pages move to the host when the card is full.")
         return
-    warnings.warn(
-        f"optimizer {name!r} runs as {runs_as}: on cpu the state is in host memory already, and nothing is paged.",
-        SnugfitWarning,
-        stacklevel=5,
-    )
+    warn(f"optimizer {name!r} runs as {runs_as}: on cpu the state is in host memory already, and nothing is paged.")
 
 
 class PagedState:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
 from snugfit.techniques.frozen_linear import FrozenLinear
-from snugfit.training.atomic_file import replaced_file
-from snugfit.training.model_file import save_model
+from snugfit.training.atomic_file import replaced_file, save_model
 from snugfit.training.run_results import ADAPTER, MODEL
-from snugfit.training.take_over import take_over
+from snugfit.training.switch import take_over
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.techniques.base import Setup
 from snugfit.techniques.declaration import loaded
 from snugfit.techniques.lost_updates import LostUpdates
@@ -31,47 +29,40 @@ from snugfit.training.optimizers import (
 from snugfit.training.update import Update
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class UpdateBuilder:
-    """Builds updates over the same parameters by the same optimizer."""
+    """Builds updates over the same parameters, and what they share: optimizer, loss scaling, the watcher of lost updates."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        setup: Setup,
-        named: dict[str, nn.Parameter],
-        given: GivenOptimizer | None,
-        *,
-        sparse: bool,
-    ) -> None:
-        """Makes what all updates of a run share: the optimizer, loss scaling, the watcher of lost updates.
+    model: nn.Module
+    """The model, with every technique in place."""
+    setup: Setup
+    """The first recipe and where it trains."""
+    named: dict[str, nn.Parameter]
+    """What training changes, by name."""
+    given: GivenOptimizer | None
+    """The caller's own optimizer, or None."""
+    sparse: bool
+    """Whether some gradients are sparse."""
 
-        Args:
-            model: The model, with every technique in place.
-            setup: The first recipe and where it trains.
-            named: What training changes, by name.
-            given: The caller's own optimizer, or None.
-            sparse: Whether some gradients are sparse.
-        """
-        recipe, workload, device = setup.recipe, setup.workload, setup.device
-        self._named, self._given, self._sparse = named, given, sparse
-        self.setup = setup
-        self.scaler = torch.amp.GradScaler(device.type) if recipe.precision == "16-mixed" else None
+    def __post_init__(self) -> None:
+        recipe, workload, given = self.setup.recipe, self.setup.workload, self.given
+        self.scaler = torch.amp.GradScaler(self.setup.device.type) if recipe.precision == "16-mixed" else None
         watched = recipe.true_precision is not None and not recipe.stochastic_rounding
-        self._lost_updates = LostUpdates(list(named.values()), workload.warmup_steps + 3) if watched else None
+        self._lost_updates = LostUpdates(list(self.named.values()), workload.warmup_steps + 3) if watched else None
         self._made = given is None or recipe.optimizer is not None
-        self.optimizer = given.optimizer if given is not None and not self._made else self._new_optimizer(model)
+        self.optimizer = given.optimizer if given is not None and not self._made else self._new_optimizer()
 
-    def _new_optimizer(self, model: nn.Module) -> Optimizer:
+    def _new_optimizer(self) -> Optimizer:
         recipe, workload, device = self.setup.recipe, self.setup.workload, self.setup.device
         own = own_optimizer(recipe.optimizer)
         if own is not None:
             own.announce(device)
-        given = self._given
-        base = parameter_groups(self._named.values(), workload) if given is None else given.groups(recipe)
-        groups = optimizer_groups(model, base, recipe, workload)
+        given = self.given
+        base = parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
+        groups = optimizer_groups(self.model, base, recipe, workload)
         if given is not None:
             given.tell(recipe)
-        return make_optimizer(recipe, workload, groups, device_of_update(self.setup), sparse=self._sparse)
+        return make_optimizer(recipe, workload, groups, device_of_update(self.setup), sparse=self.sparse)
 
     def __call__(self, recipe: Recipe) -> Update:
         """Builds the update of a recipe.
@@ -80,10 +71,11 @@ class UpdateBuilder:
             recipe: The run's, or another one that may follow it.
         """
         setup = dataclasses.replace(self.setup, recipe=recipe)
-        others = self._given.others(self._named) if self._given is not None else {}
-        gradients = Gradients({**self._named, **others}, _fp32_sums(recipe, list(self._named.values())), setup.workload)
+        others = self.given.others(self.named) if self.given is not None else {}
+        summed = _summed_in_fp32(recipe, list(self.named.values()))
+        gradients = Gradients({**self.named, **others}, setup.workload, summed=summed)
         gradients.drop()
-        if self._made and not self._sparse:
+        if self._made and not self.sparse:
             choose_kernels(self.optimizer, setup)
         return Update(
             self.optimizer,
@@ -109,12 +101,12 @@ class UpdateBuilder:
         ]
 
 
-def _fp32_sums(recipe: Recipe, weights: list[nn.Parameter]) -> Fp32Sums:
+def _summed_in_fp32(recipe: Recipe, weights: list[nn.Parameter]) -> list[nn.Parameter]:
     if recipe.accumulate_dtype != "fp32":
-        return Fp32Sums([])
-    halves = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights)
-    if recipe.microbatch_size is None or not halves:
-        reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
-        warnings.warn(f"accumulate_dtype='fp32' has no effect: {reason}.", SnugfitWarning, stacklevel=4)
-        return Fp32Sums([])
-    return Fp32Sums(weights)
+        return []
+    halves = [weight for weight in weights if weight.dtype in (torch.float16, torch.bfloat16)]
+    if recipe.microbatch_size is not None and halves:
+        return halves
+    reason = "there are no microbatches" if recipe.microbatch_size is None else "no weight is held in 16 bits"
+    warn(f"accumulate_dtype='fp32' has no effect: {reason}.")
+    return []

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning, option
+from snugfit.errors import InputError, option, warn
 from snugfit.training.atomic_file import replaced_file
 
 MAGIC = b"snugfit-ckpt-1\n\0"
@@ -138,7 +137,7 @@ class CheckpointStore:
             except DamagedCheckpointError as error:
                 aside = path.with_suffix(".damaged")
                 path.replace(aside)
-                warnings.warn(f"checkpoint {path} is damaged: {error}. It is now {aside.name}.", SnugfitWarning)
+                warn(f"checkpoint {path} is damaged: {error}. It is now {aside.name}.")
             except OSError as error:
                 raise InputError(f"checkpoint {path} cannot be read: {error.strerror}.") from error
         if paths:

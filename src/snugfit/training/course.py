@@ -16,11 +16,27 @@ from torch import Tensor
 from snugfit.training import random_state
 from snugfit.training.evaluation import add_up
 from snugfit.training.phases import phase
-from snugfit.training.run_state import Observer
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
+
+
+class Observer:
+    """Someone who looks at a run from outside, such as a measurement; this one does not."""
+
+    def after_step(self, steps_done: int) -> None:
+        """Called when an update was given to the device.
+
+        Args:
+            steps_done: Updates done by this process, from 1.
+        """
+
+    def before_evaluation(self) -> None:
+        """Called when an evaluation begins."""
+
+    def after_evaluation(self) -> None:
+        """Called when an evaluation ended."""
 
 
 LOSSES_KEPT = 10

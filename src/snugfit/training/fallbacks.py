@@ -13,12 +13,11 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any
 
 import torch
 
-from snugfit.errors import OutOfMemoryError, RecipeError, SnugfitWarning
+from snugfit.errors import OutOfMemoryError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
@@ -194,11 +193,9 @@ class Fallbacks:
         )
         if first.recipe == recipe:
             scope = "The recipe stays as it is."
-        warnings.warn(
+        warn(
             f"step {step} ran out of memory ({tried}): {first.cause} The step was undone, and the same batch has run with "
-            f"{described(recipe, first.recipe, samples)}. {self._lowered(first.recipe, recipe)} {scope}",
-            SnugfitWarning,
-            stacklevel=4,
+            f"{described(recipe, first.recipe, samples)}. {self._lowered(first.recipe, recipe)} {scope}"
         )
 
     def _lowered(self, before: Recipe, after: Recipe) -> str:

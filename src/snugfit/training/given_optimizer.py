@@ -7,25 +7,15 @@ what schedulers and people write to (`optimizer_handle.py`).
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.recipe import Recipe
+from snugfit.training.optimizers import OF_TORCH
 from snugfit.workload import CUSTOM_OPTIMIZER, STORED_OPTIMIZERS
-
-NAMES: dict[type[Optimizer], str] = {Adam: "adam", AdamW: "adamw", SGD: "sgd", Adafactor: "adafactor"}
-"""Classes of torch.optim that an instance may have to be known by name, and so to be built for one parameter alone."""
-_TAKEN_OVER = {
-    **dict.fromkeys(("adam", "adamw", *STORED_OPTIMIZERS), ("lr", "betas", "eps", "weight_decay")),
-    "muon": ("lr", "weight_decay"),
-    "sgd": ("lr", "weight_decay"),
-    "adafactor": ("lr", "weight_decay"),
-}
-"""Optimizer of a recipe -> settings of the given one that it goes by."""
 
 
 def name_of(optimizer: Any) -> str:
@@ -43,7 +33,7 @@ def name_of(optimizer: Any) -> str:
     if isinstance(optimizer, str):
         return optimizer
     if isinstance(optimizer, Optimizer):
-        return NAMES.get(type(optimizer), CUSTOM_OPTIMIZER)
+        return next((name for name, cls in OF_TORCH.items() if cls is type(optimizer)), CUSTOM_OPTIMIZER)
     if callable(optimizer):
         return CUSTOM_OPTIMIZER
     raise InputError(
@@ -105,11 +95,9 @@ class GivenOptimizer:
         added = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
         if added:
             groups[0]["params"].extend(dict.fromkeys(added))
-            warnings.warn(
+            warn(
                 f"the recipe trains {len(added)} parameters that the {type(self.optimizer).__name__} given does not know; "
-                "they join its first group.",
-                SnugfitWarning,
-                stacklevel=4,
+                "they join its first group."
             )
 
     def others(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -144,7 +132,6 @@ class GivenOptimizer:
         ]
         groups = [group for group in groups if group["params"]]
         assert recipe.optimizer is not None
-        taken = _TAKEN_OVER[recipe.optimizer]
         for option in ("amsgrad", "maximize"):
             if any(group.get(option) for group in groups):
                 raise InputError(
@@ -157,8 +144,8 @@ class GivenOptimizer:
                 f"recipe's optimizer {recipe.optimizer!r} cannot take over. Give it without state, or leave the recipe's "
                 "optimizer out."
             )
-        same = STORED_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer) in (self.name, "adam", "adamw")
-        names = taken if same else tuple(name for name in taken if name not in ("betas", "eps"))
+        algorithm = STORED_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer)
+        names = ("lr", "weight_decay", "betas", "eps") if algorithm in ("adam", "adamw") else ("lr", "weight_decay")
         return [
             {**{name: group[name] for name in names if name in group}, "params": group["params"]} for group in groups
         ]
@@ -169,11 +156,9 @@ class GivenOptimizer:
         Args:
             recipe: The recipe.
         """
-        warnings.warn(
+        warn(
             f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
-            "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty.",
-            SnugfitWarning,
-            stacklevel=4,
+            "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty."
         )
 
 

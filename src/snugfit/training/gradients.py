@@ -1,14 +1,14 @@
-"""The gradients of a step."""
+"""The gradients of a step, of which those of 16-bit weights may add up in fp32, by hooks (`techniques/accumulate_dtype`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from snugfit.techniques.accumulate_dtype.apply import Fp32Sums
 from snugfit.training.health import global_norm
 from snugfit.workload import Workload
 
@@ -16,36 +16,47 @@ from snugfit.workload import Workload
 class Gradients:
     """The gradients of a step, wherever they add up: their norm, clipping, and whether they are finite."""
 
-    def __init__(self, named: dict[str, nn.Parameter], sums: Fp32Sums, workload: Workload) -> None:
+    def __init__(self, named: dict[str, nn.Parameter], workload: Workload, *, summed: Iterable[nn.Parameter]) -> None:
         """Takes note of the parameters.
 
         Args:
             named: Name -> parameter, what training changes.
-            sums: Where gradients add up in fp32, those that do.
             workload: Its `clip_norm` and `keep_gradients`.
+            summed: Those whose gradients add up in fp32.
         """
         self.named = named
-        self.sums = sums
         self.clip_norm = workload.clip_norm
         self.keep = workload.keep_gradients
+        self.own = False
+        """Whether a backward pass of the step itself is under way; one of anybody else's leaves its gradients in `grad`."""
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._hooks: list[RemovableHandle] = [
+            weight.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+            for weight in summed
+        ]
 
-    @property
-    def own(self) -> bool:
-        """Whether a backward pass of the step itself is under way."""
-        return self.sums.active
+    def _add(self, weight: Tensor) -> None:
+        if not self.own:
+            return
+        assert isinstance(weight, nn.Parameter) and weight.grad is not None
+        if weight in self._sums:
+            self._sums[weight].add_(weight.grad)
+        else:
+            self._sums[weight] = weight.grad.float()
+        weight.grad = None
 
     @contextmanager
     def own_backward(self) -> Iterator[None]:
         """Context of a backward pass of the step; in any other one its hooks do nothing."""
-        self.sums.active = True
+        self.own = True
         try:
             yield
         finally:
-            self.sums.active = False
+            self.own = False
 
     def present(self) -> dict[str, Tensor]:
         """Returns the gradients there are, by parameter name."""
-        found = {name: self.sums.of(weight) for name, weight in self.named.items()}
+        found = {name: self._sums.get(weight, weight.grad) for name, weight in self.named.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def clip(self) -> Tensor:
@@ -62,12 +73,15 @@ class Gradients:
         return norm
 
     def settle(self) -> None:
-        """Leaves every gradient in `grad`, in its parameter's dtype."""
-        self.sums.settle()
+        """Leaves every gradient in `grad`, in its parameter's dtype: sums are rounded one parameter at a time."""
+        while self._sums:
+            weight, total = self._sums.popitem()
+            weight.grad = total.to(weight.dtype)
 
     def release(self) -> None:
         """Takes the hooks off the parameters."""
-        self.sums.release()
+        for hook in self._hooks:
+            hook.remove()
 
     def used(self) -> None:
         """Frees the gradients of an update that is done, unless they are to stay for whoever logs them."""
@@ -76,6 +90,6 @@ class Gradients:
 
     def drop(self) -> None:
         """Frees all gradients."""
-        self.sums.drop()
+        self._sums.clear()
         for weight in self.named.values():
             weight.grad = None

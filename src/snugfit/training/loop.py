@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,14 @@ from torch import Tensor
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
-from snugfit.training.course import LOSSES_KEPT, Course
+from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
-from snugfit.training.run_state import LoopResult, Observer, Position, TrainingData
 from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
+from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -69,46 +70,81 @@ def base_learning_rate(recipe: Recipe, workload: Workload) -> float | None:
     return None if row is None else float(inspect.signature(row.cls).parameters["lr"].default)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoopResult:
+    """What a run came to."""
+
+    steps: int
+    """Updates done, those of earlier processes included."""
+
+    seconds: float
+    """Wall time of the loop: steps, evaluation and checkpoints, earlier processes included."""
+
+    samples_per_second: float
+    """Samples trained per second of training steps, evaluation and checkpoints left out."""
+
+    metrics: dict[str, float | None]
+    """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
+    metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
+
+    stopped_by: signal.Signals | None
+    """The signal that ended the run early, with its state saved; None: the run is finished."""
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Position:
+    """Where a run is, beside the trainer's own state."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    evaluated_step: int = 0
+    rows: int = 0
+    """Rows of metrics that belong to the checkpoint."""
+    loss_sum: float = 0.0
+    """Over the samples of this epoch, or the labels that count."""
+    loss_samples: int = 0
+    """How many those were."""
+    samples: int = 0
+    """Trained in the whole run."""
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class Loop:
     """One run of training from its first or its saved step to the end."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        data: TrainingData,
-        task: Task,
-        run: RunDirectory,
-        *,
-        total_steps: int,
-        observer: Observer | None = None,
-        progress: Progress | None = None,
-        on_row: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
-        """Brings the parts of a run together; nothing is trained yet.
+    trainer: Trainer
+    """Model and step; its workload has a `batch_size`."""
+    data: Splits
+    """Training, validation and test samples."""
+    task: Task
+    """Loss and metrics of the evaluation."""
+    run_dir: RunDirectory
+    """Where rows and checkpoints go."""
+    _: dataclasses.KW_ONLY
+    total_steps: int
+    """Updates of the whole run."""
+    observer: Observer | None = None
+    """Told of each step."""
+    progress: Progress | None = None
+    """Shows the run to a person; None: nobody looks."""
+    on_row: Callable[[Mapping[str, Any]], None] | None = None
+    """Gets each row of metrics too."""
 
-        Args:
-            trainer: Model and step; its workload has a `batch_size`.
-            data: Training, validation and test samples.
-            task: Loss and metrics of the evaluation.
-            run: Where rows and checkpoints go.
-            total_steps: Updates of the whole run.
-            observer: Told of each step.
-            progress: Shows the run to a person; None: nobody looks.
-            on_row: Gets each row of metrics too.
-        """
-        assert trainer.workload.batch_size is not None
-        self.course = Course(trainer, task, observer)
-        self.trainer, self.data, self.task, self.run_dir = trainer, data, task, run
-        self.workload = trainer.workload
-        self.batch_size: int = trainer.workload.batch_size
-        self.total_steps = total_steps
-        self.steps_per_epoch = steps_per_epoch(data.train, self.batch_size)
-        self.base_rate = base_learning_rate(trainer.recipe, self.workload)
-        self.progress, self.on_row = progress, on_row
+    def __post_init__(self) -> None:
+        self.workload = self.trainer.workload
+        assert self.workload.batch_size is not None
+        self.batch_size: int = self.workload.batch_size
+        self.course = Course(self.trainer, self.task, self.observer)
+        self.steps_per_epoch = steps_per_epoch(self.data.train, self.batch_size)
+        self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.stop = StopSignal()
         self._pending: list[tuple[int, float | None, int, int]] = []
-        self._saved_step = trainer.steps_done
+        self._saved_step = self.trainer.steps_done
         self._rate: float | None = None
         self._resumed_at = time.perf_counter()
         self._lap_started = self._resumed_at

@@ -6,13 +6,12 @@ otherwise is refused. Nothing is left of it after that: one look at a flag each 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.recipe import Recipe
 from snugfit.training.passes import Passes
 from snugfit.training.separation import Separation, separation
@@ -74,10 +73,8 @@ class MicrobatchCheck:
                 f"{' '.join(told)} Nothing was updated. Plan again with coupled_samples=True, or with allow='different'."
             )
         if told:
-            warnings.warn(
-                f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {' '.join(told)}",
-                SnugfitWarning,
-                stacklevel=5,
+            warn(
+                f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {' '.join(told)}"
             )
         return workload.replace(**found.traits())
 

@@ -37,19 +37,16 @@ class OptimizerRow:
     """Whether torch has a kernel that updates all tensors at once and can be masked on the device."""
 
 
-_OF_TORCH = {
-    "adam": OptimizerRow(Adam, ("betas",), True),
-    "adamw": OptimizerRow(AdamW, ("betas",), True),
-    "sgd": OptimizerRow(SGD, ("momentum",), True),
-    "adafactor": OptimizerRow(Adafactor, (), False),
-}
+OF_TORCH: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD, "adafactor": Adafactor}
+"""Classes of torch.optim; an instance of one of them is known by name, and so can be built for one parameter alone."""
 
 
 def _row(name: str) -> OptimizerRow:
     own = own_optimizer(name)
-    if own is None:
-        return _OF_TORCH[name]
-    return OptimizerRow(own.cls or _OF_TORCH[OPTIMIZER_NAMES[name].holds].cls, ("betas",), False)
+    cls = (own and own.cls) or OF_TORCH[OPTIMIZER_NAMES[name].holds or name]
+    takes = inspect.signature(cls).parameters
+    settings = tuple(setting for setting in ("betas", "momentum") if setting in takes)
+    return OptimizerRow(cls, settings, own is None and "fused" in takes)
 
 
 OPTIMIZER_TABLE = {name: _row(name) for name in OPTIMIZER_NAMES}

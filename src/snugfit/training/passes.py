@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,43 +24,36 @@ from snugfit.techniques.microbatch.apply import (
 )
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.model_call import Forward, Loss, loss_of, output_of
-from snugfit.training.order import Pieces
+
+Pieces = list[tuple[Any, "float | Tensor"]]
+"""Microbatches with the factor of each one's loss."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Passes:
     """The forward passes of one run."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        techniques: list[ModelTechnique],
-        device: torch.device,
-        *,
-        loss: Loss | None,
-        forward: Forward | None,
-        split: Split | None,
-        loss_weight: LossWeight,
-    ) -> None:
-        """Takes the caller's functions.
+    model: nn.Module
+    """The model, changed in place by the techniques."""
+    techniques: list[ModelTechnique]
+    """Those that surround the forward pass."""
+    device: torch.device
+    """Where training runs."""
+    _: dataclasses.KW_ONLY
+    loss: Loss | None
+    """Function of output and batch, or None where the model returns its loss."""
+    forward: Forward | None
+    """How a batch reaches the model, or None for the usual ways."""
+    own_split: Split | None
+    """How a batch is cut, or None for dimension 0."""
+    loss_weight: LossWeight
+    """How losses of microbatches combine."""
 
-        Args:
-            model: The model, changed in place by the techniques.
-            techniques: Those that surround the forward pass.
-            device: Where training runs.
-            loss: Function of output and batch, or None where the model returns its loss.
-            forward: How a batch reaches the model, or None for the usual ways.
-            split: How a batch is cut, or None for dimension 0.
-            loss_weight: How losses of microbatches combine.
-        """
-        self.techniques = techniques
-        self.split = split or split_batch
-        self.loss = loss
-        self.loss_weight = loss_weight
-        self.device = device
-        self.parts = (model, loss, forward, split)
+    def __post_init__(self) -> None:
+        self.split = self.own_split or split_batch
+        self.parts = (self.model, self.loss, self.forward, self.own_split)
         """What runs, of the caller's code."""
-        self._model, self._forward = model, forward
-        self._caching = caching_configs(model)
+        self._caching = caching_configs(self.model)
 
     def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
         """Cuts a batch.
@@ -76,7 +70,7 @@ class Passes:
         """
         size = recipe.microbatch_size
         tensor = first_tensor(batch)
-        if self._forward is None and tensor is not None and tensor.shape[0] == 0:
+        if self.forward is None and tensor is not None and tensor.shape[0] == 0:
             raise InputError("the batch holds no sample; give at least one.")
         if size is None or (self.split is split_batch and batch_length(batch) <= size):
             return [(batch, 1.0)]
@@ -89,8 +83,10 @@ class Passes:
                 "they can add up. Give batches of at most that size, or leave step_in_backward out."
             )
         weights = loss_weights(pieces, self.loss_weight)
-        # A piece without a label that counts adds nothing; its own mean would be 0 / 0.
-        return [(piece, weight) for piece, weight in zip(pieces, weights, strict=True) if not _is_zero(weight)]
+        # A piece without a label that counts adds nothing; its own mean would be 0 / 0. A tensor may be on a device, which
+        # would have to be waited for.
+        pairs = zip(pieces, weights, strict=True)
+        return [(piece, weight) for piece, weight in pairs if isinstance(weight, Tensor) or weight != 0]
 
     def arrived(self, batch: Any) -> Any:
         """Returns a microbatch on the device, as the model needs it.
@@ -113,7 +109,7 @@ class Passes:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())
-            return loss_of(output_of(self._model, batch, self._forward), batch, self.loss)
+            return loss_of(output_of(self.model, batch, self.forward), batch, self.loss)
 
     def evaluated(self, batch: Any) -> Any:
         """Returns the model's output for a batch, without gradients.
@@ -124,7 +120,7 @@ class Passes:
         with torch.no_grad(), without_caches(self._caching), self.around_step(), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
-            return output_of(self._model, self.arrived(batch), self._forward)
+            return output_of(self.model, self.arrived(batch), self.forward)
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
@@ -139,6 +135,27 @@ class Passes:
             yield
 
 
-def _is_zero(weight: float | Tensor) -> bool:
-    """Whether the host knows that a weight is 0; asking a device would make it wait."""
-    return not isinstance(weight, Tensor) and weight == 0
+def one_by_one(pieces: Pieces, forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]) -> Tensor:
+    """Runs one microbatch after the other, each forward and then backward.
+
+    Args:
+        pieces: The microbatches.
+        forward: Gives a microbatch's loss, 0-dim.
+        backward: Adds the gradients of a weighted loss.
+
+    Returns:
+        The loss of the whole batch, 0-dim, detached.
+    """
+    total: Tensor | None = None
+    for batch, factor in pieces:
+        loss = forward(batch)
+        if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
+            loss = loss * factor
+            loss = torch.where(factor == 0, torch.zeros_like(loss), loss)
+        elif factor != 1.0:
+            loss = loss * factor
+        backward(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+        del loss
+    assert total is not None
+    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from snugfit.device_kinds import CPU, CUDA, is_there
-from snugfit.errors import InputError, SnugfitWarning, about, did_you_mean
+from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
@@ -26,7 +25,6 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
-from snugfit.training.given_scheduler import SchedulerArgument, scheduler_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import (
@@ -36,11 +34,10 @@ from snugfit.training.optimizers import (
 )
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
-from snugfit.training.schedule import check_schedule
+from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
 from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step import OptimizerArgument, Trainer
-from snugfit.training.switch import Rebuild
-from snugfit.training.take_over import remember_trainer, take_over
+from snugfit.training.switch import Rebuild, remember_trainer, take_over
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
@@ -153,9 +150,9 @@ def prepare(
             given = GivenOptimizer(optimizer(list(named.values())), model)
         if given is not None:
             check_takes_no_closure(given.optimizer)
-        builder = UpdateBuilder(model, setup, named, given, sparse=sparse)
+        builder = UpdateBuilder(model, setup, named, given, sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
-    passes = Passes(model, techniques, place, loss=loss, forward=forward, split=split, loss_weight=loss_weight)
+    passes = Passes(model, techniques, place, loss=loss, forward=forward, own_split=split, loss_weight=loss_weight)
     scaled, promised = builder.scaler is not None, _promises(plan)
     trainer = Trainer(
         model,
@@ -167,7 +164,7 @@ def prepare(
         fallbacks=fallbacks,
         check=MicrobatchCheck(workload, passes, list(named.values()), scaled=scaled, promised=promised),
     )
-    remember_trainer(model, trainer)
+    remember_trainer(model, trainer, rebuild)
     return trainer
 
 
@@ -260,9 +257,7 @@ def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: Optimi
     else:
         idle, whose = given & {"betas", "momentum"} - set(OPTIMIZER_TABLE[optimizer].settings), optimizer
     if idle:
-        warnings.warn(
-            f"{', '.join(sorted(idle))} has no effect: {whose} does not take it.", SnugfitWarning, stacklevel=3
-        )
+        warn(f"{', '.join(sorted(idle))} has no effect: {whose} does not take it.")
 
 
 def _workload(traits: dict[str, bool], optimizer: OptimizerArgument, settings: dict[str, Any]) -> Workload:

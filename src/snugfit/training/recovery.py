@@ -7,12 +7,11 @@ statistics that the step keeps anyway, and the number of elements of the largest
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from snugfit.errors import OutOfMemoryError, SnugfitError, SnugfitWarning
+from snugfit.errors import OutOfMemoryError, SnugfitError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import LEVELS
@@ -99,11 +98,9 @@ class Recovery:
         if lean is not None and self._become(trainer, lean):
             self.choices.stay_with(lean)
             advice = "The run goes on with optimizer_impl=for-loop, whose temporaries are those of one parameter."
-        warnings.warn(
+        warn(
             f"step {step} ran out of memory inside the update, which was finished all the same: it is the one that would "
-            f"have happened. {advice}",
-            SnugfitWarning,
-            stacklevel=4,
+            f"have happened. {advice}"
         )
 
     def change_recipe(self, trainer: Trainer, recipe: Recipe) -> None:

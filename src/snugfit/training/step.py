@@ -11,12 +11,11 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
-from snugfit.training.evaluation_pieces import EvaluationPieces
+from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
 from snugfit.training.microbatch_check import MicrobatchCheck
-from snugfit.training.order import standard
-from snugfit.training.passes import Passes
+from snugfit.training.passes import Passes, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
@@ -64,8 +63,6 @@ class Trainer:
         self._scheduler = scheduler
         self._check = check
         self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
-        self._order = standard
-        self._hooks = [self.update.release]
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
         self._evaluation = EvaluationPieces(passes)
@@ -151,7 +148,7 @@ class Trainer:
             self._rebuild.handle.pass_on()
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
-                loss = self._order(pieces, self._forward_pass, self._backward_pass)
+                loss = one_by_one(pieces, self._forward_pass, self._backward_pass)
                 self.phase = "optimizer"
                 with phase("optimizer"):
                     self.update.finish(step, loss)
@@ -225,10 +222,7 @@ class Trainer:
             return
         self._passes.techniques = self._rebuild(self.recipe, recipe, self._passes.techniques)
         self.recipe = recipe
-        if self.update is not self._rebuild.update:
-            self.update.release()
-            self.update = self._rebuild.update
-            self._hooks[0] = self.update.release
+        self.update = self._rebuild.update
 
     def evaluate_batch(self, batch: Any) -> Any:
         """Returns the model's output for a batch, as the recipe computes it, without gradients.
@@ -265,14 +259,8 @@ class Trainer:
 
     def give_up_model(self) -> None:
         """Takes the hooks off the parameters: another trainer takes the model over, and this one refuses to go on."""
-        self.release_hooks()
+        self._rebuild.release()
         self._replaced = True
-
-    @property
-    def release_hooks(self) -> Callable[[], None]:
-        """What takes the hooks off the parameters, without holding this trainer or an update it has replaced."""
-        hooks = self._hooks
-        return lambda: hooks[0]()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next step depends on, except the random state of torch.

@@ -3,23 +3,30 @@
 What changes the passes is taken off and put on anew, in the order of `prepare`; an update is built beside the old one, takes
 over its state (all kinds of updates have the same) and takes its place. When something of that fails, the old recipe is
 still whole. Which fields may change is said in `changeable.py`.
+
+A model that is prepared a second time is taken over: what the first recipe put on it is taken off, and its trainer retires.
+What cannot be undone stays: the dtype and device of the weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
 
 from snugfit.errors import SnugfitWarning, about
 from snugfit.recipe import Recipe
-from snugfit.techniques.base import ModelTechnique, model_techniques
+from snugfit.techniques.base import ModelTechnique, model_techniques, take_off
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.optimizer_handle import OptimizerHandle
-from snugfit.training.take_over import unwrap
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
 
 
 class Rebuild:
@@ -49,7 +56,7 @@ class Rebuild:
             techniques: Those in place.
 
         Returns:
-            Those in place now; where another `update` is in place, the one before still has its hooks.
+            Those in place now.
 
         Raises:
             InputError: The new recipe cannot be carried out; the old one is in place.
@@ -72,10 +79,7 @@ class Rebuild:
         """Makes the passes run by a recipe, where another is in place, or could only be put in place in part."""
         setup = dataclasses.replace(self.setup, recipe=recipe)
         again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
-        for one in again:
-            one.undo(self._model)
-        for module in self._model.modules():
-            unwrap(module)
+        take_off(self._model, again)
         changed = [one(setup) for one in again if one.wanted(recipe)]
         for technique in changed:
             with about(technique.field):
@@ -98,7 +102,12 @@ class Rebuild:
             optimizer.state.clear()
             optimizer.state.update(states)
             raise
+        self.release()
         self.update = self.handle.update = update
+
+    def release(self) -> None:
+        """Takes the hooks of the update off the parameters."""
+        self.update.release()
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:
@@ -114,3 +123,30 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
 
     same = all(getattr(old, name) == getattr(new, name) for name in UPDATE_FIELDS if name != "accumulate_dtype")
     return not same or sums(old) != sums(new)
+
+
+_trainers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
+
+
+def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> None:
+    """Takes note of who trains a model; its hooks go when the trainer goes.
+
+    Args:
+        model: The prepared model.
+        trainer: Its trainer.
+        rebuild: The trainer's; it does not hold the trainer.
+    """
+    _trainers[model] = weakref.ref(trainer)
+    weakref.finalize(trainer, rebuild.release).atexit = False
+
+
+def take_over(model: nn.Module) -> None:
+    """Takes everything off a model that an earlier `prepare` has put on it.
+
+    Args:
+        model: A model, prepared before or not, or a copy of a prepared one.
+    """
+    earlier = _trainers.pop(model, lambda: None)()
+    if earlier is not None:
+        earlier.give_up_model()
+    take_off(model, model_techniques())

@@ -19,11 +19,12 @@ middle of backward (`techniques/parameter_update.py`). What holds for all of the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -32,74 +33,65 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from snugfit.errors import InputError
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.offload_optimizer.apply import DEPTH
+from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
-from snugfit.techniques.step_in_backward.apply import when_gradient_is_complete
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad, global_norm
 from snugfit.training.out_of_memory import retry_after_freeing
 from snugfit.training.unbroken_update import UnbrokenUpdate
-from snugfit.training.update_state import load_state
 
 _THE_LOSS = "the loss"
+_KERNEL_SETTINGS = ("fused", "foreach", "capturable")
+"""Settings of torch's optimizers that choose kernels and change no result."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Update:
     """What follows the backward passes of a step."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parts: Sequence[JointUpdate],
-        gradients: Gradients,
-        health: Health,
-        pool: HostPool,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        lost_updates: LostUpdates | None = None,
-        in_backward: bool = False,
-    ) -> None:
-        """Takes over what updates.
+    optimizer: Optimizer
+    """The optimizer of all parameters."""
+    parts: Sequence[JointUpdate]
+    """All parameters, or each of them, in the order of the groups."""
+    gradients: Gradients
+    """The gradients of a step."""
+    health: Health
+    """Judge of the run."""
+    pool: HostPool
+    """Host memory."""
+    _: dataclasses.KW_ONLY
+    scaler: torch.amp.GradScaler | None = None
+    """Loss scaling under `16-mixed`, or None."""
+    lost_updates: LostUpdates | None = None
+    """Watcher of lost updates, or None."""
+    in_backward: bool = False
+    """Whether parameters are updated by hooks in the middle of backward."""
 
-        Args:
-            optimizer: The optimizer of all parameters.
-            parts: All parameters, or each of them, in the order of the groups.
-            gradients: The gradients of a step.
-            health: Judge of the run.
-            pool: Host memory.
-            scaler: Loss scaling under `16-mixed`, or None.
-            lost_updates: Watcher of lost updates, or None.
-            in_backward: Whether parameters are updated by hooks in the middle of backward.
-        """
-        self.optimizer = optimizer
-        self._updates = list(parts)
-        self.health = health
-        self.scaler = scaler
-        self._gradients = gradients
-        self._lost_updates = lost_updates
-        self._in_backward = in_backward
+    def __post_init__(self) -> None:
         self._leaving: deque[ParameterUpdate] = deque()
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
-        self._device = pool.device
         self._own_rates: list[tuple[Settings, Any]] = []
         # No part refers back to this object, or the memory of a run that is over would wait for the garbage collector.
-        self._unbroken = UnbrokenUpdate(pool, functools.partial(_held, self._updates, gradients))
-        self._carrier = _Carrier(list(gradients.named.values()), weakref.proxy(self))
+        self._unbroken = UnbrokenUpdate(self.pool, functools.partial(_held, self.parts, self.gradients))
+        self._carrier = _Carrier(list(self.gradients.named.values()), weakref.proxy(self))
         self._hooks: list[RemovableHandle] = []
-        if in_backward:
-            names = {weight: name for name, weight in gradients.named.items()}
-            for update in self._updates:
+        if self.in_backward:
+            names = {weight: name for name, weight in self.gradients.named.items()}
+            for update in self.parts:
                 assert isinstance(update, ParameterUpdate)
                 hook = functools.partial(self._update_in_backward, update, names[update.weight])
-                self._hooks.append(when_gradient_is_complete(update.weight, hook))
+                handle = update.weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks.append(handle)
 
     @property
     def masked(self) -> bool:
         """Whether a flag on the device can keep the update from being taken, so that the host need not wait for it."""
-        return all(update.masked for update in self._updates)
+        return all(update.masked for update in self.parts)
 
     @property
     def begun(self) -> bool:
@@ -114,8 +106,8 @@ class Update:
     @property
     def by_lists(self) -> bool:
         """Whether the kernels take lists of tensors, whose temporaries are as large as all parameters together."""
-        lists = self._device.type != "cpu"  # what torch chooses by itself
-        return not isinstance(self._updates[0], ParameterUpdate) and any(
+        lists = self.pool.device.type != "cpu"  # what torch chooses by itself
+        return not isinstance(self.parts[0], ParameterUpdate) and any(
             not group.get("fused") and (lists if group.get("foreach", False) is None else group.get("foreach", False))
             for group in self.optimizer.param_groups
         )
@@ -127,10 +119,10 @@ class Update:
             step: The step's number, from 1.
             lr_factor: What each group's own rate is multiplied with until the step ends.
         """
-        if self._lost_updates and lr_factor > 0:
-            self._lost_updates.before(step)
+        if self.lost_updates and lr_factor > 0:
+            self.lost_updates.before(step)
         self._unbroken.begin()
-        self._gradients.drop()
+        self.gradients.drop()
         self._restore_rates()
         if lr_factor != 1.0:
             self._own_rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
@@ -144,7 +136,7 @@ class Update:
 
     def own_backward(self) -> AbstractContextManager[None]:
         """Returns the context of a backward pass of the step."""
-        return self._gradients.own_backward()
+        return self.gradients.own_backward()
 
     def judge(self, loss: Tensor) -> None:
         """Looks at the loss before the first parameter can change.
@@ -153,7 +145,7 @@ class Update:
             loss: The loss that backward starts from, 0-dim; one that is not finite gives gradients that are not, so only
                 an update in backward has to look.
         """
-        if not self._in_backward:
+        if not self.in_backward:
             return
         self._spoiled = None
         self._loss = loss.detach()
@@ -162,9 +154,9 @@ class Update:
         elif not math.isfinite(self._loss):
             self._spoiled = _THE_LOSS
 
-    def _update_in_backward(self, update: ParameterUpdate, name: str) -> None:
-        """Updates one parameter, called by its hook; not in a backward pass of somebody else's."""
-        if not self._gradients.own:
+    def _update_in_backward(self, update: ParameterUpdate, name: str, _: Tensor) -> None:
+        """Updates one parameter whose gradient is complete, called by its hook; not in somebody else's backward pass."""
+        if not self.gradients.own:
             return
         if update.leaves:
             update.start()
@@ -174,13 +166,13 @@ class Update:
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
-                retry_after_freeing(lambda: global_norm([update.gradient]), self._device)
+                retry_after_freeing(lambda: global_norm([update.gradient]), self.pool.device)
             ):
                 self._spoiled = name
             if self._spoiled is None:
                 self._unbroken.take(update, None)
         else:
-            bad = retry_after_freeing(lambda: self.health.mask(global_norm([update.gradient])), self._device)
+            bad = retry_after_freeing(lambda: self.health.mask(global_norm([update.gradient])), self.pool.device)
             self._unbroken.take(update, bad)
         update.used()
 
@@ -190,7 +182,7 @@ class Update:
         if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
         if self._spoiled is None and not math.isfinite(global_norm([update.gradient])):
-            self._spoiled = next(name for name, weight in self._gradients.named.items() if weight is update.weight)
+            self._spoiled = next(name for name, weight in self.gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
             self._unbroken.take(update, None)
 
@@ -204,12 +196,12 @@ class Update:
         Raises:
             TrainingError: On CPU, when the loss or a gradient is not finite.
         """
-        if self._in_backward:
+        if self.in_backward:
             self._finish_in_backward(step, loss)
         elif self.scaler is not None:
             self._finish_scaled(self.scaler, step, loss)
         else:
-            norm = self._gradients.clip()
+            norm = self.gradients.clip()
             if not self.health.waits and self.masked:
                 bad = self.health.mask(loss, norm)
                 self.health.report(step, loss, norm)
@@ -218,19 +210,19 @@ class Update:
                 self.step_all(None)
             else:
                 self._refuse(step, loss)
-        self._gradients.used()
+        self.gradients.used()
         self._restore_rates()
-        if self._lost_updates:
-            retry_after_freeing(functools.partial(self._lost_updates.after, step), self._device)
+        if self.lost_updates:
+            retry_after_freeing(functools.partial(self.lost_updates.after, step), self.pool.device)
 
     def _finish_in_backward(self, step: int, loss: Tensor) -> None:
         while self._leaving:
             self._step_on_host(self._leaving.popleft())
         if self._spoiled == _THE_LOSS:
-            self._gradients.drop()
+            self.gradients.drop()
             self.health.stop(step, f"the loss is {float(loss):g}")
         if self._spoiled is not None:
-            self._gradients.drop()
+            self.gradients.drop()
             self.health.stop(step, f"the gradient of {self._spoiled!r} is not finite", partly=True)
         if not self.health.waits:
             self.health.report(step, loss, torch.where(self.health.mask(loss).bool(), torch.inf, 0.0))
@@ -238,12 +230,12 @@ class Update:
     def _finish_scaled(self, scaler: torch.amp.GradScaler, step: int, loss: Tensor) -> None:
         """Takes the update of a scaled loss; it is left out where gradients overflow."""
         scaler.unscale_(self._carrier)
-        if self._gradients.clip_norm is not None:
-            self._gradients.clip()
+        if self.gradients.clip_norm is not None:
+            self.gradients.clip()
         scaler.step(self._carrier)
-        retry_after_freeing(scaler.update, self._device)
+        retry_after_freeing(scaler.update, self.pool.device)
         one = functools.partial(torch.ones, (), device=loss.device)
-        retry_after_freeing(lambda: self.health.report(step, loss, scaler.scale(one())), self._device)
+        retry_after_freeing(lambda: self.health.report(step, loss, scaler.scale(one())), self.pool.device)
 
     def step_all(self, bad: Tensor | None) -> None:
         """Takes every part of the update that has a gradient, one after the other, freeing gradients that are used up.
@@ -251,9 +243,9 @@ class Update:
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
-        self._gradients.settle()
-        due = [update for update in self._updates if any(weight.grad is not None for weight in update.weights)]
-        kept = [(weight, weight.grad) for update in due for weight in update.weights] if self._gradients.keep else []
+        self.gradients.settle()
+        due = [update for update in self.parts if any(weight.grad is not None for weight in update.weights)]
+        kept = [(weight, weight.grad) for update in due for weight in update.weights] if self.gradients.keep else []
         for update in due:
             update.start()
         for update in due:
@@ -265,8 +257,8 @@ class Update:
 
     def _refuse(self, step: int, loss: Tensor) -> NoReturn:
         """Frees the gradients of a bad step and ends the run with the cause named."""
-        name = first_bad(self._gradients.present())
-        self._gradients.drop()
+        name = first_bad(self.gradients.present())
+        self.gradients.drop()
         if bool(torch.isfinite(loss)):
             self.health.stop(step, f"the loss is finite ({float(loss):.4g}), but the gradient of {name!r} is not")
         self.health.stop(step, f"the loss is {float(loss):g}")
@@ -274,12 +266,12 @@ class Update:
     def abandon(self) -> None:
         """Frees what a step that failed has left."""
         self._leaving.clear()
-        for update in self._updates:
+        for update in self.parts:
             update.forget()
-        self._gradients.drop()
+        self.gradients.drop()
         self._restore_rates()
-        if self._lost_updates:
-            self._lost_updates.forget()
+        if self.lost_updates:
+            self.lost_updates.forget()
         if self.scaler is not None:  # the gradients of the next attempt are to be unscaled once more
             self.scaler._per_optimizer_states.clear()
             if self.scaler._growth_tracker is None:  # memory ran out between the scale and its tracker
@@ -289,7 +281,7 @@ class Update:
         """Takes its hooks off the parameters."""
         for hook in self._hooks:
             hook.remove()
-        self._gradients.release()
+        self.gradients.release()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state_dict of the optimizer."""
@@ -305,11 +297,45 @@ class Update:
         Raises:
             InputError: It is that of other parameters.
         """
-        load_state(self.optimizer, self._updates, state)
+        own, groups = self.optimizer.param_groups, state["param_groups"]
+        _check_storage(own, groups)
+        if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
+            kernels = [{name: group[name] for name in _KERNEL_SETTINGS if name in group} for group in own]
+            groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
+        hosts = {weight: host for part in self.parts for weight, host in part.stand_ins().items()}
+        _swap(self.optimizer, hosts)  # state goes to the host straight away: the device may have no room for it
+        try:
+            self.optimizer.load_state_dict({**state, "param_groups": groups})
+        except ValueError as error:
+            raise InputError(f"the saved optimizer does not fit this model: {error}") from error
+        finally:
+            _swap(self.optimizer, {host: weight for weight, host in hosts.items()})
+        for part in self.parts:
+            part.reload()
 
 
-def _held(updates: list[JointUpdate], gradients: Gradients) -> list[Tensor]:
+def _held(updates: Sequence[JointUpdate], gradients: Gradients) -> list[Tensor]:
     return [one for update in updates for one in update.held()] + list(gradients.present().values())
+
+
+def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Puts parameters in the places of others, with the state of those."""
+    for group in optimizer.param_groups:
+        group["params"] = [places.get(weight, weight) for weight in group["params"]]
+    for old, new in places.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)
+
+
+def _check_storage(own: Iterable[Settings], saved: Iterable[Settings]) -> None:
+    """Raises where a saved state is packed in other bits than an optimizer's."""
+    mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
+    if mine != theirs:
+        names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
+        raise InputError(
+            f"the saved optimizer holds its state as {names[0]}, and this recipe as {names[1]}; go on with the optimizer "
+            "that was saved, or start the run anew."
+        )
 
 
 class _Carrier(Optimizer):

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, listed, warn
 from snugfit.workloads.model_files import describe
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -29,7 +29,6 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_LISTED = 4
 
 
 def directory_of(name: str) -> Path | None:
@@ -172,18 +171,14 @@ def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
     body = {key: size for key, size in sizes.items() if key.startswith(f"{model.base_model_prefix}.")} or sizes
     lost = sum(size for key, size in body.items() if key in fresh)
     if lost > sum(body.values()) / 2 or info["error_msgs"]:
-        reason = "; ".join(map(str, info["error_msgs"])) or f"no values for {_some(fresh)}"
+        reason = "; ".join(map(str, info["error_msgs"])) or f"no values for {listed(fresh)}"
         raise InputError(
             f"the weights of 'hf:{name}' do not fit its config: {reason}. Give the directory of one model, as "
             "save_pretrained writes it."
         )
     if fresh:
         shape = " (of another shape there)" if other else ""
-        warnings.warn(
-            f"{_some(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.",
-            SnugfitWarning,
-            stacklevel=3,
-        )
+        warn(f"{listed(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.")
 
 
 def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:
@@ -228,7 +223,3 @@ def quiet() -> Iterator[None]:
         hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -22,13 +22,12 @@ Batch = Any
 """Tuples (images, labels) or dicts of tensors, as the dataset makes them."""
 
 
-def steps_per_epoch(dataset: Any, batch_size: int, drop_last: bool = False) -> int:
+def steps_per_epoch(dataset: Any, batch_size: int) -> int:
     """Returns how many batches an epoch has.
 
     Args:
         dataset: A map-style dataset.
         batch_size: Samples of one batch.
-        drop_last: Whether a smaller last batch is left out.
 
     Returns:
         Number of batches, at least 1.
@@ -44,7 +43,7 @@ def steps_per_epoch(dataset: Any, batch_size: int, drop_last: bool = False) -> i
             f"batch size {batch_size} is larger than the data, which has {count} samples. "
             f"Give a batch size of at most {count}, or more data."
         )
-    return count // batch_size if drop_last else -(-count // batch_size)
+    return -(-count // batch_size)
 
 
 def batches(
@@ -55,7 +54,6 @@ def batches(
     epoch: int,
     start: int = 0,
     shuffle: bool = True,
-    drop_last: bool = False,
     workers: int = 0,
     pin_memory: bool = False,
     prefetch: int = 2,
@@ -69,7 +67,6 @@ def batches(
         epoch: Number of the epoch; each has its own order.
         start: Batches to skip; they are not loaded.
         shuffle: Whether the order is random; if not it is the dataset's.
-        drop_last: Whether a smaller last batch is left out.
         workers: Processes that load; 0 loads here.
         pin_memory: Whether batches come in page-locked memory (with CUDA only).
         prefetch: Batches each worker keeps ready.
@@ -80,7 +77,7 @@ def batches(
     Raises:
         InputError: The batch is larger than the data; or, while iterating, a sample cannot be read.
     """
-    steps = steps_per_epoch(dataset, batch_size, drop_last)
+    steps = steps_per_epoch(dataset, batch_size)
     pin = usable_pin_memory(pin_memory)
     count = len(dataset)
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)

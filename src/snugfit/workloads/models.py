@@ -18,9 +18,9 @@ import torch
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.library_imports import needed
-from snugfit.techniques.init.apply import build, materialise, settle
+from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle
 from snugfit.workloads import hf, model_files
-from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, match_weights, replace_heads
+from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, replace_heads
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 INITS = ("host", "device", "meta")
@@ -78,16 +78,12 @@ def build_model(
         )
     stored = StoredWeights(weights) if from_file and weights is not None else None
     model = build(make, init=init, device=device, dtype=dtype)
-    if stored is not None and init == "meta":
-        found, take = match_weights(model, stored), stored.read
-
-        def read_found(name: str) -> torch.Tensor | None:
-            source = found.get(name)
-            return None if source is None else take(source)
-
-        materialise(model, read_found, device=device, dtype=dtype)
-    elif stored is not None:
-        load_weights(model, stored)
+    if init == "meta":
+        give_memory(model, device=device, dtype=dtype)
+    if stored is not None:
+        fresh = load_weights(model, stored)
+        if init == "meta":
+            draw_rest(model, fresh)
     return _finished(model, freeze, device=device, dtype=dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -13,41 +14,37 @@ MOST_NUMBERS = 2**48
 """Pixels or tokens of a batch; with channels and bytes, more would not fit the integers that count them."""
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class BatchOptions:
-    """Options of one batch; whoever makes it takes those that mean something for it."""
+    """Options of one batch; whoever makes it takes those that mean something for it.
 
-    def __init__(
-        self,
-        *,
-        batch_size: int,
-        image_size: int | None = None,
-        seq_len: int | None = None,
-        frames: int | None = None,
-        form: Form = "full",
-        device: str = "meta",
-    ) -> None:
-        """Takes what was asked for.
+    Raises:
+        InputError: No machine holds such a batch.
+    """
 
-        Args:
-            batch_size: Samples, B.
-            image_size: Side of the images, S; None: the model's own.
-            seq_len: Tokens of a sequence, T; None: 512, or fewer where the model takes fewer.
-            frames: Frames of a clip, for models of video; None: the model's own.
-            form: Text that fills every sequence; text that is padded, with a mask; or short samples packed, with positions.
-            device: Where the batch is made: `meta` without values, elsewhere with random ones.
+    batch_size: int
+    """Samples, B."""
+    image_size: int | None = None
+    """Side of the images, S; None: the model's own."""
+    seq_len: int | None = None
+    """Tokens of a sequence, T; None: 512, or fewer where the model takes fewer."""
+    frames: int | None = None
+    """Frames of a clip, for models of video; None: the model's own."""
+    form: Form = "full"
+    """Text that fills every sequence; text that is padded, with a mask; or short samples packed, with positions."""
+    device: str = "meta"
+    """Where the batch is made: `meta` without values, elsewhere with random ones."""
 
-        Raises:
-            InputError: No machine holds such a batch.
-        """
-        self.batch_size, self.form, self.device = batch_size, form, device
-        self._given = {"image_size": image_size, "seq_len": seq_len, "frames": frames}
+    def __post_init__(self) -> None:
+        self._given = {"image_size": self.image_size, "seq_len": self.seq_len, "frames": self.frames}
         self._taken: set[str] = set()
         self.assumed: list[str] = []
         """What neither the model nor the caller said, in words."""
         self.assume: dict[str, Any] = {}
         """What a simulation may take for granted about the batch's values, by the names of `Assumptions`."""
-        if batch_size * (image_size or 1) ** 2 * (seq_len or 1) * (frames or 1) > MOST_NUMBERS:
-            given: dict[str, int | None] = {"batch_size": batch_size, **self._given}
+        numbers = self.batch_size * (self.image_size or 1) ** 2 * (self.seq_len or 1) * (self.frames or 1)
+        if numbers > MOST_NUMBERS:
+            given: dict[str, int | None] = {"batch_size": self.batch_size, **self._given}
             sizes = ", ".join(f"{option(name)} {value}" for name, value in given.items() if value is not None)
             raise InputError(f"{sizes}: such a batch has more numbers than any machine holds. Give smaller ones.")
 

@@ -6,6 +6,9 @@ besides.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch.nn.modules import dropout as torch_dropout
 
@@ -67,6 +70,18 @@ def draws_masks(module: torch.nn.Module) -> bool:
     if named_so and _is_probability(getattr(module, "p", None)):
         return True
     return any("drop" in name.lower() and _is_probability(value) for name, value in vars(module).items())
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode for a while; afterwards each of its modules has the mode it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _is_probability(value: object) -> bool:

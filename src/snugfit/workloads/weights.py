@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import fnmatch
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, listed, note
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_LISTED = 4
-
-logger = logging.getLogger("snugfit")
-
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -117,16 +112,16 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
     heads = _heads_of_other_classes(model, resized, stored.shapes)
     if not missing and not unexpected and (heads or not resized):
         if heads:
-            logger.info("%s", _head_note(heads, str(stored.path)))
+            note(_head_note(heads, str(stored.path)))
         return {name: None if name in resized else source for name, source in found.items()}
     parts = []
     if missing:
-        parts.append(f"{len(missing)} missing in the file ({_some(missing)})")
+        parts.append(f"{len(missing)} missing in the file ({listed(missing)})")
     if unexpected:
-        parts.append(f"{len(unexpected)} unknown to the model ({_some(unexpected)})")
+        parts.append(f"{len(unexpected)} unknown to the model ({listed(unexpected)})")
     if resized:
         shapes = [f"{name}: file {list(stored.shapes[name])}, model {list(state[name].shape)}" for name in resized]
-        parts.append(f"{len(resized)} of another shape ({_some(shapes)})")
+        parts.append(f"{len(resized)} of another shape ({listed(shapes)})")
     raise InputError(
         f"weights file {str(stored.path)!r} does not fit the model: {'; '.join(parts)}. "
         "Give the file of this architecture, or the model arguments it was trained with."
@@ -134,21 +129,25 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
 
 
 @torch.no_grad()
-def load_weights(model: torch.nn.Module, stored: StoredWeights) -> None:
+def load_weights(model: torch.nn.Module, stored: StoredWeights) -> list[str]:
     """Copies a file into a model with memory, one tensor at a time; values are rounded to the model's dtype.
 
     Args:
         model: The model, on any device.
         stored: The file.
 
+    Returns:
+        Names of what nothing was read for: a head for another number of classes.
+
     Raises:
-        InputError: The file does not fit; the model is unchanged then.
+        InputError: The file does not fit; the model's values are unchanged then.
     """
     found = match_weights(model, stored)
     for name, value in model.state_dict(keep_vars=True).items():
         source = found.get(name)
         if source is not None:
             value.copy_(stored.read(source))
+    return [name for name, source in found.items() if source is None]
 
 
 def _heads_of_other_classes(
@@ -201,7 +200,7 @@ def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, ori
         model.set_submodule(name, _like(head, classes))
     if getattr(model, "num_classes", None) == old_classes:
         model.num_classes = classes  # type: ignore[assignment]
-    logger.info("%s", _head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
+    note(_head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
 
 
 def _outputs(layer: torch.nn.Module) -> int:
@@ -246,8 +245,8 @@ def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[s
         if not matched:
             tops = sorted({f"{name.split('.')[0]}.*" if "." in name else name for name in parameters})
             raise InputError(
-                f"freeze pattern {pattern!r} matches no parameter. Names look like {_some(list(parameters))}; "
-                f"patterns that match: {_some(tops, 12)}."
+                f"freeze pattern {pattern!r} matches no parameter. Names look like {listed(list(parameters))}; "
+                f"patterns that match: {listed(tops, 12)}."
             )
         frozen.extend(name for name in matched if name not in frozen)
     if patterns and len(frozen) == len(parameters):
@@ -258,7 +257,3 @@ def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[s
     for name in frozen:
         parameters[name].requires_grad_(False)
     return frozen
-
-
-def _some(names: Sequence[str], limit: int = _LISTED) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -10,7 +10,8 @@ import patience
 import pytest
 
 from snugfit.cli import main
-from snugfit.techniques import NOT_HERE, SAME_AS, TECHNIQUES
+from snugfit.cli.techniques import not_here
+from snugfit.techniques import TECHNIQUES
 
 
 def test_table_names_every_technique(capsys):
@@ -77,7 +78,7 @@ def test_what_people_type_is_found(typed, capsys):
     assert [row["name"] for row in rows] == TYPED[typed]
 
 
-@pytest.mark.parametrize("typed", [*NOT_HERE, *SAME_AS])
+@pytest.mark.parametrize("typed", not_here())
 def test_what_is_not_here_says_so_and_names_the_nearest(typed, capsys):
     assert main(["techniques", typed]) == 2
     message = capsys.readouterr().err
@@ -93,7 +94,7 @@ def test_other_names_are_words_and_no_names_of_something_else():
         for alias in row.aliases:
             assert alias == alias.lower() and alias.strip("-") == alias and "_" not in alias
             assert alias not in (names | fields) - {row.name}, alias
-            assert alias not in NOT_HERE and alias not in SAME_AS, alias
+            assert alias not in not_here(), alias
 
 
 @pytest.mark.parametrize(

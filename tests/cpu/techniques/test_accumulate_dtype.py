@@ -66,7 +66,7 @@ def test_gradients_move_to_the_sums_and_are_gone_after_the_step():
         weight.register_post_accumulate_grad_hook(lambda weight: alive.append(weight.grad is not None))
     trainer.step(make_batches("mlp", 4, 1, torch.float32)[0])
     assert alive and not any(alive)
-    assert all(weight.grad is None for weight in model.parameters()) and not trainer.update._gradients.sums._sums
+    assert all(weight.grad is None for weight in model.parameters()) and not trainer.update.gradients._sums
 
 
 @pytest.mark.filterwarnings("ignore::snugfit.errors.SnugfitWarning")

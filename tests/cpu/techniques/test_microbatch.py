@@ -13,7 +13,7 @@ import snugfit
 from snugfit import InputError, Recipe
 from snugfit.errors import SnugfitWarning
 from snugfit.techniques.microbatch.apply import loss_weights, map_tensors, split_batch
-from snugfit.training.order import standard
+from snugfit.training.passes import one_by_one
 
 Pair = namedtuple("Pair", ["inputs", "labels"])
 
@@ -104,11 +104,11 @@ def test_a_microbatch_without_labels_whose_count_stays_on_the_device():
     losses = {"a": lambda: (weight**2).sum(), "empty": lambda: (weight * torch.tensor(float("nan"))).sum() * 0}
     for name in losses:
         pieces = [("a", torch.tensor(1.0)), (name, torch.tensor(0.0))]
-        total = standard(pieces, lambda piece: losses[piece](), lambda loss: None)
+        total = one_by_one(pieces, lambda piece: losses[piece](), lambda loss: None)
         assert float(total) == 13.0
     labels = torch.full((2, 3), -100)
     logits = torch.randn(6, 4, requires_grad=True)
-    loss = standard(
+    loss = one_by_one(
         [((logits, labels), torch.tensor(0.0))],
         lambda piece: F.cross_entropy(piece[0], piece[1].flatten()),
         lambda loss: loss.backward(),

@@ -136,7 +136,7 @@ def test_a_bad_loss_changes_nothing(in_backward):
 def test_order_of_events_on_a_device_with_streams():
     model = make_model("mlp", torch.float32)
     trainer = trainer_of(model, recipe={"step_in_backward": True})
-    device = fake_streams(trainer.update._updates[0]._copies)
+    device = fake_streams(trainer.update.parts[0]._copies)
     for batch in BATCHES[:2]:
         trainer.step(batch)
     host = [entry for entry in device.log if entry[0] == "host"]

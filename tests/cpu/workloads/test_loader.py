@@ -43,7 +43,6 @@ def test_order_depends_on_seed_and_epoch():
     assert labels(data, batch_size=5, seed=1, epoch=0) == first
     assert labels(data, batch_size=5, seed=1, epoch=1) != first
     assert labels(data, batch_size=5, seed=2, epoch=0) != first
-    assert labels(data, batch_size=5, seed=1, epoch=0, drop_last=True) == first[:4]
     assert list(chain(*labels(data, batch_size=5, seed=1, epoch=0, shuffle=False))) == list(range(23))
 
 
@@ -102,7 +101,6 @@ def test_a_batch_larger_than_the_data():
     with pytest.raises(InputError, match="at least 1"):
         steps_per_epoch(Counting(8), 0)
     assert [steps_per_epoch(Counting(8), size) for size in (8, 3, 1)] == [1, 3, 8]
-    assert steps_per_epoch(Counting(8), 3, drop_last=True) == 2
 
 
 class Dicts(Counting):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import logging
 import re
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, did_you_mean, note
 from snugfit.techniques.adapter import TECHNIQUE
 from snugfit.techniques.adapter.layers import adapted_layers, adapter_record, add_adapters, peft_library
 from snugfit.techniques.base import ModelTechnique
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
 _LISTED = 16
-
-logger = logging.getLogger("snugfit")
 
 
 class Adapter(ModelTechnique):
@@ -52,10 +49,8 @@ class Adapter(ModelTechnique):
         frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
         frozen += sum(layer.in_features * layer.out_features for layer in packed)
         head = f"; {', '.join(record.classifier)} is trained as it is" if record.classifier else ""
-        logger.info(
-            "%s beside %d linear layers: %d of %d parameters are trained%s.",
-            recipe.adapter, len(names), trained, trained + frozen, head,
-        )  # fmt: skip
+        count = f"{trained} of {trained + frozen} parameters are trained{head}"
+        note(f"{recipe.adapter} beside {len(names)} linear layers: {count}.")
 
 
 def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snugfit.errors import InputError, SnugfitWarning, about
+from snugfit.errors import InputError, about, warn
 from snugfit.techniques.base import ModelTechnique
 
 if TYPE_CHECKING:
@@ -36,15 +35,11 @@ class Attention(ModelTechnique):
         for module in model.modules():
             fused = getattr(module, "fused_attn", None)
             if isinstance(fused, bool):
-                undo.append(partial(_set, module, "fused_attn", fused))
-                _set(module, "fused_attn", choice != "eager")
+                undo.append(partial(setattr, module, "fused_attn", fused))
+                module.fused_attn = choice != "eager"  # type: ignore[assignment]
                 switched = True
         if not switched and not any("attention" in type(module).__name__.lower() for module in model.modules()):
-            warnings.warn(
-                f"attention={choice!r} has no effect: {type(model).__name__} has no attention.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+            warn(f"attention={choice!r} has no effect: {type(model).__name__} has no attention.")
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:
@@ -68,26 +63,22 @@ class Attention(ModelTechnique):
         for undo in reversed(_undo.pop(model, [])):
             undo()
 
-    def around_step(self) -> AbstractContextManager[Any]:
-        """Returns the context that limits torch's kernels, in backward as well: checkpointing computes there again."""
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Context that limits torch's kernels, in backward as well: checkpointing computes there again."""
         choice = self.setup.recipe.attention
-        return _only(choice) if choice in _KERNELS else nullcontext()
-
-
-@contextmanager
-def _only(choice: str) -> Iterator[None]:
-    """Allows one kernel, and says so in our words where it cannot run."""
-    try:
-        with sdpa_kernel(_KERNELS[choice]):
-            yield
-    except RuntimeError as error:
-        if "No available kernel" not in str(error):
-            raise
-        with about("attention"):
-            raise InputError(
-                f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA device "
-                "(or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel that can."
-            ) from error
+        try:
+            with sdpa_kernel(_KERNELS[choice]) if choice in _KERNELS else nullcontext():
+                yield
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            with about("attention"):
+                raise InputError(
+                    f"attention={choice!r}: the {choice} kernel cannot run here; flash needs 16-bit tensors on a CUDA "
+                    "device (or no attention dropout on CPU) and no mask. Use attention='sdpa', which takes the best kernel "
+                    "that can."
+                ) from error
 
 
 def _switch_families(model: nn.Module, choice: str, undo: list[Callable[[], None]]) -> bool:
@@ -120,7 +111,3 @@ def _switch_families(model: nn.Module, choice: str, undo: list[Callable[[], None
 def _implementation(part: nn.Module) -> str | None:
     name = getattr(getattr(part, "config", None), "_attn_implementation", None)
     return name if isinstance(name, str) else None
-
-
-def _set(module: nn.Module, name: str, value: bool) -> None:
-    setattr(module, name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
@@ -57,11 +56,7 @@ class Checkpointing(ModelTechnique):
                     f"checkpoint={recipe.checkpoint!r}, but the model already checkpoints itself ({own}). Switch that off "
                     f"(set {own}=False, or the model's own method for it), or set checkpoint='none'."
                 )
-            warnings.warn(
-                f"the model already checkpoints itself ({own}); its blocks are not wrapped twice.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+            warn(f"the model already checkpoints itself ({own}); its blocks are not wrapped twice.")
             return
         if self._offload:
             self._offload.watch(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from snugfit import private_torch
-from snugfit.errors import InputError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, did_you_mean, warn
 from snugfit.techniques.base import ModelTechnique
 
 _WITHOUT_PARTITIONER = ("eager", "aot_eager")
@@ -35,11 +34,9 @@ class Compile(ModelTechnique):
                 f"compile is {recipe.compile!r}, which is no backend here; {did_you_mean(recipe.compile, backends)}"
             )
         if recipe.compile_memory_budget is not None and recipe.compile in _WITHOUT_PARTITIONER:
-            warnings.warn(
-                f"compile_memory_budget has no effect with compile={recipe.compile!r}, which keeps everything; use inductor "
-                "or aot_eager_decomp_partition.",
-                SnugfitWarning,
-                stacklevel=2,
+            warn(
+                f"compile_memory_budget has no effect with compile={recipe.compile!r}, which keeps everything; use "
+                "inductor or aot_eager_decomp_partition."
             )
         model.compile(backend=recipe.compile, dynamic=False)
         _compiled.add(model)

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, listed
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def build(
 
     Returns:
         The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
-        `device` in place, under `meta` with parameters that have no memory (`materialise` gives it).
+        `device` in place, under `meta` with parameters that have no memory (`give_memory` gives it).
     """
     if init == "host":
         return make()
@@ -135,72 +135,58 @@ def own_tables(model: torch.nn.Module) -> list[torch.Tensor]:
     ]
 
 
-@torch.no_grad()
-def materialise(
-    model: torch.nn.Module,
-    read: Callable[[str], torch.Tensor | None],
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> list[str]:
-    """Gives a model from `meta` its memory, and reads its weights into place one tensor at a time.
+def give_memory(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Gives a model from `meta` its memory, without values; what is tied stays tied.
 
     Args:
         model: A model whose parameters are on meta.
-        read: State-dict name -> the stored tensor, or None where nothing (fitting) is stored.
         device: Where the model is to live.
         dtype: Dtype of floating-point tensors; None keeps the constructor's.
+    """
+    made: dict[torch.Tensor, torch.Tensor] = {}
 
-    Returns:
-        Names of parameters that nothing was read for; their module's `reset_parameters` has drawn them afresh.
+    def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in made:
+            target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=target, device=device)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            made[tensor] = torch.nn.Parameter(memory, tensor.requires_grad) if is_parameter else memory
+        return made[tensor]
+
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                # A buffer that no file holds is left to its module.
+                if tensor is not None and tensor.is_meta and name not in module._non_persistent_buffers_set:
+                    table[name] = with_memory(tensor)  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def draw_rest(model: torch.nn.Module, names: Iterable[str]) -> None:
+    """Lets the modules of a model that had no memory make what no file holds.
+
+    Args:
+        model: A model from `meta`, with memory and its stored values.
+        names: Parameters that nothing was read for.
 
     Raises:
-        InputError: A parameter has no stored value and its module cannot draw it, or a buffer was made from parameters
-            and its module cannot make it again.
+        InputError: The module of such a parameter cannot draw it, or a buffer was made from parameters and its module
+            cannot make it again.
     """
-    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    unread: dict[torch.nn.Parameter, str] = {}
-    placed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_meta:
-                continue
-            full_name = f"{prefix}.{name}" if prefix else name
-            if parameter not in made:
-                target = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-                memory = torch.empty_strided(parameter.shape, parameter.stride(), dtype=target, device=device)
-                made[parameter] = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
-                unread[made[parameter]] = full_name
-            module._parameters[name] = made[parameter]
-            if made[parameter] in unread and _read_into(made[parameter], read(full_name)):
-                del unread[made[parameter]]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) in placed:  # tied
-                module._buffers[name] = placed[id(buffer)][1]
-                continue
-            stored = read(f"{prefix}.{name}" if prefix else name) if buffer is not None else None
-            if buffer is not None and stored is not None:  # `settle` moves those that were built for real
-                made_buffer = module._buffers[name] = _placed(stored, buffer.dtype, device, dtype)
-                placed[id(buffer)] = (buffer, made_buffer)
     _remake_buffers(model)
-    fresh = list(unread.values())
-    _draw(model, set(unread), fresh)
-    return fresh
-
-
-def _read_into(parameter: torch.nn.Parameter, stored: torch.Tensor | None) -> bool:
-    if stored is None:
-        return False
-    parameter.copy_(stored)
-    return True
-
-
-def _placed(
-    value: torch.Tensor, own_dtype: torch.dtype, device: torch.device, dtype: torch.dtype | None
-) -> torch.Tensor:
-    """A buffer in memory of its own: a stored tensor is a view of the file."""
-    target = dtype if dtype is not None and own_dtype.is_floating_point else own_dtype
-    return torch.empty(value.shape, dtype=target, device=device).copy_(value)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    unread = {named[name] for name in names}
+    for prefix, module in model.named_modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter in unread]
+        if not own:
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None or len(own) < len(list(module.parameters(recurse=False))):
+            raise InputError(
+                f"init='meta' cannot draw fresh values for {listed(names, 3)}: module {prefix!r} "
+                f"({type(module).__name__}) has no reset_parameters for them. Use init='device' or init='host'."
+            )
+        reset()
 
 
 def _remake_buffers(model: torch.nn.Module) -> None:
@@ -215,25 +201,6 @@ def _remake_buffers(model: torch.nn.Module) -> None:
         left = [name for name in lost if (buffer := module._buffers[name]) is not None and buffer.is_meta]
         if left:
             raise InputError(
-                f"init='meta' cannot build this model: buffer {_some(left)} of {prefix or 'the model'} is made from "
+                f"init='meta' cannot build this model: buffer {listed(left, 3)} of {prefix or 'the model'} is made from "
                 "parameters, which have no values while it is built. Use init='device' or init='host'."
             )
-
-
-def _draw(model: torch.nn.Module, unread: set[torch.nn.Parameter], names: Iterable[str]) -> None:
-    for prefix, module in model.named_modules():
-        own = [parameter for parameter in module.parameters(recurse=False) if parameter in unread]
-        if not own:
-            continue
-        reset = getattr(module, "reset_parameters", None)
-        if reset is None or len(own) < len(list(module.parameters(recurse=False))):
-            raise InputError(
-                f"init='meta' cannot draw fresh values for {_some(names)}: module {prefix!r} "
-                f"({type(module).__name__}) has no reset_parameters for them. Use init='device' or init='host'."
-            )
-        reset()
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

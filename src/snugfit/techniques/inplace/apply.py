@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.fx
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.private_torch import ConvNd, NormBase
 from snugfit.techniques.base import ModelTechnique
 
@@ -37,11 +36,9 @@ class InPlace(ModelTechnique):
         for module in safe:
             set_inplace(module, True)
         if not safe:
-            warnings.warn(
+            warn(
                 f"inplace has no effect on {type(model).__name__}: no ReLU, LeakyReLU, ELU or Dropout module stands alone "
-                "behind a linear, convolution or norm layer (or all are in place already).",
-                SnugfitWarning,
-                stacklevel=2,
+                "behind a linear, convolution or norm layer (or all are in place already)."
             )
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits, LossFunction
 from snugfit.techniques.loss_impl.linear_cross_entropy import linear_cross_entropy, piece_count
@@ -43,11 +42,9 @@ class LossImpl(ModelTechnique):
             loss = fused_loss(self.setup)
         name, head = output_head(model, impl)
         if piece_count(head.weight) == 1:
-            warnings.warn(
+            warn(
                 f"loss_impl={impl!r} has no effect: the head {name!r} has only {head.out_features} outputs for hidden "
-                f"states of {head.in_features}, so its logits are no larger than those.",
-                SnugfitWarning,
-                stacklevel=2,
+                f"states of {head.in_features}, so its logits are no larger than those."
             )
             return
         head.forward = WrappedForward(head, functools.partial(self._deferred, head, loss))  # type: ignore[method-assign]
@@ -58,7 +55,7 @@ class LossImpl(ModelTechnique):
         if not self.active:
             return forward(*args, **kwargs)
         hidden = args[0] if args else kwargs["input"]
-        return DeferredLogits(hidden, head, loss, impl=self.setup.recipe.loss_impl)
+        return DeferredLogits(hidden, head, loss, self.setup.recipe.loss_impl)
 
     def _with_output(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; where it is evaluated without a loss, its logits are computed at the end."""

@@ -36,38 +36,24 @@ class Use:
     """Whether a cross entropy was taken of them."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class DeferredLogits:
     """Stands where a model expects the output of its head."""
 
     __iter__ = None
-    __hash__ = object.__hash__
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        head: nn.Linear,
-        loss: LossFunction,
-        *,
-        impl: str,
-        steps: tuple[LogitStep, ...] = (),
-        use: Use | None = None,
-    ) -> None:
-        """Keeps what the logits would be made of.
-
-        Args:
-            hidden: Hidden states, `[..., F]`.
-            head: The head, `[V, F]`.
-            loss: From hidden states `[N, F]`, weight, bias and labels to a loss.
-            impl: The recipe's `loss_impl`, for messages.
-            steps: What has happened to the logits so far.
-            use: Shared by all that is made of one call of the head.
-        """
-        self.hidden = hidden
-        self.head = head
-        self.steps = steps
-        self.use = use or Use(trained=torch.is_grad_enabled())
-        self._loss = loss
-        self._impl = impl
+    hidden: Tensor
+    """Hidden states, `[..., F]`."""
+    head: nn.Linear
+    """The head, `[V, F]`."""
+    loss_function: LossFunction
+    """From hidden states `[N, F]`, weight, bias and labels to a loss."""
+    impl: str
+    """The recipe's `loss_impl`, for messages."""
+    steps: tuple[LogitStep, ...] = ()
+    """What has happened to the logits so far."""
+    use: Use = dataclasses.field(default_factory=lambda: Use(trained=torch.is_grad_enabled()))
+    """Shared by all that is made of one call of the head."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -166,7 +152,7 @@ class DeferredLogits:
         return self._otherwise(what, lambda: self.computed() * value if kind == "multiply" else self.computed() / value)
 
     def _with_step(self, step: LogitStep) -> DeferredLogits:
-        return self._like(self.hidden, (*self.steps, step))
+        return dataclasses.replace(self, steps=(*self.steps, step))
 
     # -- which tokens, in which shape
 
@@ -214,15 +200,8 @@ class DeferredLogits:
             return self._like(self.hidden[key])
         return self._otherwise("indexing words of the vocabulary", lambda: self.computed()[key])
 
-    def _like(self, hidden: Tensor, steps: tuple[LogitStep, ...] | None = None) -> DeferredLogits:
-        return DeferredLogits(
-            hidden,
-            self.head,
-            self._loss,
-            impl=self._impl,
-            steps=self.steps if steps is None else steps,
-            use=self.use,
-        )
+    def _like(self, hidden: Tensor) -> DeferredLogits:
+        return dataclasses.replace(self, hidden=hidden)
 
     # -- the loss, and everything else
 
@@ -262,7 +241,7 @@ class DeferredLogits:
             self._refuse(f"a cross entropy with labels of shape {tuple(target.shape)} for {tuple(self.shape)} logits")
         reduction = kwargs.get("reduction", "mean")
         self.use.in_loss = True
-        losses = self._loss(
+        losses = self.loss_function(
             self.hidden.reshape(-1, self.hidden.shape[-1]),
             self.head.weight,
             self.head.bias,
@@ -286,7 +265,7 @@ class DeferredLogits:
     def _refuse(self, name: str) -> NoReturn:
         with about("loss_impl"):
             raise InputError(
-                f"loss_impl={self._impl!r}: the model does more with its logits than scale, shift and flatten them for a "
+                f"loss_impl={self.impl!r}: the model does more with its logits than scale, shift and flatten them for a "
                 f"plain cross entropy over the vocabulary ({name}), so they cannot be left out. Set loss_impl='full'."
             )
 

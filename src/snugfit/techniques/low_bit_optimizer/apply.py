@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from snugfit.errors import note
+from snugfit.techniques.linear_layers import embedding_weights
 from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Parting, Settings, library_module
 from snugfit.techniques.paged_state import announce_pages
-from snugfit.techniques.parameter_roles import embedding_weights
 
 FULL_PRECISION = "full_precision"
 """Key of a parameter group: its state is not quantised."""
@@ -27,8 +27,6 @@ LIBRARIES = {
     "adamwfp8": ("torchao", _ONLY_FORMAT),
 }
 """Optimizer -> the library it runs on, and why."""
-
-logger = logging.getLogger("snugfit")
 
 
 def _module_of(name: str) -> Any:
@@ -48,7 +46,8 @@ class LowBitAdamW(OwnOptimizer):
         if self.name == PAGED:
             announce_pages(self.name, device, runs_as="adamw8bit")
         else:
-            logger.info("optimizer %s runs on %s: %s.", self.name, *LIBRARIES[self.name])
+            library, why = LIBRARIES[self.name]
+            note(f"optimizer {self.name} runs on {library}: {why}.")
 
     def parted(self, model: nn.Module) -> Parting:
         """Returns the embeddings, whose state stays in full precision."""

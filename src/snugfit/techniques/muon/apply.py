@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
+from snugfit.techniques.linear_layers import embedding_weights, head_weights
 from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting, Settings
-from snugfit.techniques.parameter_roles import embedding_weights, head_weights
 
 ALGORITHM = "algorithm"
 """Key of a parameter group: muon or adamw."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, note
 from snugfit.techniques.adapter.layers import load_peft
 from snugfit.techniques.frozen_linear import FrozenLinear, bitsandbytes_library, freeze_linear, table_of_scales
 from snugfit.techniques.linear_layers import is_linear, linear_layers, tied_weights
@@ -16,8 +15,6 @@ from snugfit.techniques.true_precision.apply import held_in
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
-
-logger = logging.getLogger("snugfit")
 
 
 def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:
@@ -61,10 +58,10 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
         if recipe.quantize == "nf4"
         else "by torch"
     )
-    logger.info(
-        "%s: %d linear layers packed %s, %.3f of their bytes remain; the libraries' own layers keep inputs or repack.",
-        recipe.quantize, len(names), how, after / before,
-    )  # fmt: skip
+    note(
+        f"{recipe.quantize}: {len(names)} linear layers packed {how}, {after / before:.3f} of their bytes remain; the "
+        "libraries' own layers keep inputs or repack."
+    )
     return names
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.techniques.base import ModelTechnique
 
 
@@ -23,25 +22,17 @@ class TF32(ModelTechnique):
     def change(self, model: nn.Module) -> None:
         """Warns where the setting has no effect."""
         if self.setup.device.type == "cpu":
-            warnings.warn(
-                f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
+            warn(f"precision='tf32' has no effect on {self.setup.device.type}: only CUDA has TF32. It trains in fp32.")
 
-    def around_step(self) -> AbstractContextManager[Any]:
-        """Returns the context in which matmuls and convolutions may use TF32."""
-        return _allowed()
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Context in which matmuls and convolutions may use TF32."""
+        backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+        before = [backend.fp32_precision for backend in backends]
+        for backend in backends:
+            backend.fp32_precision = "tf32"
+        try:
+            yield
+        finally:
+            for backend, precision in zip(backends, before, strict=True):
+                backend.fp32_precision = precision

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.microbatch.apply import map_tensors
 
@@ -32,11 +31,9 @@ class TruePrecision(ModelTechnique):
     def change(self, model: nn.Module) -> None:
         """Says what fp16 without loss scaling risks."""
         if held_in(self.setup.recipe) == torch.float16:
-            warnings.warn(
+            warn(
                 "precision='16-true' overflows above 65504 and has no loss scaling; a step that does is not taken and "
-                "stops the run. bf16-true or 16-mixed are safer.",
-                SnugfitWarning,
-                stacklevel=2,
+                "stops the run. bf16-true or 16-mixed are safer."
             )
 
     def convert(self, batch: Any) -> Any:

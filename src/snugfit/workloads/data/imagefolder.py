@@ -17,7 +17,6 @@ many as they were, whatever the number of workers and wherever a run was resumed
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit.errors import InputError, SnugfitWarning, did_you_mean
+from snugfit.errors import InputError, did_you_mean, listed, warn
 from snugfit.library_imports import needed
 from snugfit.workloads.data.splits import (
     IMAGENET_MEAN,
@@ -134,8 +133,8 @@ def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
     folders = {part: _first_folder(root, names) for part, names in SPLIT_FOLDERS.items()}
     given = {part: folder for part, folder in folders.items() if folder is not None} or {"train": root}
     if "train" not in given:
-        listed = ", ".join(folder.name for folder in given.values())
-        raise InputError(f"data {name!r} has {listed} but no train folder. Add train/CLASS/*.png.")
+        there = ", ".join(folder.name for folder in given.values())
+        raise InputError(f"data {name!r} has {there} but no train folder. Add train/CLASS/*.png.")
     class_names = tuple(child.name for child in _folders(given["train"]))
     if not class_names:
         folder = given["train"]
@@ -210,26 +209,22 @@ def _check_files(name: str, paths: Sequence[str], image_size: int | None) -> set
         except _unreadable():
             unreadable.add(path)
     if image_size is None and len(sizes) > 1:
-        listed = ", ".join(f"{width}x{height} ({Path(path).name})" for (width, height), path in list(sizes.items())[:3])
+        such = ", ".join(f"{width}x{height} ({Path(path).name})" for (width, height), path in list(sizes.items())[:3])
         raise InputError(
-            f"data {name!r} has images of {len(sizes)} sizes ({listed}), and the model does not say which it takes, so "
+            f"data {name!r} has images of {len(sizes)} sizes ({such}), and the model does not say which it takes, so "
             "they cannot share a batch. Give --image-size, or resize the files."
         )
     return unreadable
 
 
 def _tell(name: str, unreadable: set[str], count: int, strict: bool) -> None:
-    listed = ", ".join(repr(path) for path in sorted(unreadable)[:3])
-    more = f" and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""
+    such = listed(map(repr, sorted(unreadable)), 3)
     if strict:
         raise InputError(
-            f"data {name!r} has images that cannot be read: {listed}{more}. Repair or remove them, or leave --strict out."
+            f"data {name!r} has images that cannot be read: {such}. Repair or remove them, or leave --strict out."
         )
-    warnings.warn(
-        f"{len(unreadable)} of {count} images of {name} cannot be read and are left out: {listed}{more}. "
-        "--strict stops there.",
-        SnugfitWarning,
-        stacklevel=3,
+    warn(
+        f"{len(unreadable)} of {count} images of {name} cannot be read and are left out: {such}. --strict stops there."
     )
 
 
@@ -239,9 +234,9 @@ def _without(name: str, split: str, files: Files, unreadable: set[str], class_na
     kept = np.array([path not in unreadable for path in paths])
     gone = sorted(set(labels.tolist()) - set(labels[kept].tolist()))
     if gone:
-        listed = ", ".join(repr(class_names[label]) for label in gone[:5])
+        classes = ", ".join(repr(class_names[label]) for label in gone[:5])
         raise InputError(
-            f"data {name!r}: no {split} image of {listed} can be read, for example {paths[labels == gone[0]][0]!r}. Repair "
+            f"data {name!r}: no {split} image of {classes} can be read, for example {paths[labels == gone[0]][0]!r}. Repair "
             "the files, or remove the class."
         )
     return paths[kept], labels[kept]

@@ -109,33 +109,28 @@ class BatchedImages:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ArrayImages(BatchedImages):
     """Images of one size in memory; converted, resized and normalised a batch at a time."""
 
-    def __init__(
-        self,
-        images: Bytes,
-        labels: Indices,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        channels: int,
-        image_size: int | None,
-    ) -> None:
-        """Holds the images.
+    images: Bytes
+    """uint8, `[N, H, W, C]` with C 1 (grey) or 3 (RGB)."""
+    labels: Indices
+    """int64, `[N]`."""
+    _: dataclasses.KW_ONLY
+    mean: Sequence[float]
+    """Mean of each stored channel, of values from 0 to 1."""
+    std: Sequence[float]
+    """Standard deviation of each stored channel, of values from 0 to 1."""
+    channels: int
+    """Channels to give: those stored, or grey repeated as often as asked, or RGB's mean as one."""
+    image_size: int | None
+    """Height and width to give; None: as stored."""
 
-        Args:
-            images: uint8, `[N, H, W, C]` with C 1 (grey) or 3 (RGB).
-            labels: int64, `[N]`.
-            mean: Mean of each stored channel, of values from 0 to 1.
-            std: Standard deviation of each stored channel, of values from 0 to 1.
-            channels: Channels to give: those stored, or grey repeated as often as asked, or RGB's mean as one.
-            image_size: Height and width to give; None: as stored.
-        """
-        self.images, self.labels = images, labels
-        self._mean = np.asarray(mean, dtype=np.float32).reshape(1, -1, 1, 1) * 255
-        self._std = np.asarray(std, dtype=np.float32).reshape(1, -1, 1, 1) * 255
-        self._channels, self._size = channels, image_size
+    def __post_init__(self) -> None:
+        self._mean, self._std = (
+            np.asarray(values, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for values in (self.mean, self.std)
+        )
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
@@ -147,7 +142,7 @@ class ArrayImages(BatchedImages):
             Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         picked = np.asarray(indices, dtype=np.int64)
-        images = to_tensor(self.images[picked], self._mean, self._std, self._channels, self._size)
+        images = to_tensor(self.images[picked], self._mean, self._std, self.channels, self.image_size)
         return images, torch.from_numpy(self.labels[picked]).clone()
 
 

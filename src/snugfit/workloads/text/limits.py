@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.workloads.text.ragged import Ids, Ragged
 from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tokenizer import encode
@@ -53,16 +52,12 @@ class Cut:
     def warn(self, spec: str) -> None:
         """Says what was cut and left out, where something was."""
         if self._long:
-            warnings.warn(
+            warn(
                 f"{self._long} of {self._samples} samples of {spec} are longer than {self.limit} tokens and were cut; the "
-                f"longest has {self._longest}. --seq-len sets the limit.",
-                SnugfitWarning,
-                stacklevel=2,
+                f"longest has {self._longest}. --seq-len sets the limit."
             )
         if self.unlearned:
-            warnings.warn(
+            warn(
                 f"{self.unlearned} samples of {spec} were left out: their prompt fills {self.limit} tokens, or they have "
-                "one token only, so nothing of them would be learned.",
-                SnugfitWarning,
-                stacklevel=2,
+                "one token only, so nothing of them would be learned."
             )

@@ -19,6 +19,7 @@ import torch
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import IGNORED_LABEL
 from snugfit.workloads.text.ragged import Indices, Ragged, tokens_of
+from snugfit.workloads.traits import evaluating
 
 _TOKENS_AT_ONCE = 2**17
 _NAMES = ("input_ids", "position_ids", "labels")
@@ -95,13 +96,8 @@ def check_borders(model: torch.nn.Module, *, vocabulary: int, name: str) -> None
     half = torch.arange(8, device=device)
     one, other = ((torch.cat([half + start, half]) % vocabulary)[None] for start in (1, vocabulary // 2))
     positions = torch.cat([half, half])[None]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         first, second = (model(input_ids=ids, position_ids=positions).logits[0, 8:].float() for ids in (one, other))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     precision = torch.finfo(next(model.parameters()).dtype).eps
     if not torch.allclose(first, second, rtol=0, atol=4 * precision * float(first.abs().max())):
         raise InputError(

@@ -8,7 +8,6 @@ with, so there a missing one is an error.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.ragged import Ids
 from snugfit.workloads.text.stored import Column, shown
@@ -224,9 +223,7 @@ def check_vocabulary(tokenizer: Any, vocabulary: int, *, model: str) -> None:
             f"--model-arg vocab_size={tokens}, or give the tokenizer that belongs to it."
         )
     if vocabulary > tokens + _UNUSED:
-        warnings.warn(
+        warn(
             f"the tokenizer has {tokens} tokens and model {model!r} a vocabulary of {vocabulary}: most rows of its "
-            f"embedding take memory and never learn. --model-arg vocab_size={tokens} leaves them out.",
-            SnugfitWarning,
-            stacklevel=2,
+            f"embedding take memory and never learn. --model-arg vocab_size={tokens} leaves them out."
         )

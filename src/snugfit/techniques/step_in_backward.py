@@ -11,6 +11,8 @@ Fidelity: exact. Source: torch.Tensor.register_post_accumulate_grad_hook and the
 optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782).
 """
 
+# Done by the hooks of `training/update.py`.
+
 from __future__ import annotations
 
 import dataclasses

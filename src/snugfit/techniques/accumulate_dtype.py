@@ -7,6 +7,8 @@ gradient is added to an fp32 sum and freed; before the update the sum is rounded
 Fidelity: exact for the sum itself. Source: the fp32 main gradients of Megatron-LM (arXiv:1909.08053).
 """
 
+# Done by the hooks of `training/gradients.py`.
+
 from __future__ import annotations
 
 import dataclasses
