@@ -8,6 +8,7 @@ The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.jso
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
 from benchmarks.zoo_page import zoo_page
+from snugfit.device_kinds import KINDS, DeviceKind
 from snugfit.fields import FieldInfo, field_infos
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
@@ -63,6 +65,18 @@ def fields_page() -> str:
     return "\n".join(parts)
 
 
+def kinds_table() -> str:
+    """What each kind of device has, a column a field."""
+    fields = [field.name for field in dataclasses.fields(DeviceKind) if field.name not in ("name", "seen")]
+    words = {None: "", False: "", True: "yes"}
+    lines = ["| " + " | ".join(["kind", *(name.replace("_", " ") for name in fields), "tried"]) + " |"]
+    lines.append("|" + "---|" * (len(fields) + 2))
+    for kind in KINDS.values():
+        has = [getattr(kind, name) for name in fields]
+        lines.append(" | ".join([f"| `{kind.name}`", *(words.get(one, str(one)) for one in has), f"{kind.seen} |"]))
+    return "\n".join(lines)
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -101,6 +115,7 @@ def main() -> None:
         if results.exists():
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
     fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
+    fill(ROOT / "docs" / "devices.md", "device_kinds", kinds_table())
     zoo = RESULTS / "zoo.json"
     if zoo.exists():
         page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))
