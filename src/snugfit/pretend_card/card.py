@@ -23,7 +23,7 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
 from snugfit.private_torch import FakeTensor
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default

@@ -9,7 +9,7 @@ from snugfit.fake_device import registration
 from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card.card import PretendCard
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 
 

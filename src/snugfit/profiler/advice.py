@@ -21,7 +21,7 @@ from snugfit.errors import SnugfitError
 from snugfit.fake_device.accelerator import Personality
 from snugfit.private_torch import tree_leaves
 from snugfit.recipe import Recipe
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.clock import clock
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.experts import inside
 from snugfit.recording.replay import Player, Replay, replay
 from snugfit.recording.trace import CATEGORIES, Mark, Trace

@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snugfit.recording.allocator import ROUND_LARGE_BYTES, OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 

@@ -16,8 +16,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from snugfit.recording.allocator import OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
 from snugfit.recording.replay import Player
 from snugfit.recording.trace import Storage, Trace, Workspace
 
@@ -129,14 +128,13 @@ def _frames(phase: str, module: str, operator: str) -> list[dict[str, Any]]:
 
 
 def _settings(config: AllocatorConfig) -> dict[str, Any]:
-    limit = config.max_split_size_mb
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "",
-        "max_split_size": -1 if limit is None else limit * 2**20,
-        "garbage_collection_threshold": config.garbage_collection_threshold,
+        "max_split_size": -1,
+        "garbage_collection_threshold": 0.0,
         "expandable_segments": config.expandable_segments,
         "pinned_num_register_threads": 1,
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,
-        "roundup_power2_divisions": {str(2**i): n for i, n in enumerate(config.roundup_power2_divisions)},
+        "roundup_power2_divisions": {str(2**i): 0 for i in range(16)},
     }

@@ -13,7 +13,7 @@ from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
 from snugfit.recipe import Recipe
 from snugfit.recording import replay as replays
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import replay
 from snugfit.recording.snapshot import snapshot, write_snapshot
 from snugfit.recording.trace import TraceBuilder
