@@ -198,7 +198,16 @@ class ReadValues:
             share = self.count(args[1], operator, module) / max(1, args[1].numel())
             return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
         if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
-            return _unique(self, name, source, args, operator, module)
+            dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
+            elements = source.numel() if dim is None else source.shape[dim]
+            number = self.distinct(source, elements, operator, module)
+            kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
+            whole = tuple(source.shape) if dim is None else (elements,)
+            return lambda empty: (
+                empty(kept, source.dtype),
+                empty(whole, torch.int64),
+                empty((number,), torch.int64),
+            )
         if name == "repeat_interleave" and func._overloadname == "Tensor":
             size = kwargs.get("output_size")
             size = self.total(source, operator, module) if size is None else size
@@ -351,21 +360,3 @@ def arrays_given(values: ReadValues) -> list[Change]:
         (torch.Tensor, "__format__", to_text),
         (FakeTensor, "tolist", to_list),
     ]
-
-
-def _unique(
-    values: ReadValues, name: str, source: torch.Tensor, args: Sequence[Any], operator: str, module: str
-) -> Any:
-    by_dim = "dim" in name
-    dim = args[1] if by_dim else None
-    elements = source.shape[dim] if dim is not None else source.numel()
-    found = values.distinct(source, elements, operator, module)
-    shape = list(source.shape) if dim is not None else [found]
-    if dim is not None:
-        shape[dim] = found
-    whole = (elements,) if dim is not None else tuple(source.shape)
-    return lambda empty: (
-        empty(tuple(shape), source.dtype),
-        empty(whole, torch.int64),
-        empty((found,), torch.int64),
-    )

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, RandomState, backend
+from snugfit.fake_device.accelerator import RandomState, backend
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import replaced

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snugfit.fake_device import registration
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card.card import PretendCard
 from snugfit.recording.allocator import AllocatorConfig

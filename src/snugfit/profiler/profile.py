@@ -114,7 +114,7 @@ def profile_script(
     found = anatomy(trace, config, played=played, blocks=recorder.block_names)
     event = played.peak_event
     inside = trace.workspaces[trace.subjects[event]].nbytes if event >= 0 and trace.kinds[event] == WORKSPACE else 0
-    truth = peaks["allocated"] or recorder.true_peak_bytes
+    truth = peaks["allocated"] or recorder.truth.peak_bytes
     return Profile(
         script=script,
         exit_code=code,
@@ -161,8 +161,8 @@ def _notes(
             f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
             + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
         )
-    if recorder.lost_marks:
-        notes.append(f"What {recorder.lost_marks} operators took inside them could not be told apart.")
+    if recorder.truth.lost_marks:
+        notes.append(f"What {recorder.truth.lost_marks} operators took inside them could not be told apart.")
     if abs(truth_bytes - explained_bytes) > max(2**20, truth_bytes // 100):
         notes.append(f"The allocator counts {truth_bytes - explained_bytes:+d} bytes beside what is shown here.")
     return notes

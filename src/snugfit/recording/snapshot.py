@@ -16,18 +16,17 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import Player
 from snugfit.recording.trace import Storage, Trace, Workspace
 
 
-def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> dict[str, Any]:
+def snapshot(trace: Trace, config: AllocatorConfig | None = None) -> dict[str, Any]:
     """Returns a replay in the format of `torch.cuda.memory._snapshot()`.
 
     Args:
         trace: The recording.
         config: The allocator's options.
-        capacity_bytes: The card's size; None for no limit. A run that does not fit ends with an `oom` entry.
 
     Returns:
         `segments`, `device_traces` (one list) and the other keys of a real snapshot.
@@ -68,14 +67,8 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
         phase, operator, module = trace.where(event)
         entry(action, event, address, nbytes, stream, frames(phase, module, operator))
 
-    player = Player(trace, config, capacity_bytes, observer=observe, segment_observer=observe_segment)
-    try:
-        player.play()
-    except OutOfMemory as full:
-        phase, operator, module = trace.where(player.event)
-        free = (capacity_bytes or 0) - full.reserved_bytes
-        entry("oom", player.event, free, full.needed_bytes, 0, frames(phase, module, operator))
-        entries[-1]["device_free"] = entries[-1].pop("addr")
+    player = Player(trace, config, observer=observe, segment_observer=observe_segment)
+    player.play()
     allocator = player.allocator
     segments = []
     for segment in allocator.segments():
@@ -105,19 +98,16 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
     }
 
 
-def write_snapshot(
-    path: str | Path, trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None
-) -> None:
+def write_snapshot(path: str | Path, trace: Trace, config: AllocatorConfig | None = None) -> None:
     """Writes `snapshot` as the pickle file that the viewer reads.
 
     Args:
         path: The file to write.
         trace: The recording.
         config: The allocator's options.
-        capacity_bytes: The card's size; None for no limit.
     """
     with Path(path).open("wb") as file:
-        pickle.dump(snapshot(trace, config, capacity_bytes), file)
+        pickle.dump(snapshot(trace, config), file)
 
 
 def _frames(phase: str, module: str, operator: str) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ import small_models
 import torch
 
 from snugfit.devices import device_named
+from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
 from snugfit.recording.replay import replay, smallest_capacity
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
-from snugfit.simulator.session import record_training, simulate_training
+from snugfit.simulator.session import record_given, simulate_training
 from snugfit.workers.pool import Pool
 
 CARD = device_named("rtx-3090")
@@ -30,7 +31,7 @@ def record_all(model, recipe, batch, arguments):
     before = pieces.FIRST_STEP, pieces.LATER_STEPS
     pieces.FIRST_STEP = pieces.LATER_STEPS = 10**6
     try:
-        return record_training(model, recipe, batch, arguments=arguments)
+        return record_given(model, batch, arguments, recipe, Personality())
     finally:
         pieces.FIRST_STEP, pieces.LATER_STEPS = before
 
