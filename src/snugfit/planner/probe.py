@@ -16,11 +16,11 @@ from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
-from snugfit.recording import replay as replays
 from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.recording import Recording
+from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
 from snugfit.report.words import recipe_in_words
@@ -126,17 +126,15 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     """
     recorded = subject.record(recipe, place.kind)
     config = TensorBytes() if place.on_cpu else None
-    played = replays.replay(recorded.trace, config)
+    replays = Replays(recorded.trace, config, within=NEED_WITHIN)
+    played = replays.unlimited
     timing = place.timing(recorded)
     if timing is None:
         raise no_speeds(place.card)
     held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
-    need = held
-    if not place.on_cpu:
-        need = replays.smallest_capacity(recorded.trace, config, unlimited=played, within=NEED_WITHIN)
     return Probe(
         recipe=recipe,
-        need_bytes=need,
+        need_bytes=held if place.on_cpu else replays.smallest_bytes,
         total_bytes=held + (place.card.context_bytes or 0),
         host_bytes=played.host_peak_bytes,
         build_decides=played.peak_phase == "build",

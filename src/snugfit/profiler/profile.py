@@ -131,7 +131,7 @@ def profile_script(
         process_peak_bytes=peaks["process"],
         config=config,
         trace=trace,
-        notes=tuple(_notes(recorder, code, steps, stop, found.peak_allocated_bytes, truth)),
+        notes=tuple(_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
         advice=advise(seen[0] if seen else None, device_index=recorder.device_index)
         if with_advice
         else Advice(missing="it was not asked for"),
@@ -148,9 +148,7 @@ def _read_peaks(recorder: ProfileRecorder) -> dict[str, int | None]:
     }
 
 
-def _notes(
-    recorder: ProfileRecorder, code: int, wanted: int, stopped: bool, explained_bytes: int, truth_bytes: int
-) -> list[str]:
+def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: int, truth_bytes: int) -> list[str]:
     notes = []
     if code:
         notes.append(f"The script ended with exit code {code}; this is the profile up to there.")

@@ -123,10 +123,17 @@ def record_given(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
+    import torch
+
+    from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.record import record
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
+    from snugfit.training.course import Course
+    from snugfit.training.evaluation import task_of
+    from snugfit.training.phases import phase
+    from snugfit.training.prepare import prepare
     from snugfit.training.sparse_weights import check_sparse
     from snugfit.workloads.traits import model_traits
 
@@ -149,11 +156,34 @@ def record_given(
     assumptions = given.pop("assume", None)
     calls = steps or max(STEPS, len(batches) + 1)
 
-    def recorded(evaluation: _Evaluation | None, **other: Any) -> Recording:
-        def run(recorder: Any) -> None:
-            _train(recorder, model, recipe, batches, personality, calls, evaluation, {**given, **other})
+    device, host = personality.device, torch.device("cpu")
+    place = host if personality.kind == "cuda" else device
 
-        return record(run, personality, subject.captured(*_held_by(optimizer)), assumptions)
+    def recorded(evaluation: _Evaluation | None, **other: Any) -> Recording:
+        def train(recorder: Any) -> None:
+            with phase("build"):
+                final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
+                # Weights that are quantised go to the device layer by layer, from a model built on the host.
+                built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
+                fake = Materialiser()
+                fake.module(model, built_on, final if recipe.init != "host" else None)
+                recorder.watch(model)
+                if isinstance(optimizer, torch.optim.Optimizer):
+                    fake.optimizer(optimizer, built_on)
+                del fake  # it holds every tensor it made, and the weights before they are cast would live as long
+            trainer = prepare(model, recipe, device=device, **{**given, **other})
+            course = Course(trainer, task_of(None) if evaluation is None else evaluation.task)
+            recorder.watch(trainer.model)
+
+            def then() -> bool:
+                if evaluation is not None and recorder.step == 0:
+                    evaluation.run(course, place)
+                recorder.step += 1
+                return bool(recorder.step < calls)
+
+            course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
+
+        return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions)
 
     def run() -> Recording:
         load_libraries(recipe)
@@ -289,49 +319,6 @@ class _Request:
             expert_modules=expert_modules(self.model),
             **facts,
         )
-
-
-def _train(
-    recorder: Any,
-    model: Any,
-    recipe: Recipe,
-    batches: Sequence[Any],
-    personality: Personality,
-    steps: int,
-    evaluation: _Evaluation | None,
-    arguments: Mapping[str, Any],
-) -> None:
-    import torch
-
-    from snugfit.fake_device.materialise import Materialiser
-    from snugfit.training.course import Course
-    from snugfit.training.evaluation import task_of
-    from snugfit.training.phases import phase
-    from snugfit.training.prepare import prepare
-
-    device, host = personality.device, torch.device("cpu")
-    with phase("build"):
-        final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
-        # Weights that are quantised go to the device layer by layer, from a model built on the host.
-        built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-        fake = Materialiser()
-        fake.module(model, built_on, final if recipe.init != "host" else None)
-        recorder.watch(model)
-        if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
-            fake.optimizer(arguments["optimizer"], built_on)
-        del fake  # it holds every tensor it made, and the weights before they are cast would live as long
-    task = task_of(None) if evaluation is None else evaluation.task
-    course = Course(prepare(model, recipe, device=device, **arguments), task)
-    recorder.watch(course.trainer.model)
-    place = host if personality.kind == "cuda" else device
-
-    def then() -> bool:
-        if evaluation is not None and recorder.step == 0:
-            evaluation.run(course, place)
-        recorder.step += 1
-        return bool(recorder.step < steps)
-
-    course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
 
 class _Evaluation:
