@@ -97,7 +97,8 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     import torch
 
     from snugfit.fake_device.materialise import fill
-    from snugfit.simulator.request import batch_of, build_named
+    from snugfit.simulator.request import build_named
+    from snugfit.workloads.model_batches import batch_for
     from snugfit.workloads.weights import freeze_parameters
 
     device = torch.device("cpu")
@@ -107,7 +108,7 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     task, model = build_named(named)
     if freeze:
         freeze_parameters(model, freeze)
-    made = batch_of(named, task, model, samples, device="cpu")
+    made = batch_for(model, named.spec, task, batch_size=samples, device="cpu", **named.shape)
     found = _checked(fill(model), made.batch, made.batch, samples, device, made.task.arguments())
     return dataclasses.replace(found, real_values=False)  # of the right kind, but nobody's data
 

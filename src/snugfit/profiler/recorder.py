@@ -24,11 +24,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from snugfit import private_torch
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize, tree_map
+from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import Trace, TraceBuilder
+from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.techniques.microbatch.apply import tensors_of
 
 EVENT_LIMIT = 2_000_000
@@ -254,8 +255,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._turn("data")
         elif not self._shown and self._is_largest(module):
             with self._unwatched():
-                shapes = tree_map(_shape_of, (args, kwargs))
-                self._called = (weakref.ref(module), *shapes, _returns_loss(output))
+                self._called = (weakref.ref(module), *skeleton_of((args, kwargs)), _returns_loss(output))
 
     def _is_largest(self, module: torch.nn.Module) -> bool:
         """Whether no model called so far has more parameters."""
@@ -328,12 +328,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _plain_tensors(values: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_of(values) if _is_plain(tensor)]
-
-
-def _shape_of(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _returns_loss(output: Any) -> bool:

@@ -24,7 +24,7 @@ from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.session import record_step
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
-from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -190,19 +190,11 @@ def _check_steps(steps: object) -> None:
 
 def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:
     """Finds mistakes before a worker is started."""
-    from snugfit.errors import did_you_mean
+    from snugfit.training.given_optimizer import name_of
 
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    name = optimizer
-    if not isinstance(optimizer, str):
-        from snugfit.training.given_optimizer import name_of
-
-        name = name_of(optimizer)
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
-        raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
-    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name}))
+    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name_of(optimizer)}))
 
 
 def _estimated(

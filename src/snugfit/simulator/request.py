@@ -19,8 +19,6 @@ from snugfit.simulator.session import record_given, without_logs
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.workloads.model_batches import TrainingBatch
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NamedModel:
@@ -40,6 +38,11 @@ class NamedModel:
     """Frames of a clip, for models of video; None: the model's own."""
     assume: Assumptions = dataclasses.field(default_factory=Assumptions)
     """What may be taken for granted about values."""
+
+    @property
+    def shape(self) -> dict[str, int | None]:
+        """The shape of a sample, as `workloads.model_batches.batch_for` takes it."""
+        return {"image_size": self.image_size, "seq_len": self.seq_len, "frames": self.frames}
 
 
 def record_named(
@@ -63,9 +66,10 @@ def record_named(
     """
     without_logs()
     task, model = build_named(named)
+    from snugfit.workloads.model_batches import batch_for
     from snugfit.workloads.tasks import READ
 
-    made = batch_of(named, task, model, batch_size)
+    made = batch_for(model, named.spec, task, batch_size=batch_size, device="meta", **named.shape)
     arguments = {
         **settings,
         "batch_size": batch_size,
@@ -76,32 +80,6 @@ def record_named(
     reported = made.task if task in READ else None
     recorded = record_given(model, made.batch, arguments, recipe, personality, task=reported)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
-
-
-def batch_of(
-    named: NamedModel, task: str, model: torch.nn.Module, batch_size: int, device: str = "meta"
-) -> TrainingBatch:
-    """Returns one batch of a model by its name, and how the model is trained on it.
-
-    Args:
-        named: The model and the shape of its batch.
-        task: Its task.
-        model: The model itself.
-        batch_size: Samples.
-        device: Where the batch is made: `meta` without values, elsewhere with random ones.
-    """
-    from snugfit.workloads.model_batches import batch_for
-
-    return batch_for(
-        model,
-        named.spec,
-        task,
-        batch_size=batch_size,
-        image_size=named.image_size,
-        seq_len=named.seq_len,
-        frames=named.frames,
-        device=device,
-    )
 
 
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:

@@ -77,8 +77,6 @@ def built(model: Any) -> Any:
 
     if isinstance(model, torch.nn.Module):
         return model
-    if not callable(model):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
     try:
         made = without_memory(lambda _: model())
     except SnugfitError:

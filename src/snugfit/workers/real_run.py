@@ -183,6 +183,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
     from snugfit.techniques.microbatch.apply import first_tensor
+    from snugfit.training.fallbacks import elements
 
     global _samples
     tensor = first_tensor(batch)
@@ -190,17 +191,10 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     if samples <= SAMPLES:
         return None
     more = _few(batch, split, samples)
-    if _elements(more) * _PER_NUMBER > MOST_ELEMENTS:
+    if elements(more) * _PER_NUMBER > MOST_ELEMENTS:
         return None
     _samples = samples
     return more
-
-
-def _elements(batch: Any) -> int:
-    """How many numbers a batch has."""
-    from snugfit.techniques.microbatch.apply import tensors_of
-
-    return sum(tensor.numel() for tensor in tensors_of(batch))
 
 
 def _fill_all(model: Any, few: Any, captured: Any) -> None:
@@ -209,11 +203,12 @@ def _fill_all(model: Any, few: Any, captured: Any) -> None:
     from torch.nn.parameter import is_lazy
 
     from snugfit.fake_device.materialise import fill
+    from snugfit.training.fallbacks import elements
 
     held = [*model.parameters(), *model.buffers(), *captured]
-    elements = _elements(few) + sum(tensor.numel() for tensor in held if not is_lazy(tensor))
-    if elements > MOST_ELEMENTS:
-        raise NotTried(f"it would make {elements:,} random numbers, more than {MOST_ELEMENTS:,}")
+    numbers = elements(few) + sum(tensor.numel() for tensor in held if not is_lazy(tensor))
+    if numbers > MOST_ELEMENTS:
+        raise NotTried(f"it would make {numbers:,} random numbers, more than {MOST_ELEMENTS:,}")
     if any(is_lazy(tensor) for tensor in held):
         raise NotTried("the model has lazy layers")
     torch.manual_seed(0)
