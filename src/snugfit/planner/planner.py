@@ -79,7 +79,7 @@ class Planner:
     def search(self) -> Search:
         """The search, which has simulated what it starts from."""
         if self._search is None:
-            self._search = Search(self.laboratory, self.space())
+            self._search = Search(self.space())
         return self._search
 
     def space(self) -> Space:
