@@ -34,10 +34,10 @@ def place_for(device: str | Device | None) -> Place:
     if card.name == "cpu":
         from snugfit.measure.host_speeds import host_speeds
 
-        return Place(card=card, kind=Personality(kind="cpu"), speeds=host_speeds())
+        return Place(card=card, personality=Personality(kind="cpu"), speeds=host_speeds())
     if card.bytes_only or not card.flops or card.memory_bandwidth is None:
         raise no_speeds(card)
-    return Place(card=card, kind=Personality(capability=card.compute_capability or GENERATIONS[0]))
+    return Place(card=card, personality=Personality(capability=card.compute_capability or GENERATIONS[0]))
 
 
 def _default() -> str:

@@ -60,7 +60,7 @@ class Planner:
         self.place = place
         self.constraints = constraints
         self.laboratory = Laboratory(subject, place, pool)
-        self.margin = margin_for(place.kind.kind)
+        self.margin = margin_for(place.personality.kind)
         self._search: Search | None = None
         self._check = check
         self._checked: Checked | None = None

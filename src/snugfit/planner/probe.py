@@ -38,7 +38,7 @@ class Place:
 
     card: Device
     """Row of the table."""
-    kind: Personality
+    personality: Personality
     """What is simulated."""
     speeds: HostSpeeds | None = None
     """Measured speeds, where it is a CPU."""
@@ -46,7 +46,7 @@ class Place:
     @property
     def on_cpu(self) -> bool:
         """Whether training runs on the CPU."""
-        return self.kind.kind == "cpu"
+        return self.personality.kind == "cpu"
 
     def timing(self, recorded: Recording) -> Timing | None:
         """Returns the mean timing of the steady steps, each batch once.
@@ -124,7 +124,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         InputError: The recipe cannot be carried out, or no speed of the device is known.
         CannotSimulateError: Something needs values.
     """
-    recorded = subject.record(recipe, place.kind)
+    recorded = subject.record(recipe, place.personality)
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited

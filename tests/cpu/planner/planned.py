@@ -23,8 +23,8 @@ SPEEDS = HostSpeeds(
     operator_factors={"aten.gelu.default": 4.0},
     threads=1,
 )
-CPU = Place(card=device_named("cpu"), kind=Personality(kind="cpu"), speeds=SPEEDS)
-CARD = Place(card=device_named("rtx-3090"), kind=Personality(capability=(8, 6)))
+CPU = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=SPEEDS)
+CARD = Place(card=device_named("rtx-3090"), personality=Personality(capability=(8, 6)))
 
 
 class Block(nn.Module):

@@ -69,7 +69,7 @@ class Operators(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def planner(planning_pool):
     torch.set_num_threads(1)
-    place = Place(card=device_named("cpu"), kind=Personality(kind="cpu"), speeds=host_speeds())
+    place = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=host_speeds())
     batch = planned.batch_of(SAMPLES, TOKENS)
     with planned.planner(planning_pool, place=place, model=build, batch=batch) as made:
         yield made
