@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import snugfit
 from benchmarks.held_out import take_course
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.processor import this_processor
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe

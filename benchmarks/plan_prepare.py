@@ -28,8 +28,8 @@ from snugfit.planner.places import place_for
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Place
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.subjects import given_subject
 from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.simulator.subjects import given_subject
 from snugfit.workers.pool import Pool
 
 SHARES = (0.8, 0.6, 0.4)

@@ -28,9 +28,9 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Laboratory, Place, Probe
-from snugfit.planner.subjects import given_subject
 from snugfit.recipe import Recipe
 from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.simulator.subjects import given_subject
 from snugfit.workers.pool import Pool
 
 SHARES = (0.9, 0.7, 0.5, 0.35)

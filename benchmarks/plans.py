@@ -28,10 +28,10 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
-from snugfit.planner.subjects import named_subject
 from snugfit.recording.replay import replay
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.request import NamedModel
+from snugfit.simulator.subjects import named_subject
 from snugfit.units import GIB
 from snugfit.workload import Workload
 

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from benchmarks import results_file
 from snugfit.devices import device_named
 from snugfit.errors import SnugfitError
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.simulator.session import simulate_step

@@ -30,10 +30,10 @@ import snugfit
 from benchmarks.cpu_truth import _peaks
 from benchmarks.results_file import RESULTS, write
 from snugfit.errors import InputError
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.session import STEPS, simulate_training
 from snugfit.workers.pool import Pool
 from snugfit.workload import algorithm_and_storage
 from snugfit.workloads.tasks import task_named
@@ -229,7 +229,7 @@ def run(model: str, name: str, subject: Subject, data: Any, pool: Pool) -> dict[
     row["train_seconds"] = round(time.process_time() - began, 1)
     recording = simulate_training(
         subject.build, recipe, given[:2], personality=Personality(kind="cpu", threads=torch.get_num_threads()),
-        evaluate=False, pool=pool, arguments=arguments,
+        steps=STEPS, evaluate=False, pool=pool, arguments=arguments,
     )  # fmt: skip
     predicted, predicted_host = _peaks(recording.trace)
     first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10

@@ -158,7 +158,7 @@ def _limit(device: torch.device, batch: Any) -> tuple[Callable[[], None], int]:
 def _step_bytes(device: torch.device, batch: Any) -> int:
     """Bytes that a step takes beside the model, by simulation."""
     from benchmarks.gpu.subjects import image_loss
-    from snugfit.fake_device.accelerator import Personality
+    from snugfit.fake_device.personality import Personality
     from snugfit.recipe import Recipe
     from snugfit.recording.replay import replay
     from snugfit.recording.tensor_bytes import TensorBytes

@@ -14,7 +14,7 @@ import snugfit
 from benchmarks.gpu.part import Place
 from benchmarks.held_out import take_course
 from snugfit.devices import Device, device_named
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.measure.meter import Meter, meter_for
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock

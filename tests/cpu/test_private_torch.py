@@ -12,6 +12,7 @@ from pathlib import Path
 import patience
 import pytest
 import torch
+from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
@@ -161,7 +162,7 @@ def test_operators_run_for_real_where_modes_are_off():
 
 
 def test_forgotten_conversions_let_tensors_be_swapped():
-    """forget_conversions, swap"""
+    """forget_conversions"""
     mode, one, other = private_torch.new_fake_mode(), torch.ones(2), torch.zeros(3)
     with mode:
         made = torch.ones(2) + 1
@@ -169,7 +170,7 @@ def test_forgotten_conversions_let_tensors_be_swapped():
     private_torch.forget_conversions(mode)
     assert not mode.fake_tensor_converter.meta_converter.tensor_memo
     assert not mode.fake_tensor_converter.meta_converter.storage_memo
-    private_torch.swap(one, other)
+    torch.utils.swap_tensors(one, other)
     assert one.shape == (3,)
     assert other.shape == (2,)
 
@@ -362,7 +363,8 @@ _REGISTERED = """
 import torch
 from snugfit import private_torch
 from snugfit.fake_device import registration
-from snugfit.fake_device.accelerator import DEVICE_TYPE, backend
+from snugfit.fake_device.accelerator import backend
+from snugfit.fake_device.personality import DEVICE_TYPE
 registration.register()
 mode = private_torch.new_fake_mode()
 factory = private_torch.FakeFactory(mode)
@@ -487,11 +489,10 @@ def test_parametrized_modules():
 
 
 def test_lazy_parameters():
-    """is_lazy, lazy_parameter"""
+    """lazy_parameter"""
     lazy = private_torch.lazy_parameter(torch.nn.UninitializedParameter, torch.float16, True)
-    assert private_torch.is_lazy(lazy)
+    assert is_lazy(lazy)
     assert (lazy.dtype, lazy.device.type, lazy.requires_grad) == (torch.float16, "meta", True)
-    assert not private_torch.is_lazy(torch.nn.Parameter(torch.ones(1)))
 
 
 def test_paths_of_registries():

@@ -12,41 +12,14 @@ of torch, and host and device can be told apart. Two kinds of run are known:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from snugfit.device_kinds import CPU, CUDA, SIMULATED, Simulated
+from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.recording.generations import GENERATIONS, Capability
-
-DEVICE_TYPE = SIMULATED
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Personality:
-    """Which kind of device a simulated run takes place on."""
-
-    kind: Simulated = CUDA
-    """cuda, or cpu for a run on the host."""
-
-    capability: Capability = GENERATIONS[0]
-    """Compute capability of the card: decides attention kernels and the cuBLAS workspace. Ignored on cpu."""
-
-    threads: int | None = None
-    """Threads that torch computes with in a run on cpu; None: as many as it takes by itself on this machine."""
-
-    @property
-    def is_card(self) -> bool:
-        """Whether it stands for a card."""
-        return self.kind != CPU
-
-    @property
-    def device(self) -> torch.device:
-        """The device that tensors of the run are on."""
-        return torch.device(DEVICE_TYPE, 0) if self.is_card else torch.device(CPU)
 
 
 class Stream:
@@ -164,6 +137,15 @@ class RandomState:
         return hash((self.seed, self.drawn)) % 2**63
 
 
+def _always(answer: Any) -> Any:
+    """A method that returns one and the same."""
+
+    def method(self: Any, *_: Any, **__: Any) -> Any:
+        return answer
+
+    return method
+
+
 class Backend:
     """What `torch.sim` is: the functions that torch and libraries ask of a device module."""
 
@@ -181,33 +163,16 @@ class Backend:
         self.random = RandomState()
         """Where the device's random numbers stand; a card that computes counts there."""
 
-    def is_initialized(self) -> bool:
-        """Returns True: there is nothing to initialise."""
-        return True
-
-    def init(self) -> None:
-        """Does nothing."""
-
-    _lazy_init = init
-
-    def is_available(self) -> bool:
-        """Returns True."""
-        return True
+    # There is one device, which is there; a recording keeps all of its history, and nothing is captured into a graph.
+    is_initialized = is_available = _always(True)
+    init = _lazy_init = set_device = reset_peak_memory_stats = reset_max_memory_allocated = _always(None)
+    device_count, current_device = _always(1), _always(0)
+    get_device_name = _always("snugfit simulated card")
+    _is_in_bad_fork = is_current_stream_capturing = _always(False)
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         """Returns whether the card computes in bfloat16 (or emulates it)."""
         return bool(self.of_card(lambda capability: including_emulation or capability >= (8, 0)))
-
-    def device_count(self) -> int:
-        """Returns 1."""
-        return 1
-
-    def current_device(self) -> int:
-        """Returns 0."""
-        return 0
-
-    def set_device(self, device: Any) -> None:
-        """Does nothing: there is one device."""
 
     def device(self, device: Any) -> Any:
         """Returns a context in which a device is current; there is one."""
@@ -217,13 +182,6 @@ class Backend:
         """Returns the card's compute capability."""
         own: Capability = self.of_card(lambda capability: capability)
         return own
-
-    def get_device_name(self, device: Any = None) -> str:
-        """Returns the name of the fake card."""
-        return "snugfit simulated card"
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
 
     def manual_seed(self, seed: int) -> None:
         """Starts the random numbers anew."""
@@ -268,10 +226,6 @@ class Backend:
         self.current = stream
         self.observer("stream", stream.number, None)
 
-    def is_current_stream_capturing(self) -> bool:
-        """Returns False: nothing is captured into a graph."""
-        return False
-
     def synchronize(self, device: Any = None) -> None:
         """The host waits for the device; noted for the clock."""
         self.observer("synchronize", -1, None)
@@ -291,11 +245,6 @@ class Backend:
         return self.memory()[1]
 
     max_memory_reserved = max_memory_allocated
-
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Does nothing: a recording keeps all of its history."""
-
-    reset_max_memory_allocated = reset_peak_memory_stats
 
 
 backend = Backend()

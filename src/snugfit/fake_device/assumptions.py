@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snugfit.errors import InputError, RecipeError, did_you_mean
-from snugfit.fields import field_infos, from_text, type_problems
+from snugfit.fields import FieldInfo, field_infos, from_text, type_problems
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,35 +85,32 @@ def assumptions_from(given: AssumeArgument) -> Assumptions:
     """
     if isinstance(given, Assumptions):
         return given
-    if given is None:
-        return Assumptions()
     infos = field_infos(Assumptions)
     if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in infos]
         settings = dict(given)
     else:
-        settings, unknown = {}, []
-        for word in [given] if isinstance(given, str) else given:
-            name, equals, text = str(word).partition("=")
-            name = name.strip().replace("-", "_")
-            if name not in infos:
-                unknown.append(name)
-                continue
-            if bool in infos[name].kinds:
-                settings[name] = _truth(name, text) if equals else True
-            elif not equals:
-                raise InputError(
-                    f"assume: {name} needs a value, such as {name}={'0.5' if float in infos[name].kinds else 8}."
-                )
-            else:
-                settings[name] = from_text(infos[name], text)
+        settings = dict(_read(str(word), infos) for word in ([given] if isinstance(given, str) else given or ()))
+    unknown = [str(name) for name in settings if name not in infos]
     if unknown:
-        raise InputError(f"assume: {unknown[0]!r} is unknown; {did_you_mean(str(unknown[0]), infos)}")
+        raise InputError(f"assume: {unknown[0]!r} is unknown; {did_you_mean(unknown[0], infos)}")
     return Assumptions(**settings)
+
+
+def _read(word: str, infos: Mapping[str, FieldInfo]) -> tuple[str, Any]:
+    """Name and value of a word such as `loss_finite` or `nonzero=0.25`."""
+    name, equals, text = word.partition("=")
+    name, text = name.strip().replace("-", "_"), text.strip()
+    if name not in infos:
+        return name, text
+    if bool in infos[name].kinds:
+        return name, _truth(name, text) if equals else True
+    if not equals:
+        raise InputError(f"assume: {name} needs a value, such as {name}={'0.5' if float in infos[name].kinds else 8}.")
+    return name, from_text(infos[name], text)
 
 
 def _truth(name: str, text: str) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.strip().lower() not in words:
+    if text.lower() not in words:
         raise InputError(f"assume: {name} is {text!r}; give {name}=true or {name}=false.")
-    return words[text.strip().lower()]
+    return words[text.lower()]

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from snugfit import private_torch
-from snugfit.fake_device.accelerator import DEVICE_TYPE
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.personality import DEVICE_TYPE
 
 Policy = Callable[[Any], Callable[..., Any]]
 """Makes the kernel of an operator under autocast."""

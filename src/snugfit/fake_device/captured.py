@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.private_torch import FakeFactory, FakeTensor
@@ -27,7 +28,7 @@ def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *o
         *others: Batches, and whatever else is handed over by itself: nestings of tensors.
     """
     known = {id(tensor) for tensor in (*_held_by(model), *tensors_of(others))}
-    return [tensor for tensor in arrived if id(tensor) not in known and not private_torch.is_lazy(tensor)]
+    return [tensor for tensor in arrived if id(tensor) not in known and not is_lazy(tensor)]
 
 
 def _held_by(model: torch.nn.Module) -> Iterable[torch.Tensor]:
@@ -68,7 +69,7 @@ class Captured:
             elif tensor.requires_grad:
                 fake.requires_grad_()
             private_torch.forget_conversions(factory.mode)
-            private_torch.swap(tensor, fake)
+            torch.utils.swap_tensors(tensor, fake)  # type: ignore[no-untyped-call]
             self.unused[tensor.untyped_storage()._cdata] = tensor
 
     def used(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,19 +70,6 @@ class CpuOperators:
         )
         self.asked = 0
         """Calls that were not known."""
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Takes what other processes have learned at the beginning, and keeps what was learned at the end.
-
-        Yields:
-            Nothing.
-        """
-        self._cache.refresh()
-        try:
-            yield
-        finally:
-            self._cache.save()
 
     def ask(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], fakes: Sequence[torch.Tensor], cost: Cost

@@ -81,16 +81,14 @@ class _Counts:
             found: Tensor = pool(*args, **kwargs)
             return found
 
-        def sampled(sampler: Any, matched: list[Tensor]) -> Any:
-            return self._sampled(sampler, matched)
-
-        def subsample(owner: Any, labels: list[Tensor]) -> list[Tensor]:
-            return self._subsampled(owner, labels)
-
         return [
             (resizing.GeneralizedRCNNTransform, "torch_choice", lambda owner, sizes: max(sizes)),
-            (utilities.BalancedPositiveNegativeSampler, "__call__", sampled),
-            (heads.RoIHeads, "subsample", subsample),
+            (
+                utilities.BalancedPositiveNegativeSampler,
+                "__call__",
+                lambda owner, matched: self._sampled(owner, matched),
+            ),
+            (heads.RoIHeads, "subsample", lambda owner, labels: self._subsampled(owner, labels)),
             (first_stage, "torch", _Torch(self._of_first_stage)),
             (heads, "torch", _Torch(self._of_heads)),
             (poolers, "torch", _Torch(self._of_pooler)),

@@ -14,11 +14,11 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
-from snugfit.fake_device.accelerator import DEVICE_TYPE
 from snugfit.fake_device.chance import SOURCES
 from snugfit.fake_device.dispatch_plan import Plan
 from snugfit.fake_device.operator_costs import cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
+from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability, CardQuestions
@@ -64,7 +64,9 @@ class FakeCalls:
         make = self._values.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device
-            sized = make(lambda shape, dtype: self._factory.empty(shape, _strides(shape), dtype, device))
+            sized = make(
+                lambda shape, dtype: self._factory.wrap(torch.empty(shape, dtype=dtype, device="meta"), device)
+            )
             return Call(args, kwargs, sized, by_values=True)
         if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
             args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
@@ -181,13 +183,6 @@ def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         and kwargs.get("device") in (None, torch.device("cpu"))
         and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
     )
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for at in range(len(shape) - 2, -1, -1):
-        strides[at] = strides[at + 1] * max(1, shape[at + 1])
-    return strides
 
 
 def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:

@@ -26,7 +26,6 @@ _aten = torch.ops.aten
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that look at the layout of their argument only."""
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
-_follows: dict[Any, bool] = {}
 
 
 class Made:
@@ -129,15 +128,10 @@ def _values(made: Made, stance: Stance) -> torch.Tensor:
     return values
 
 
+@functools.cache
 def _deterministic(func: Any) -> bool:
-    found = _follows.get(func)
-    if found is None:
-        found = _follows[func] = (
-            func.namespace in ("aten", "prims")
-            and torch.Tag.nondeterministic_seeded not in func.tags
-            and func._opname not in _NOT_WRITTEN
-        )
-    return found
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace in ("aten", "prims") and not drawn and func._opname not in _NOT_WRITTEN
 
 
 def _made(tensor: torch.Tensor) -> Made | None:

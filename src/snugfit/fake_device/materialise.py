@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -153,6 +153,59 @@ def remembered(model: torch.nn.Module, optimizer: object = None) -> Callable[[],
 def _tables_copied(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a module, its tables of parameters, modules and hooks copied."""
     return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
+
+
+def fill(model: torch.nn.Module, captured: Iterable[torch.Tensor] = ()) -> torch.nn.Module:
+    """Gives what has no memory values of a sensible size, in place: weights random ones, all else 1, or 0 for an index.
+
+    Args:
+        model: A skeleton; tied parameters stay tied.
+        captured: Tensors that are held elsewhere.
+
+    Returns:
+        The model.
+    """
+    generator = torch.Generator().manual_seed(0)
+    made: dict[int, torch.Tensor] = {}
+
+    def filled(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if id(tensor) not in made:
+            weight, number = isinstance(tensor, torch.nn.Parameter), tensor.is_floating_point() or tensor.is_complex()
+            if weight and number:
+                values = torch.randn(tensor.shape, generator=generator) * 0.05 + (tensor.dim() == 1)  # norms are near 1
+            else:
+                values = torch.full(tensor.shape, int(number or tensor.dtype == torch.bool))
+            kept = values.to(tensor.dtype).requires_grad_(tensor.requires_grad)
+            made[id(tensor)] = torch.nn.Parameter(kept.detach(), tensor.requires_grad) if weight else kept
+        return made[id(tensor)]
+
+    change_tensors(model, filled)
+    for tensor in captured:
+        if tensor.is_meta:
+            torch.utils.swap_tensors(tensor, filled(tensor))  # type: ignore[no-untyped-call]
+    return model
+
+
+def filled_batch(batch: Any, generator: torch.Generator | None = None) -> Any:
+    """Returns a batch with random values that any model takes: whole numbers are 0 or 1, masks mask nothing.
+
+    Args:
+        batch: Tensors in any nesting.
+        generator: Draws the values; None: torch's own.
+    """
+
+    def values(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if tensor.dtype == torch.bool:
+            return torch.ones(tensor.shape, dtype=tensor.dtype)
+        if tensor.is_floating_point() or tensor.is_complex():
+            return torch.rand(tensor.shape, generator=generator).to(tensor.dtype)
+        return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype)
+
+    return map_tensors(batch, values)
 
 
 def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:

@@ -1,9 +1,7 @@
-"""What was asked of this machine's processor, kept in the user's cache folder: one file a processor, torch and threads.
+"""What was asked of this machine's processor, kept in the user's cache folder: an SQLite file a processor, torch, threads.
 
-Several workers may write at once: a file is read again before it is replaced, as a whole and in one step. What two of them
-learn in the same moment can be lost and is then asked again; a file is never half written. Every file carries the
-processor it belongs to and a checksum: what does not agree is left out and written anew. Where nothing can be written,
-answers last as long as the process, which costs time only.
+Several workers may read and write at once. A file that is none is written anew, and every answer carries a checksum: what
+does not agree is asked again. Where nothing can be written, answers last as long as the process, which costs time only.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import sqlite3
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Changes when what is asked, or how, changes: older answers are then asked anew."""
 MOST_ANSWERS = 50_000
 """Answers kept in a file; the oldest go."""
@@ -32,25 +30,25 @@ class OperatorCache:
     """The answers of one processor, by the digest of the call."""
 
     def __init__(self, identity: dict[str, Any], folder: Path | None = None) -> None:
-        """Reads what is there.
+        """Opens the file, or makes it.
 
         Args:
             identity: What the answers belong to: processor, instructions, torch, threads.
             folder: Where the file lies; None: the user's cache folder.
         """
-        self._identity = json.loads(json.dumps({**identity, "format": FORMAT}))
-        name = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:24]
-        self.path: Path | None = None
-        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
-            self.path = (folder or cache_folder()) / f"{name}.json"
+        self._identity = json.dumps({**identity, "format": FORMAT}, sort_keys=True)
         self._answers: dict[str, Any] = {}
-        self._new: dict[str, Any] = {}
-        self._seen: tuple[int, int] | None = None
-        self.refresh()
+        self._file: sqlite3.Connection | None = None
+        name = hashlib.sha256(self._identity.encode()).hexdigest()[:24]
+        with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):  # RuntimeError: a user without a home
+            self.path = (folder or cache_folder()) / f"{name}.sqlite"
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
 
-    def __len__(self) -> int:
-        """The number of answers."""
-        return len(self._answers)
+    def _open(self) -> None:
+        self._file = sqlite3.connect(self.path, check_same_thread=False)
+        self._do("PRAGMA synchronous = OFF")  # what a crash of the machine may break is asked again
+        self._do("CREATE TABLE IF NOT EXISTS answers (digest TEXT PRIMARY KEY, answer TEXT, checksum TEXT)")
 
     def get(self, digest: str) -> Any:
         """Returns an answer, None where there is none.
@@ -58,67 +56,40 @@ class OperatorCache:
         Args:
             digest: The call.
         """
+        if digest not in self._answers:
+            for answer, checksum in self._do("SELECT answer, checksum FROM answers WHERE digest = ?", digest):
+                if checksum == self._checksum(digest, answer):
+                    self._answers[digest] = json.loads(answer)
         return self._answers.get(digest)
 
     def put(self, digest: str, answer: Any) -> None:
-        """Takes an answer; `save` writes it.
+        """Keeps an answer.
 
         Args:
             digest: The call.
             answer: Plain data.
         """
-        self._answers[digest] = self._new[digest] = answer
+        self._answers[digest] = answer
+        text = json.dumps(answer)
+        self._do("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", digest, text, self._checksum(digest, text))
+        self._do("DELETE FROM answers WHERE rowid <= (SELECT max(rowid) FROM answers) - ?", MOST_ANSWERS)
 
-    def refresh(self) -> None:
-        """Takes what other processes have written since."""
-        if self.path is None:
-            return
+    def _checksum(self, digest: str, answer: str) -> str:
+        return hashlib.sha256(f"{self._identity} {digest} {answer}".encode()).hexdigest()
+
+    def _do(self, statement: str, *values: Any) -> list[Any]:
+        """Returns the rows that a statement finds; none where the file cannot be used."""
+        if self._file is None:
+            return []
         try:
-            state = self.path.stat()
-        except OSError:
-            return
-        if self._seen == (state.st_mtime_ns, state.st_size):
-            return
-        self._seen = (state.st_mtime_ns, state.st_size)
-        self._answers = {**self._read(), **self._answers}
-
-    def save(self) -> None:
-        """Writes the new answers, together with what others have written meanwhile."""
-        if not self._new or self.path is None:
-            return
-        merged = {**self._read(), **self._new}
-        for digest in list(merged)[: max(0, len(merged) - MOST_ANSWERS)]:
-            del merged[digest]
-        text = json.dumps({"for": self._identity, "checksum": _checksum(merged), "answers": merged}, indent=0)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.path, text)
-        except OSError:
-            self.path = None  # read-only or full: answers last as long as this process
-            return
-        self._new = {}
-
-    def _read(self) -> dict[str, Any]:
-        assert self.path is not None
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["for"] == self._identity and found["checksum"] == _checksum(found["answers"]):
-                return dict(found["answers"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        return {}
-
-
-def _checksum(answers: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+            with self._file:
+                return self._file.execute(statement, values).fetchall()
+        except sqlite3.OperationalError:  # read-only, full or locked
+            return []
+        except sqlite3.Error:  # damaged
+            self._file.close()
+            self._file = None
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+                self._open()
+            return []

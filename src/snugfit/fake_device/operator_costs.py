@@ -43,7 +43,7 @@ _LONG_ROW = 1024
 
 
 class Cost(NamedTuple):
-    """Cost of one run of an operator."""
+    """Cost of one run of an operator: what an `OperatorRun` says of it, by the same names."""
 
     flops: int
     """Floating-point operations."""

@@ -13,44 +13,25 @@ device does:
 
 Which operators have a kernel, torch's dispatcher says. A build of torch without CUDA does not know CUDA's; there an operator
 counts as having one if the CPU has one, and so does every operator on lists of tensors (`_foreach_...`), which CUDA alone
-runs whole. The few that keep to neither rule are named below, and a test holds them against a build with CUDA.
+runs whole. The few that keep to neither rule stand in `own_kernels.yaml`; a test holds them against a build with CUDA.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from snugfit import private_torch
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, tree_leaves, tree_map
 
-_ON_CUDA_ALONE = frozenset(
-    {
-        "aten::_chunk_cat",
-        "aten::_chunk_cat.out",
-        "aten::_fused_rms_norm",
-        "aten::_grouped_mm",
-        "aten::_scaled_grouped_mm_v2",
-        "aten::convolution_backward",
-        "aten::split_with_sizes_copy.out",
-    }
-)
-_ON_CPU_ALONE = frozenset(
-    {
-        "aten::_stack",
-        "aten::_stack.out",
-        "aten::_upsample_lanczos2d_aa",
-        "aten::_upsample_lanczos2d_aa_backward",
-        "aten::narrow_copy",
-        "aten::native_channel_shuffle",
-        "aten::pixel_shuffle",
-        "aten::pixel_unshuffle",
-    }
-)
+_ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""Kind of device -> operators that only it has a kernel for."""
 _LISTS, _LISTS_WITHOUT_KERNEL = "aten::_foreach_", ("aten::_foreach_copy", "aten::_foreach_zero")
 
 WHOLE, APART, APART_WHERE_IT_HOLDS_MORE = "whole", "apart", "apart where it holds more"
@@ -70,7 +51,7 @@ def has_own_kernel(name: str, kind: str) -> bool:
         return private_torch.has_kernel(name, kind.upper())
     if name.startswith(_LISTS):
         return not name.endswith("out") and name not in _LISTS_WITHOUT_KERNEL
-    return name in _ON_CUDA_ALONE or (private_torch.has_kernel(name, "CPU") and name not in _ON_CPU_ALONE)
+    return name in _ALONE["cuda"] or (private_torch.has_kernel(name, "CPU") and name not in _ALONE["cpu"])
 
 
 @functools.cache

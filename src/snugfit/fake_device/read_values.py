@@ -52,30 +52,23 @@ FACTS: dict[Any, _Facts] = {
     _aten.ne.Tensor: _compared(False),
 }
 """Operators whose result, all elements alike, follows from everything being finite."""
-_CARRIES: dict[Any, Callable[[float], float]] = {
-    _aten.bitwise_not.default: lambda value: 1 - value,
-    _aten.logical_not.default: lambda value: 1 - value,
-    _aten._to_copy.default: lambda value: value,
-    _aten.all.default: lambda value: value,
-    _aten.any.default: lambda value: value,
-    _aten.all.dim: lambda value: value,
-    _aten.any.dim: lambda value: value,
-    _aten.view.default: lambda value: value,
-    _aten.detach.default: lambda value: value,
+_SAME = (
+    _aten._to_copy.default, _aten.all.default, _aten.any.default, _aten.all.dim, _aten.any.dim, _aten.view.default,
+    _aten.detach.default,
+)  # fmt: skip
+_OPPOSITE = (_aten.bitwise_not.default, _aten.logical_not.default)
+_BOTH = (_aten.mul.Tensor, _aten.logical_and.default, _aten.bitwise_and.Tensor)
+_EITHER = (_aten.maximum.default, _aten.logical_or.default, _aten.bitwise_or.Tensor)
+_CARRIES: dict[Any, tuple[int, Callable[[Sequence[float]], float]]] = {
+    **dict.fromkeys(_SAME, (1, min)),
+    **dict.fromkeys(_OPPOSITE, (1, lambda known: 1 - known[0])),
+    **dict.fromkeys(_BOTH, (2, min)),
+    **dict.fromkeys(_EITHER, (2, max)),
 }
-"""Operators that carry a known truth value on."""
-_NEUTRAL: dict[Any, float] = {
-    _aten.mul.Tensor: 1.0,
-    _aten.logical_and.default: 1.0,
-    _aten.bitwise_and.Tensor: 1.0,
-    _aten.maximum.default: 0.0,
-    _aten.logical_or.default: 0.0,
-    _aten.bitwise_or.Tensor: 0.0,
-}
-"""Operators of two truth values -> the value that leaves the other as it is."""
+"""Operators that carry known truth values on -> how many they take, and what they make of them."""
 _NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
 """Operators that make zero of what is nowhere true."""
-KNOWING = frozenset({*_CARRIES, *_NEUTRAL, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
+KNOWING = frozenset({*_CARRIES, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
 """Operators whose results may carry on what is known of their arguments' values."""
 
 
@@ -113,17 +106,13 @@ class ReadValues:
         """
         if func in FACTS or func is _aten._is_all_true.default:
             self._fact(func, args, copies[0])
-        known = [self._ledger.value(source) for source in sources]
-        first = known[0]
-        if first is None:
+        known = [value for value in map(self._ledger.value, sources) if value is not None]
+        if len(known) < len(sources):
             return
-        if func in _CARRIES:
-            self._ledger.set_value(copies[0], _CARRIES[func](first))
-        elif func in _NEUTRAL and len(known) == 2:
-            other, neutral = known[1], _NEUTRAL[func]
-            if other is not None:
-                self._ledger.set_value(copies[0], other if first == neutral else first)
-        elif func in _NOTHING_THERE and first == 0.0:
+        count, made = _CARRIES.get(func, (0, min))
+        if count == len(known):
+            self._ledger.set_value(copies[0], made(known))
+        elif func in _NOTHING_THERE and known[0] == 0.0:
             self._ledger.set_value(copies[0], 0.0)
 
     def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
@@ -204,7 +193,16 @@ class ReadValues:
             share = self.count(args[1], operator, module) / max(1, args[1].numel())
             return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
         if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
-            return _unique(self, name, source, args, operator, module)
+            dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
+            elements = source.numel() if dim is None else source.shape[dim]
+            number = self.distinct(source, elements, operator, module)
+            kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
+            whole = tuple(source.shape) if dim is None else (elements,)
+            return lambda empty: (
+                empty(kept, source.dtype),
+                empty(whole, torch.int64),
+                empty((number,), torch.int64),
+            )
         if name == "repeat_interleave" and func._overloadname == "Tensor":
             size = kwargs.get("output_size")
             size = self.total(source, operator, module) if size is None else size
@@ -370,21 +368,3 @@ def arrays_given(values: ReadValues) -> list[Change]:
         (torch.Tensor, "__format__", to_text),
         (FakeTensor, "tolist", to_list),
     ]
-
-
-def _unique(
-    values: ReadValues, name: str, source: torch.Tensor, args: Sequence[Any], operator: str, module: str
-) -> Any:
-    by_dim = "dim" in name
-    dim = args[1] if by_dim else None
-    elements = source.shape[dim] if dim is not None else source.numel()
-    found = values.distinct(source, elements, operator, module)
-    shape = list(source.shape) if dim is not None else [found]
-    if dim is not None:
-        shape[dim] = found
-    whole = (elements,) if dim is not None else tuple(source.shape)
-    return lambda empty: (
-        empty(tuple(shape), source.dtype),
-        empty(whole, torch.int64),
-        empty((found,), torch.int64),
-    )

@@ -16,7 +16,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, own_kernels
-from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
+from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
@@ -24,6 +24,7 @@ from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, selects_by_
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
@@ -105,7 +106,6 @@ class Recorder(DirectMode):
         else:
             operators = self._calls.operators = cpu_operators.of_this_processor()
             self._plans = _plans.setdefault(operators, {})
-            self._entered.enter_context(operators.in_use())
         for watch in (self.modules, self._watch_optimizers(), private_torch.on_storage_resize(self._ledger.resized)):
             self._entered.enter_context(watch)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -364,30 +364,15 @@ class Recorder(DirectMode):
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
         if not cost.kernels:
             return
-        dtype = cost.dtype
-        if cost.flops and self._cuda and dtype == "float32" and private_torch.rounds_to_tf32(name, bool(cost.product)):
-            dtype = "tf32"
+        in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
+        if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
+            cost = cost._replace(dtype="tf32")
         after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
-        self._last_run[stream] = self._builder.run(
-            OperatorRun(
-                name,
-                module,
-                phase,
-                cost.flops,
-                cost.read_bytes,
-                cost.written_bytes,
-                dtype,
-                cost.kernels,
-                plan.device,
-                stream,
-                cost.product,
-                after,
-                plan.blocking,
-                len(self._builder),
-                cost.convolution,
-                cost.again_bytes,
-            )
-        )
+        run = OperatorRun(
+            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
+            blocking=plan.blocking, at=len(self._builder), **cost._asdict(),
+        )  # fmt: skip
+        self._last_run[stream] = self._builder.run(run)
 
     def _know(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]

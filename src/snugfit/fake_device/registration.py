@@ -16,7 +16,8 @@ from snugfit.fake_device import (
     own_kernels,
     recurrent_kernels,
 )
-from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, backend
+from snugfit.fake_device.accelerator import backend
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.recorder import Recorder
 
 _registered = False

@@ -16,7 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from snugfit.device_kinds import CPU, CUDA
-from snugfit.fake_device.accelerator import DEVICE_TYPE, backend, names_of_cuda
+from snugfit.fake_device.accelerator import backend, names_of_cuda
+from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.replaced import Change, replaced
 
 

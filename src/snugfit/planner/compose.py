@@ -11,9 +11,10 @@ All of it only ranks candidates. What is returned was simulated in full.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snugfit.planner.probe import Probe
@@ -42,6 +43,18 @@ class Composed:
     """Indices of the blocks that are checkpointed."""
     offloaded: tuple[int, ...] = ()
     """Indices of the blocks whose activations are offloaded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """Something that may be done to blocks one by one: computing them again, or keeping what they hold on the host."""
+
+    drops: list[float]
+    """For each block, what it holds less while it is open, at the largest microbatch."""
+    inner: dict[Label, float]
+    """What each block's own stretches need more."""
+    seconds: list[float]
+    """What it costs for each block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,12 +92,10 @@ class Composition:
         return None if found is None or self.small_size is None else (self.small_size, found)
 
     @functools.cached_property
-    def _drops(self) -> tuple[list[float], dict[Label, float]]:
-        return self._difference(self.checkpointed)
-
-    @functools.cached_property
-    def _left(self) -> tuple[list[float], dict[Label, float]]:
-        return self._difference(self.offloaded)
+    def _differences(self) -> dict[Recipe, tuple[list[float], dict[Label, float]]]:
+        return {
+            probe.recipe: self._difference(probe) for probe in (self.checkpointed, self.offloaded) if probe is not None
+        }
 
     @functools.cached_property
     def _constants(self) -> dict[Label, float]:
@@ -176,128 +187,103 @@ class Composition:
         Returns:
             The choice; None where no choice fits, or the simulations it takes are missing.
         """
-        checkpointed, offloaded = self.checkpointed, self.offloaded if offload else None
-        if (checkpointed is None and offloaded is None) or (offload and offloaded is None):
+        again, away = self.ways(size)
+        if (away if offload else again) is None:
             return None
-        used = [probe for probe in (self.large, checkpointed, offloaded) if probe is not None]
+        used = [self.large, self.checkpointed, self.offloaded if offload else None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
-        overhead = min(_overhead(probe) for probe in used)
+        overhead = min(_overhead(probe) for probe in used if probe is not None)
         room_bytes = capacity_bytes / overhead
         if self._outside(update) > room_bytes:
             return None
-        again, away = self._recompute_seconds(size), self._copy_seconds()
-        first = self._first_blocks(size, update, room_bytes) if checkpointed is not None else None
-        if offload and first is not None and not self._copies_are_cheaper(again, away):
-            return None
-        found = None if offload or first is None else self._proved(size, update, room_bytes, again, first)
-        if found is None and (offload or first is not None):
-            found = self._knapsack(size, update, room_bytes, again if checkpointed is not None else [], away, offload)
+        found = None
+        if again is not None:
+            first = self._first_blocks(size, update, room_bytes, again)
+            if first is None and not offload:
+                return None
+            if offload and first is not None and not _cheaper(away, again):
+                return None
+            found = None if offload or first is None else self._proved(size, update, room_bytes, again, first)
+        if found is None:
+            ways = [way for way in (again, away if offload else None) if way is not None]
+            found = self._knapsack(size, update, room_bytes, ways)
         if found is None:
             return None
-        taken, moved = found
-        extra = sum(again[i] for i in taken) + sum(away[i] for i in moved)
-        need = min(self._level(size, update, taken, moved) * overhead, capacity_bytes)
+        need = min(self.level(size, update, found) * overhead, capacity_bytes)
+        taken, moved = (tuple(block for block in sorted(found) if found[block] is way) for way in (again, away))
+        extra = sum(way.seconds[block] for block, way in found.items())
         return Composed(need, self.plain_seconds(size, update) + extra, taken, moved)
 
-    def _first_blocks(self, size: int, update: str, room_bytes: float) -> int | None:
+    def _first_blocks(self, size: int, update: str, room_bytes: float, again: Way) -> int | None:
         """How many blocks from the front must be checkpointed to fit; None where all of them do not suffice."""
-        low, high = -1, len(self.large.profile.saved_bytes)
-        if self._level(size, update, tuple(range(high)), ()) > room_bytes:
-            return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._level(size, update, tuple(range(middle)), ()) <= room_bytes:
-                high = middle
-            else:
-                low = middle
-        return high
 
-    def _proved(
-        self, size: int, update: str, room_bytes: float, again: list[float], first: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        def fits(count: int) -> bool:
+            return self.level(size, update, dict.fromkeys(range(count), again)) <= room_bytes
+
+        counts = range(len(again.drops) + 1)
+        return bisect.bisect_left(counts, True, key=fits) if fits(counts[-1]) else None
+
+    def _proved(self, size: int, update: str, room_bytes: float, again: Way, first: int) -> dict[int, Way] | None:
         """The blocks from the front, where no choice can be cheaper: as few of them, each the cheapest there is."""
-        missing = self._level(size, update, (), ()) - room_bytes
+        missing = self.level(size, update, {}) - room_bytes
         fewest = 0
-        for drop in sorted(self._drops[0], reverse=True):
+        for drop in sorted(again.drops, reverse=True):
             if missing <= 0:
                 break
             missing -= drop * size / self._size
             fewest += 1
-        cheapest = sum(sorted(again)[:fewest])
-        if sum(again[:first]) > _ALIKE * cheapest:
-            return None
-        return tuple(range(first)), ()
+        cheapest = sum(sorted(again.seconds)[:fewest])
+        return dict.fromkeys(range(first), again) if sum(again.seconds[:first]) <= _ALIKE * cheapest else None
 
-    def _copies_are_cheaper(self, again: list[float], away: list[float]) -> bool:
-        """Whether some block is offloaded for less time a byte than it is computed again."""
-        kept, left = self._drops[0], self._left[0]
-        return any(
-            gone > 0 and cost / gone < other / max(drop, 1.0)
-            for cost, gone, other, drop in zip(away, left, again, kept, strict=True)
-        )
-
-    def _knapsack(
-        self,
-        size: int,
-        update: str,
-        room_bytes: float,
-        again: list[float],
-        away: list[float],
-        offload: bool,
-    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The choice of blocks with the least extra time whose every stretch fits."""
+    def _knapsack(self, size: int, update: str, room_bytes: float, ways: list[Way]) -> dict[int, Way] | None:
+        """What to do to which blocks, with the least extra time whose every stretch fits."""
         import highspy
 
-        scale, count = size / self._size, len(self.large.profile.saved_bytes)
+        scale = size / self._size
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3), ("threads", 1)):
             solver.setOptionValue(option, value)
-        kept, inner = self._drops
-        left, inner_left = self._left
-        unit = max([*again, *away, 1e-12])
-        x = [solver.addBinary(obj=cost / unit) for cost in again]
-        y = [solver.addBinary(obj=cost / unit) for cost in away] if offload else []
-        if x and y:
-            for one, other in zip(x, y, strict=True):
-                solver.addConstr(one + other <= 1)
+        unit = max([cost for way in self.ways(size) if way is not None for cost in way.seconds], default=0) or 1e-12
+        taken = [[solver.addBinary(obj=cost / unit) for cost in way.seconds] for way in ways]
+        for of_block in zip(*taken, strict=True):
+            if len(of_block) > 1:
+                solver.addConstr(solver.qsum(of_block) <= 1)
         for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
-            weights: dict[int, float] = {}
-            for choice, drops, inside in ((x, kept, inner), (y, left, inner_left)):
-                if choice and label[1] != OUTSIDE:
-                    at = choice[label[1]].index
-                    weights[at] = weights.get(at, 0.0) + inside.get(label, 0.0) * scale
-                for i in row.open if choice else ():
-                    weights[choice[i].index] = weights.get(choice[i].index, 0.0) - drops[i] * scale
+            weights: dict[tuple[int, int], float] = {}
+            for number, way in enumerate(ways):
+                if label[1] != OUTSIDE:
+                    weights[number, label[1]] = way.inner.get(label, 0.0) * scale
+                for block in row.open:
+                    weights[number, block] = weights.get((number, block), 0.0) - way.drops[block] * scale
             if not weights and level > room_bytes:
                 return None
             if weights:
-                columns = [*x, *y]
-                terms = [columns[at] * (weight / _UNIT_BYTES) for at, weight in weights.items()]
+                terms = [taken[number][block] * (weight / _UNIT_BYTES) for (number, block), weight in weights.items()]
                 solver.addConstr(solver.qsum(terms) <= (room_bytes - level) / _UNIT_BYTES)
         solver.run()
         if solver.getInfo().primal_solution_status != _FEASIBLE:
             return None
         values = solver.getSolution().col_value
-        return (
-            tuple(i for i in range(count) if x and values[x[i].index] > 0.5),
-            tuple(i for i in range(count) if y and values[y[i].index] > 0.5),
-        )
+        pairs = zip(ways, taken, strict=True)
+        return {block: way for way, mine in pairs for block, one in enumerate(mine) if values[one.index] > 0.5}
 
-    def _level(self, size: int, update: str, taken: tuple[int, ...], moved: tuple[int, ...]) -> float:
+    def level(self, size: int, update: str, done: Mapping[int, Way]) -> float:
+        """Returns what is alive at the highest point of a step.
+
+        Args:
+            size: Samples of a microbatch.
+            update: A way of updating.
+            done: Blocks to which something is done.
+        """
         scale = size / self._size
-        drops, inner = self._drops
-        away, inner_away = self._left
         highest = self._outside(update)
         for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
-            level -= scale * sum(drops[i] for i in row.open if i in taken)
-            level -= scale * sum(away[i] for i in row.open if i in moved)
-            if label[1] in taken:
-                level += inner.get(label, 0) * scale
-            if label[1] in moved:
-                level += inner_away.get(label, 0) * scale
+            level -= scale * sum(done[block].drops[block] for block in row.open if block in done)
+            if label[1] in done:
+                level += done[label[1]].inner.get(label, 0.0) * scale
             highest = max(highest, level)
         return highest
 
@@ -329,41 +315,45 @@ class Composition:
                 gradients += other.gradient_bytes - base.gradient_bytes
         return max(fixed, 0) + max(gradients, 0)
 
-    def _difference(self, probe: Probe | None) -> tuple[list[float], dict[Label, float]]:
+    def _difference(self, probe: Probe) -> tuple[list[float], dict[Label, float]]:
         """What a block holds less while it is open, and what its own stretch needs more, at the largest microbatch."""
-        base = self.large.profile
-        if probe is None:
-            return [0.0] * len(base.saved_bytes), {}
-        other = probe.profile
+        base, other = self.large.profile, probe.profile
         drops = [float(before - after) for before, after in zip(base.saved_bytes, other.saved_bytes, strict=True)]
         inner = {}
         for label, row in base.rows.items():
             seen = other.rows.get(label)
-            if seen is None or label[1] == OUTSIDE:
-                continue
-            own = row.other_bytes - sum(base.saved_bytes[i] for i in row.open)
-            inner[label] = float(seen.other_bytes - sum(other.saved_bytes[i] for i in seen.open) - own)
+            if seen is not None and label[1] != OUTSIDE:
+                own = row.other_bytes - sum(base.saved_bytes[i] for i in row.open)
+                inner[label] = float(seen.other_bytes - sum(other.saved_bytes[i] for i in seen.open) - own)
         return drops, inner
 
-    def _recompute_seconds(self, size: int) -> list[float]:
-        probe = self.checkpointed
-        count = len(self.large.profile.saved_bytes)
-        if probe is None:
-            return [0.0] * count
-        total = max(self.point_seconds(probe, size) - self.plain_seconds(size), 0.0)
-        weights = self.large.profile.forward_seconds
-        return [total * weight / max(sum(weights), 1e-12) for weight in weights]
+    def ways(self, size: int) -> tuple[Way | None, Way | None]:
+        """Returns checkpointing and offloading, as far as they were simulated.
 
-    def _copy_seconds(self) -> list[float]:
-        """What offloading each block costs: its part of what offloading everything cost, copies being short of compute."""
-        probe = self.offloaded
-        count = len(self.large.profile.saved_bytes)
-        if probe is None:
-            return [0.0] * count
-        extra = max(probe.seconds - self.large.seconds, 0.0)
-        moved = self._left[0]
-        whole = max(sum(moved), 1.0)
-        return [extra * size / whole for size in moved]
+        Args:
+            size: Samples of a microbatch.
+        """
+        again = away = None
+        if self.checkpointed is not None:
+            total = self.point_seconds(self.checkpointed, size) - self.plain_seconds(size)
+            drops, inner = self._differences[self.checkpointed.recipe]
+            again = Way(drops, inner, _divided(total, self.large.profile.forward_seconds, 1e-12))
+        if self.offloaded is not None:  # copies being short of compute, every byte costs the same
+            drops, inner = self._differences[self.offloaded.recipe]
+            away = Way(drops, inner, _divided(self.offloaded.seconds - self.large.seconds, drops, 1.0))
+        return again, away
+
+
+def _divided(total: float, weights: Sequence[float], least: float) -> list[float]:
+    whole = max(sum(weights), least)
+    return [max(total, 0.0) * weight / whole for weight in weights]
+
+
+def _cheaper(away: Way | None, again: Way) -> bool:
+    """Whether some block is offloaded for less time a byte than it is computed again."""
+    assert away is not None
+    blocks = zip(away.seconds, away.drops, again.seconds, again.drops, strict=True)
+    return any(gone > 0 and cost / gone < other / max(drop, 1.0) for cost, gone, other, drop in blocks)
 
 
 def _device_passes(probe: Probe) -> float:

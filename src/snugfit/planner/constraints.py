@@ -11,7 +11,7 @@ from typing import Any
 
 from snugfit.errors import InputError, RecipeError, did_you_mean
 from snugfit.fidelity import fidelity
-from snugfit.fields import field_infos, from_text, value_problem
+from snugfit.fields import field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.units import parse_bytes
@@ -106,12 +106,7 @@ def constraints_from(
             continue
         if name in known and str(known[name]) != str(value):
             problems.append(f"{name} is pinned to {value} and given as {known[name]}; give one of the two.")
-        read = from_text(infos[name], value) if isinstance(value, str) else value
-        problem = value_problem(infos[name], tuple(read) if isinstance(read, list) else read)
-        if problem:
-            problems.append(problem)
-        else:
-            pins[name] = tuple(read) if isinstance(read, list) else read
+        pins[name] = from_text(infos[name], value) if isinstance(value, str) else value
     forbidden = set()
     for key in [forbid] if isinstance(forbid, str) else forbid or ():
         name = _field(key, problems)
@@ -119,17 +114,15 @@ def constraints_from(
             forbidden.add(name)
     for name in sorted(forbidden & pins.keys()):
         problems.append(f"{name} is pinned to {pins[name]} and forbidden; give one of the two.")
-    if not problems:
-        try:
-            made = Recipe.from_mapping(pins)
-            pins = {name: getattr(made, name) for name in pins}
-        except RecipeError as error:
-            problems.extend(error.problems)
+    try:
+        made = Recipe.from_mapping(pins)
+    except RecipeError as error:
+        problems.extend(error.problems)
     if problems:
         raise RecipeError(problems, subject="pins and bans of the plan")
     return Constraints(
         allow=_levels(allow),
-        pins=pins,
+        pins={name: getattr(made, name) for name in pins},
         forbidden=frozenset(forbidden),
         host_budget_bytes=free_host_bytes() if host_budget is None else parse_bytes(host_budget, what="host budget"),
     )

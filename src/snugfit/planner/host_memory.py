@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from snugfit.measure.process_memory import kernel_bytes
+
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -14,16 +16,8 @@ def free_host_bytes() -> int | None:
     Returns:
         Bytes: `MemAvailable` of Linux, or what a control group leaves, whichever is less.
     """
-    known = [size for size in (_available(_MEMINFO), _left_in_group(_CGROUP)) if size is not None]
+    known = [size for size in (kernel_bytes(_MEMINFO).get("MemAvailable"), _left_in_group(_CGROUP)) if size is not None]
     return min(known, default=None)
-
-
-def _available(path: Path) -> int | None:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _left_in_group(folder: Path) -> int | None:

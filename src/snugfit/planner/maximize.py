@@ -16,9 +16,9 @@ from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, di
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import WORKERS, Place, Subject
-from snugfit.planner.subjects import named_subject
+from snugfit.planner.probe import WORKERS, Place
 from snugfit.simulator.request import NamedModel
+from snugfit.simulator.subjects import Subject, named_subject
 from snugfit.techniques.declaration import Changes
 from snugfit.workers.pool import Pool
 from snugfit.workload import Workload

@@ -9,10 +9,11 @@ from pathlib import Path
 from snugfit.device_kinds import CPU, CUDA, KINDS, default_device, free_bytes
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.planner.probe import Place
+from snugfit.fake_device.personality import Personality
+from snugfit.planner.probe import Place, no_speeds
+from snugfit.recording.generations import GENERATIONS
 from snugfit.units import format_bytes, parse_bytes
 
-_ANY_CAPABILITY = (8, 0)
 _DRIVER = Path("/proc/driver/nvidia")
 
 
@@ -34,13 +35,10 @@ def place_for(device: str | Device | None) -> Place:
     if card.name == "cpu":
         from snugfit.measure.host_speeds import host_speeds
 
-        return Place(card=card, kind=(CPU, _ANY_CAPABILITY), speeds=host_speeds())
+        return Place(card=card, personality=Personality(kind=CPU), speeds=host_speeds())
     if card.bytes_only or not card.flops or card.memory_bandwidth is None:
-        raise InputError(
-            f"no speeds are known for {card.name}, so recipes cannot be compared by time. Name a card that has them "
-            "(snugfit devices), or cpu."
-        )
-    return Place(card=card, kind=(CUDA, card.compute_capability or _ANY_CAPABILITY))
+        raise no_speeds(card)
+    return Place(card=card, personality=Personality(capability=card.compute_capability or GENERATIONS[0]))
 
 
 def _default() -> str:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
-from snugfit.errors import InputError
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.simulator.request import NamedModel
+from snugfit.simulator.subjects import given_subject, named_subject, title_of
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def plan(
     from snugfit.planner.separable import given_check
     from snugfit.training.given_optimizer import name_of
 
-    if not callable(model):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
+    title_of(model)
     pins = dict(pin or {})
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
@@ -90,7 +89,6 @@ def plan(
     Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget)
     place, budget_bytes = budget_for(place_for(device), budget)
-    from snugfit.planner.subjects import given_subject
     from snugfit.simulator.batch_shapes import skeleton_of
 
     arguments = {
@@ -135,11 +133,8 @@ def plan_named(
     """
     from snugfit.planner.planner import Planner
     from snugfit.planner.separable import named_check
-    from snugfit.planner.subjects import named_subject
 
-    workload = workload or Workload(batch_size=64)
-    if workload.batch_size is None:
-        workload = workload.replace(batch_size=64)
+    workload = workload or Workload()
     constraints = constraints or constraints_from()
     place, budget_bytes = budget_for(place_for(device), budget)
     if maximize is not None:

@@ -16,7 +16,7 @@ from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
-from snugfit.planner.probe import Laboratory, Place, Probe, Subject
+from snugfit.planner.probe import Laboratory, Place, Probe
 from snugfit.planner.search import Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
@@ -24,6 +24,7 @@ from snugfit.planner.space import POINTS, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.subjects import Subject
 from snugfit.techniques.declaration import LEVELS
 from snugfit.units import MIB, format_bytes
 
@@ -59,7 +60,7 @@ class Planner:
         self.place = place
         self.constraints = constraints
         self.laboratory = Laboratory(subject, place, pool)
-        self.margin = margin_for(place.kind[0])
+        self.margin = margin_for(place.personality.kind)
         self._search: Search | None = None
         self._check = check
         self._checked: Checked | None = None
@@ -78,7 +79,7 @@ class Planner:
     def search(self) -> Search:
         """The search, which has simulated what it starts from."""
         if self._search is None:
-            self._search = Search(self.laboratory, self.space())
+            self._search = Search(self.space())
         return self._search
 
     def space(self) -> Space:

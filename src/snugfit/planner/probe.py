@@ -13,17 +13,18 @@ from typing import Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.fake_device.personality import Personality
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
-from snugfit.recording import replay as replays
 from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.recording import Recording
+from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
 from snugfit.report.words import recipe_in_words
-from snugfit.simulator.request import Kind
+from snugfit.simulator.subjects import Subject
 from snugfit.workers.pool import Pool
 
 WORKERS = 2
@@ -32,24 +33,12 @@ NEED_WITHIN = 0.002
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """What is trained: a function that records it by a recipe on a kind of device."""
-
-    record: Callable[[Recipe, Kind], Recording]
-    """Called in a worker."""
-    title: str
-    """The model's name."""
-    built: bool = False
-    """Whether the model stands already, so that no plan can say where it is built."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where training is to run, with its speeds."""
 
     card: Device
     """Row of the table."""
-    kind: Kind
+    personality: Personality
     """What is simulated."""
     speeds: HostSpeeds | None = None
     """Measured speeds, where it is a CPU."""
@@ -57,7 +46,7 @@ class Place:
     @property
     def on_cpu(self) -> bool:
         """Whether training runs on the CPU."""
-        return self.kind[0] == "cpu"
+        return self.personality.kind == "cpu"
 
     def timing(self, recorded: Recording) -> Timing | None:
         """Returns the mean timing of the steady steps, each batch once.
@@ -109,11 +98,6 @@ class Probe:
     recorded: Recording
     """The recording."""
 
-    @property
-    def operators(self) -> int:
-        """Operators that were simulated: the measure of how long the simulation took."""
-        return len(self.recorded.trace.runs)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
@@ -140,22 +124,17 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         InputError: The recipe cannot be carried out, or no speed of the device is known.
         CannotSimulateError: Something needs values.
     """
-    recorded = subject.record(uncompiled(recipe), place.kind)
+    recorded = subject.record(recipe, place.personality)
     config = TensorBytes() if place.on_cpu else None
-    played = replays.replay(recorded.trace, config)
+    replays = Replays(recorded.trace, config, within=NEED_WITHIN)
+    played = replays.unlimited
     timing = place.timing(recorded)
     if timing is None:
-        raise InputError(
-            f"no speeds are known for {place.card.name}, so recipes cannot be compared by time. Name a card that has them "
-            "(snugfit devices), or cpu."
-        )
+        raise no_speeds(place.card)
     held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
-    need = held
-    if not place.on_cpu:
-        need = replays.smallest_capacity(recorded.trace, config, unlimited=played, within=NEED_WITHIN)
     return Probe(
         recipe=recipe,
-        need_bytes=need,
+        need_bytes=held if place.on_cpu else replays.smallest_bytes,
         total_bytes=held + (place.card.context_bytes or 0),
         host_bytes=played.host_peak_bytes,
         build_decides=played.peak_phase == "build",
@@ -166,13 +145,12 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     )
 
 
-def uncompiled(recipe: Recipe) -> Recipe:
-    """Returns a recipe as it is simulated: operators one by one, which a compiler would fuse.
-
-    Args:
-        recipe: Any recipe.
-    """
-    return recipe if recipe.compile == "none" else recipe.replace(compile="none", compile_memory_budget=None)
+def no_speeds(card: Device) -> InputError:
+    """Returns the error for a card whose speeds are not known."""
+    return InputError(
+        f"no speeds are known for {card.name}, so recipes cannot be compared by time. Name a card that has them "
+        "(snugfit devices), or cpu."
+    )
 
 
 class Laboratory:
@@ -190,7 +168,6 @@ class Laboratory:
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
-        self.operators = 0
         self._pool = pool or Pool(WORKERS)
         self._owns_pool = pool is None
         if self._owns_pool:
@@ -212,7 +189,7 @@ class Laboratory:
         wanted = [r for r in dict.fromkeys(recipes) if r not in self.probes and r not in self.refusals]
         for recipe, found in zip(wanted, self._threads.map(self._try, wanted), strict=True):
             if isinstance(found, Probe):
-                self._keep(recipe, found)
+                self.probes[recipe] = found
             else:
                 self.refusals[recipe] = found
 
@@ -227,12 +204,13 @@ class Laboratory:
             CannotSimulateError: It needs values.
         """
         if recipe not in self.probes:
-            self._keep(recipe, self._simulated(recipe))
+            self.probes[recipe] = self._simulated(recipe)
         return self.probes[recipe]
 
-    def _keep(self, recipe: Recipe, found: Probe) -> None:
-        self.probes[recipe] = found
-        self.operators += found.operators
+    @property
+    def operators(self) -> int:
+        """Operators that were simulated: the measure of how long the simulations took."""
+        return sum(len(probe.recorded.trace.runs) for probe in self.probes.values())
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function in a worker.

@@ -87,7 +87,6 @@ class _Walk:
         self._held: dict[int, int] = {}
         self._owners: dict[int, int] = {}
         self._saved = [0] * len(self._blocks)
-        self._saved_at_end = [0] * len(self._blocks)
         self._open: list[int] = []
         self._current = OUTSIDE
         self._phases: list[str] = []
@@ -138,13 +137,14 @@ class _Walk:
             if phase == "forward":
                 self._open, self._current = [], OUTSIDE
                 self._owners.clear()
-                self._saved = [0] * len(self._blocks)
             elif phase == "backward":
                 self._leave()
         else:
             if phase == "forward" and self._in_last_step:
                 self._leave()
-                self._saved_at_end = list(self._saved)
+                self._saved = [0] * len(self._blocks)
+                for storage in self._owners.keys() & self._held.keys():
+                    self._saved[self._owners[storage]] += self._held[storage]
             if self._phases:
                 self._phases.pop()
 
@@ -172,17 +172,12 @@ class _Walk:
             owner = self._block(row.module)
             if owner != OUTSIDE:
                 self._owners[storage] = owner
-                self._saved[owner] += nbytes
         self._look(0)
 
     def _drop(self, storage: int) -> None:
         nbytes = self._held.pop(storage, None)
-        if nbytes is None:
-            return
-        self._count(self._trace.storages[storage].category, -nbytes)
-        owner = self._owners.pop(storage, None)
-        if owner is not None:
-            self._saved[owner] -= nbytes
+        if nbytes is not None:
+            self._count(self._trace.storages[storage].category, -nbytes)
 
     def _count(self, category: str, change: int) -> None:
         kind = "fixed" if category in _FIXED else category if category == "gradients" else "other"
@@ -212,7 +207,7 @@ class _Walk:
             if run.phase == "forward" and (block := self._block(run.module)) != OUTSIDE:
                 seconds[block] += seconds_of(run)
         return Profile(
-            saved_bytes=tuple(self._saved_at_end),
+            saved_bytes=tuple(self._saved),
             forward_seconds=tuple(seconds),
             rows=self._rows,
             outside_bytes=self._outside,

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from snugfit.planner.compose import Composition
-from snugfit.planner.probe import Laboratory, Probe
+from snugfit.planner.probe import Probe
 from snugfit.planner.space import POINTS, SWITCHES, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import Changes
@@ -52,15 +52,13 @@ class Candidate:
 class Search:
     """Looks for the fastest recipe within a capacity; keeps what it learned for the next capacity."""
 
-    def __init__(self, laboratory: Laboratory, space: Space) -> None:
+    def __init__(self, space: Space) -> None:
         """Simulates what composition starts from.
 
         Args:
-            laboratory: Where recipes are simulated.
             space: The recipes there are.
         """
-        self.laboratory = laboratory
-        self.space = space
+        self.laboratory, self.space = space.laboratory, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._start()
@@ -126,14 +124,14 @@ class Search:
 
     def _simulate_starts(self) -> None:
         wanted: list[tuple[Changes, ...]] = []
-        large = self._size_change(self.sizes[0])
+        large = self.space.size_change(self.sizes[0])
         for variant in self.variants.values():
             wanted += [(variant, large, point) for point in POINTS.values()]
             if self.small_size is not None:
-                wanted.append((variant, self._size_change(self.small_size)))
+                wanted.append((variant, self.space.size_change(self.small_size)))
             wanted += [(variant, large, update) for update in self.updates.values()]
         if self.space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
-            wanted += [(self._size_change(size),) for size in self.sizes]
+            wanted += [(self.space.size_change(size),) for size in self.sizes]
         self.space.look(*wanted)
 
     @property
@@ -145,17 +143,14 @@ class Search:
         wanted = max(self.sizes[0] // 8, 1)
         return min(smaller, key=lambda size: (abs(size - wanted), size))
 
-    def _size_change(self, size: int) -> Changes:
-        return self.space.size_change(size)
-
     def _composition(self, variant: Changes) -> Composition | None:
         space = self.space
-        large = self._size_change(self.sizes[0])
+        large = self.space.size_change(self.sizes[0])
         probe = space.seen(variant, large)
         if probe is None:
             return None
         updates = {name: space.seen(variant, large, change) for name, change in self.updates.items()}
-        sized = {size: space.allowed(variant, self._size_change(size)) for size in self.sizes}
+        sized = {size: space.allowed(variant, self.space.size_change(size)) for size in self.sizes}
         return Composition(
             batch=space.batch or self.sizes[0],
             large=probe,
@@ -226,7 +221,7 @@ class Search:
         for variant, composition in self.compositions.items():
             for size in self.sizes:
                 for update in composition.updates:
-                    if self.space.allowed(self.variants[variant], self._size_change(size), self.updates[update]):
+                    if self.space.allowed(self.variants[variant], self.space.size_change(size), self.updates[update]):
                         yield variant, size, update
 
     def _bound(self, group: Group) -> float:
@@ -253,8 +248,8 @@ class Search:
         """Recipes of a group that should fit and were not simulated."""
         variant, size, update = group
         composition = self.compositions[variant]
-        common = (self.variants[variant], self._size_change(size), self.updates[update])
-        large = self._size_change(self.sizes[0])
+        common = (self.variants[variant], self.space.size_change(size), self.updates[update])
+        large = self.space.size_change(self.sizes[0])
         for mode, change in POINTS.items():
             seen = self.space.seen(self.variants[variant], large, change)
             if seen is None:

@@ -58,6 +58,8 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
     def check(_: Call, flops: float, parameters: int) -> Checked | None:
         import torch
 
+        from snugfit.fake_device.materialise import fill, without_memory
+
         if parameters > MOST_PARAMETERS:
             return None
         given = isinstance(model, torch.nn.Module)
@@ -67,7 +69,7 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
         samples = _samples(flops, device)
         if samples is None:
             return None
-        usable = model if whole else _filled(copy.deepcopy(model) if given else _built(model))
+        usable = model if whole else fill(copy.deepcopy(model) if given else without_memory(lambda _: model()))
         one = (batch[0] if isinstance(shapes, list) else batch) if _has_values(batch) else None
         return _checked(usable, one, shapes[0] if isinstance(shapes, list) else shapes, samples, device, arguments)
 
@@ -94,7 +96,9 @@ def named_check(named: NamedModel, workload: Workload) -> Check:
 def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Checked | None:
     import torch
 
-    from snugfit.simulator.request import batch_of, build_named
+    from snugfit.fake_device.materialise import fill
+    from snugfit.simulator.request import build_named
+    from snugfit.workloads.model_batches import batch_for
     from snugfit.workloads.weights import freeze_parameters
 
     device = torch.device("cpu")
@@ -104,8 +108,8 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
     task, model = build_named(named)
     if freeze:
         freeze_parameters(model, freeze)
-    made = batch_of(named, task, model, samples, device="cpu")
-    found = _checked(_filled(model), made.batch, made.batch, samples, device, made.task.arguments())
+    made = batch_for(model, named.spec, task, batch_size=samples, device="cpu", **named.shape)
+    found = _checked(fill(model), made.batch, made.batch, samples, device, made.task.arguments())
     return dataclasses.replace(found, real_values=False)  # of the right kind, but nobody's data
 
 
@@ -125,6 +129,7 @@ def _checked(
 ) -> Checked:
     import torch
 
+    from snugfit.fake_device.materialise import filled_batch
     from snugfit.techniques.microbatch.apply import map_tensors, split_batch
     from snugfit.training.caches import caching_configs, without_caches
     from snugfit.training.model_call import loss_of, output_of
@@ -145,7 +150,7 @@ def _checked(
     try:
         if batch is None:
             generator = torch.Generator().manual_seed(0)
-            batch = map_tensors(split(shapes, samples)[0], lambda tensor: _random(tensor, generator))
+            batch = filled_batch(split(shapes, samples)[0], generator)
             real = False
         else:
             real = True
@@ -175,49 +180,3 @@ def _has_values(batch: Any) -> bool:
         return False
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
     return all(_has_values(part) for part in parts)
-
-
-def _built(model: Callable[[], Any]) -> torch.nn.Module:
-    from snugfit.fake_device.materialise import without_memory
-
-    return without_memory(lambda _: model())
-
-
-def _filled(model: torch.nn.Module) -> torch.nn.Module:
-    """Gives what has no memory random values of a sensible size, in place; tied parameters stay tied."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    made: dict[int, Any] = {}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None and weight.is_meta:
-                if id(weight) not in made:
-                    values = torch.randn(weight.shape, generator=generator) * 0.05
-                    values = values + 1 if weight.dim() == 1 and name == "weight" else values
-                    made[id(weight)] = torch.nn.Parameter(values.to(weight.dtype), weight.requires_grad)
-                module._parameters[name] = made[id(weight)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = _neutral(buffer)
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and value.is_meta:
-                vars(module)[name] = _neutral(value)
-    return model
-
-
-def _neutral(buffer: torch.Tensor) -> torch.Tensor:
-    """Ones (a variance, a mask that masks nothing), and zeros for indices."""
-    import torch
-
-    whole = buffer.dtype.is_floating_point or buffer.dtype == torch.bool
-    return torch.full(buffer.shape, 1 if whole else 0, dtype=buffer.dtype)
-
-
-def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random values that any model takes: whole numbers are 0 or 1."""
-    import torch
-
-    if tensor.dtype.is_floating_point:
-        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-    return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype)

@@ -167,6 +167,8 @@ class Space:
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
-        here = Situation(self.workload, self.on_cpu, bf16=self.on_cpu or self.laboratory.place.kind[1] >= (8, 0))
+        here = Situation(
+            self.workload, self.on_cpu, bf16=self.on_cpu or self.laboratory.place.personality.capability >= (8, 0)
+        )
         kept = [one for one in ordered if one.level in self.constraints.allow and one.when(here)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}

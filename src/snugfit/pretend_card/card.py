@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device.accelerator import DEVICE_TYPE, Personality, RandomState, backend
+from snugfit.fake_device.accelerator import RandomState, backend
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import replaced
@@ -23,7 +24,7 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
 from snugfit.private_torch import FakeTensor
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import TrainingError
-from snugfit.recording.allocator import OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
 from snugfit.recording.trace import Place
 from snugfit.units import format_bytes

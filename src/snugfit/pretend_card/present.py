@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import torch
 
 from snugfit.fake_device import registration
-from snugfit.fake_device.accelerator import Personality, backend
+from snugfit.fake_device.accelerator import backend
+from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card.card import PretendCard
 from snugfit.pretend_card.statistics import CardStatistics
 from snugfit.private_torch import FakeTensor
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device.accelerator import DEVICE_TYPE
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.pretend_card import only_on_cards
 
 _CPU = torch.device("cpu")

@@ -584,15 +584,6 @@ def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
         parametrize._inject_property(module, name)
 
 
-def is_lazy(tensor: torch.Tensor) -> bool:
-    """Returns whether a parameter or buffer waits for its shape.
-
-    Args:
-        tensor: Any tensor.
-    """
-    return bool(torch.nn.parameter.is_lazy(tensor))
-
-
 def lazy_parameter(kind: type, dtype: torch.dtype, requires_grad: bool) -> Any:
     """Returns a parameter or buffer without memory that waits for its shape.
 
@@ -618,23 +609,7 @@ def registry_path(value: Any) -> tuple[str, ...] | None:
         return None
     if value is torch.ops:
         return ("ops",)
-    if isinstance(value, torch._ops._OpNamespace):
-        return "ops", value.name
-    if isinstance(value, torch._ops.OpOverloadPacket):
-        return "ops", *value._qualified_op_name.split("::")
-    if isinstance(value, torch._ops.OpOverload):
-        return "ops", value.namespace, value._opname, value._overloadname
-    return None
-
-
-def swap(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Makes two tensor objects change places, wherever they are referred to.
-
-    Args:
-        one: A tensor.
-        other: Another.
-    """
-    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
+    return "ops", *(value.name if isinstance(value, torch._ops._OpNamespace) else str(value)).split(".")
 
 
 def rounds_to_tf32(operator: str, is_product: bool) -> bool:

@@ -11,18 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from snugfit.devices import Device, device_named
 from snugfit.errors import SnugfitError
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.private_torch import tree_leaves
 from snugfit.recipe import Recipe
-from snugfit.recording.allocator_config import AllocatorConfig
-from snugfit.recording.clock import clock
+from snugfit.recording.allocator import AllocatorConfig
+from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
@@ -132,35 +132,29 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
     config = TensorBytes() if device_index is None else AllocatorConfig()
     peak = replay(plain, config).peak_allocated_bytes
     suggestions = []
-    for candidate in _candidates(seen, personality):
+    for text, settings, optimizer_arguments in _candidates(seen, personality):
         try:
-            changed = _simulate(seen, candidate.settings, personality, candidate.optimizer_arguments)
+            changed = _simulate(seen, settings, personality, optimizer_arguments)
         except SnugfitError:
             continue  # this technique does not go with this model or optimizer
         saved = peak - replay(changed, config).peak_allocated_bytes
         if saved >= WORTH_SHARE * peak:
             more, in_flops = _more_time(plain, changed, device)
             suggestions.append(
-                dataclasses.replace(candidate, saved_bytes=saved, more_time=more, time_is_flops=in_flops)
-            )
+                Suggestion(
+                    settings=settings, optimizer_arguments=optimizer_arguments, text=text,
+                    saved_bytes=saved, more_time=more, time_is_flops=in_flops,
+                )
+            )  # fmt: skip
     suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
     return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
 
 
-def _candidates(seen: SeenModel, personality: Personality) -> list[Suggestion]:
-    found: list[Suggestion] = []
-
-    def add(text: str, settings: dict[str, Any], arguments: dict[str, Any] | None = None) -> None:
-        found.append(
-            Suggestion(
-                settings=settings, optimizer_arguments=arguments or {}, text=text,
-                saved_bytes=0, more_time=0.0, time_is_flops=True,
-            )
-        )  # fmt: skip
-
+def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yields what may be worth doing: in words, as fields of a recipe, and as arguments of the script's optimizer."""
     if seen.blocks:
-        add(f"checkpointing these {seen.blocks} blocks", {"checkpoint": "all"})
-    add("updating each parameter during backward, so that gradients never pile up", {"step_in_backward": True})
+        yield f"checkpointing these {seen.blocks} blocks", {"checkpoint": "all"}, {}
+    yield "updating each parameter during backward, so that gradients never pile up", {"step_in_backward": True}, {}
     _, _, kind, settings = skeleton.loads(seen.data)
     if implementation_of(kind, settings, personality) == "foreach":
         held = "the update's temporaries for all parameters at once"
@@ -168,11 +162,10 @@ def _candidates(seen: SeenModel, personality: Personality) -> list[Suggestion]:
         by_name = named and OPTIMIZER_TABLE[str(_name_of(kind, settings))].fused
         if by_name or (personality.kind == "cpu" and "fused" in inspect.signature(kind).parameters):
             impl: dict[str, Any] = {"optimizer_impl": "fused"} if named else {}
-            add(f"{kind.__name__}(..., fused=True), which holds none of {held},", impl, {"fused": True})
+            yield f"{kind.__name__}(..., fused=True), which holds none of {held},", impl, {"fused": True}
         impl = {"optimizer_impl": "for-loop"} if named else {}
         text = f"{kind.__name__}(..., foreach=False), one parameter after the other in place of {held},"
-        add(text, impl, {"foreach": False})
-    return found
+        yield text, impl, {"foreach": False}
 
 
 def implementation_of(kind: type, settings: Mapping[str, Any], personality: Personality) -> str | None:
@@ -265,5 +258,4 @@ def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[flo
 
 
 def _last_step_flops(trace: Trace) -> int:
-    start, _ = trace.step_events()
-    return sum(run.flops for run in trace.runs if run.at > start)
+    return sum(trace.runs[index].flops for index in runs_of_step(trace))

@@ -18,7 +18,7 @@ from snugfit.measure.process_memory import read_process_memory
 from snugfit.profiler.advice import Advice, SeenModel, advise
 from snugfit.profiler.recorder import ProfileRecorder
 from snugfit.profiler.script import EnoughSeen, check_script, run_script
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import Anatomy, anatomy
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
@@ -114,7 +114,7 @@ def profile_script(
     found = anatomy(trace, config, played=played, blocks=recorder.block_names)
     event = played.peak_event
     inside = trace.workspaces[trace.subjects[event]].nbytes if event >= 0 and trace.kinds[event] == WORKSPACE else 0
-    truth = peaks["allocated"] or recorder.true_peak_bytes
+    truth = peaks["allocated"] or recorder.truth.peak_bytes
     return Profile(
         script=script,
         exit_code=code,
@@ -131,7 +131,7 @@ def profile_script(
         process_peak_bytes=peaks["process"],
         config=config,
         trace=trace,
-        notes=tuple(_notes(recorder, code, steps, stop, found.peak_allocated_bytes, truth)),
+        notes=tuple(_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
         advice=advise(seen[0] if seen else None, device_index=recorder.device_index)
         if with_advice
         else Advice(missing="it was not asked for"),
@@ -148,9 +148,7 @@ def _read_peaks(recorder: ProfileRecorder) -> dict[str, int | None]:
     }
 
 
-def _notes(
-    recorder: ProfileRecorder, code: int, wanted: int, stopped: bool, explained_bytes: int, truth_bytes: int
-) -> list[str]:
+def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: int, truth_bytes: int) -> list[str]:
     notes = []
     if code:
         notes.append(f"The script ended with exit code {code}; this is the profile up to there.")
@@ -161,8 +159,8 @@ def _notes(
             f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
             + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
         )
-    if recorder.lost_marks:
-        notes.append(f"What {recorder.lost_marks} operators took inside them could not be told apart.")
+    if recorder.truth.lost_marks:
+        notes.append(f"What {recorder.truth.lost_marks} operators took inside them could not be told apart.")
     if abs(truth_bytes - explained_bytes) > max(2**20, truth_bytes // 100):
         notes.append(f"The allocator counts {truth_bytes - explained_bytes:+d} bytes beside what is shown here.")
     return notes

@@ -15,7 +15,7 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from snugfit import private_torch
 from snugfit.device_kinds import CUDA
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize, tree_map
+from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import Trace, TraceBuilder
+from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.techniques.microbatch.apply import tensors_of
 
 EVENT_LIMIT = 2_000_000
 """Events after which watching ends, also without the steps that were asked for."""
@@ -39,40 +41,16 @@ _MADE_ELSEWHERE = "(made outside of watched code)"
 class ProfileLedger(StorageLedger):
     """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
 
-    def __init__(self, builder: TraceBuilder) -> None:
-        """Starts empty, on the CPU.
-
-        Args:
-            builder: Takes the events.
-        """
-        super().__init__(builder, "cpu")
-        self.modules: dict[int, str] = {}
-        """Storage -> the module it belongs to, where that is another than the one that made it."""
-        self.host_before = 0
-        """Storages below this number were made before the run turned out to be on a GPU: all on the host."""
-        self._count = 0
-
-    @property
-    def device_type(self) -> str:
-        """`cpu`, or `cuda` from the first CUDA tensor on."""
-        return self._device_type
-
     def move_to_cuda(self) -> None:
-        """From now on the device is the GPU."""
+        """From now on the device is the GPU; what was made before lies on the host."""
         self._device_type = CUDA
-        self.host_before = self._count
+        self.builder.all_on_host()
 
-    def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int) -> None:
+    def see(self, tensor: torch.Tensor, **made: Any) -> None:
         """Takes down a birth; memory of numpy, files and loader processes counts as host memory."""
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._alive or tensor.device.type == "meta":
-            return
-        self._count += 1
-        if tensor.device.type == "cpu" and not storage.resizable():
-            with self.as_host():
-                super().see(tensor, operator=operator, module=module, phase=phase, stream=stream)
-        else:
-            super().see(tensor, operator=operator, module=module, phase=phase, stream=stream)
+        mapped = tensor.device.type == "cpu" and tensor not in self and not tensor.untyped_storage().resizable()
+        with self.as_host() if mapped else nullcontext():
+            super().see(tensor, **made)
 
     def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
         """Says what a tensor is and which module it belongs to; one that was never seen is taken down.
@@ -82,13 +60,9 @@ class ProfileLedger(StorageLedger):
             category: One of `CATEGORIES`.
             module: Dotted path; empty to leave it where it was made.
         """
-        if not _is_plain(tensor) or tensor.device.type == "meta":
-            return
-        self.see(tensor, operator=_MADE_ELSEWHERE, module=module, phase="build", stream=0)
-        ref = self._alive[tensor.untyped_storage()._cdata]
-        self._set(ref, category)
-        if module:
-            self.modules[ref.index] = module
+        if _is_plain(tensor):
+            self.see(tensor, operator=_MADE_ELSEWHERE, module=module, phase="build", stream=0)
+            self.claim((tensor,), category, module)
 
     def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
         """Says that tensors were given to a model, as far as no forward pass made them.
@@ -125,8 +99,9 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules = SeenModules()
         self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
-        self._ledger = ProfileLedger(self._builder)
-        self._truth = Truth()
+        self._ledger = ProfileLedger(self._builder, "cpu")
+        self.truth = Truth()
+        """What the allocator did while it was watched."""
         self._marks: list[OperatorMark] = []
         self._marks_before = 0
         self._phase, self._phase_step = "", 0
@@ -154,7 +129,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         around.enter_context(on_storage_resize(self._ledger.resized))
         os.register_at_fork(after_in_child=self._switch_off)
         self._turn("build")
-        self._truth.start()
+        self.truth.start()
         self._on = True
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -167,7 +142,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._on:
             return
         self._on = False
-        self._truth.stop()
+        self.truth.stop()
         self._turn("")
         self._claim_weights()
         self._around.close()
@@ -183,29 +158,12 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Returns the trace, with the memory inside operators, after watching has ended."""
         self._ledger.decide_all()
         trace = self._builder.build()
-        storages = []
-        for row in trace.storages:
-            changes: dict[str, str] = {}
-            if row.id < self._ledger.host_before:
-                changes["place"] = "host"
-            if row.id in self._ledger.modules:
-                changes["module"] = self._ledger.modules[row.id]
-            if row.category == "temporaries" and row.phase == "build":
-                changes["category"] = "other"
-            storages.append(row._replace(**changes) if changes else row)  # type: ignore[arg-type]
-        trace = dataclasses.replace(trace, storages=tuple(storages))
-        peaks = [0] * self._marks_before + self._truth.peaks
-        return with_temporaries(trace, self._marks, peaks)
-
-    @property
-    def true_peak_bytes(self) -> int:
-        """The allocator's own peak while watched, in bytes that were asked for."""
-        return self._truth.peak_bytes
-
-    @property
-    def lost_marks(self) -> int:
-        """Operators of which it is not known what they took inside."""
-        return self._truth.lost_marks
+        storages = tuple(
+            row._replace(category="other") if (row.category, row.phase) == ("temporaries", "build") else row
+            for row in trace.storages
+        )
+        peaks = [0] * self._marks_before + self.truth.peaks
+        return with_temporaries(dataclasses.replace(trace, storages=storages), self._marks, peaks)
 
     # -- operators
 
@@ -224,10 +182,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._ledger.see(tensor, operator=_MADE_ELSEWHERE, module="", phase=phase, stream=0)
         result = func(*args, **kwargs)
         for tensor in _plain_tensors((result,)):
-            if tensor.device.type == CUDA and self._ledger.device_type == "cpu":
+            if tensor.device.type == CUDA and self.device_index is None:
                 self._move_to_cuda(tensor.device)
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=0)
-        self._truth.mark()
+        self.truth.mark()
         self._marks.append(OperatorMark(len(self._builder), name, module, phase))
         if len(self._builder) > EVENT_LIMIT:
             self.cut_short = True
@@ -235,12 +193,12 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _move_to_cuda(self, device: torch.device) -> None:
-        self._truth.stop()
+        self.truth.stop()
         self._marks_before = len(self._marks)
         self.device_index = device.index or 0
         self._ledger.move_to_cuda()
-        self._truth = CudaTruth(torch.device(CUDA, self.device_index))
-        self._truth.start()
+        self.truth = CudaTruth(torch.device(CUDA, self.device_index))
+        self.truth.start()
 
     # -- where we are
 
@@ -298,8 +256,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._turn("data")
         elif not self._shown and self._is_largest(module):
             with self._unwatched():
-                shapes = tree_map(_shape_of, (args, kwargs))
-                self._called = (weakref.ref(module), *shapes, _returns_loss(output))
+                self._called = (weakref.ref(module), *skeleton_of((args, kwargs)), _returns_loss(output))
 
     def _is_largest(self, module: torch.nn.Module) -> bool:
         """Whether no model called so far has more parameters."""
@@ -350,7 +307,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps_seen = max(self.steps_seen, count)
         self._turn("data")
         if ends_step:
-            self._truth.cut()
+            self.truth.cut()
             if count >= self._steps:
                 self._end()
                 self._on_enough()
@@ -370,23 +327,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
 
 
-def _plain_tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if _is_plain(value):
-                found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(_plain_tensors(value))
-        elif isinstance(value, Mapping):
-            found.extend(_plain_tensors(value.values()))
-    return found
-
-
-def _shape_of(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+def _plain_tensors(values: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(values) if _is_plain(tensor)]
 
 
 def _returns_loss(output: Any) -> bool:

@@ -61,23 +61,22 @@ def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[]
     # What Python puts first for a script is the script's folder; here it may have put that of the snugfit command.
     sys.path[:] = [str(path.resolve().parent), *sys.path]
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            before_exit()
     except EnoughSeen:
-        pass
+        return 0
     except SystemExit as end:
-        before_exit()
         return _exit_code(end)
     except KeyboardInterrupt:
-        before_exit()
         return 130
     except BaseException as error:
-        before_exit()
         _print_error(error, path)
         return 1
     finally:
         sys.argv = before[0]
         sys.path[:] = before[1]
-    before_exit()
     return 0
 
 

@@ -6,25 +6,25 @@ neighbours, segments, and what is given back to the card when it is full. Addres
 
 Source: `c10/cuda/CUDACachingAllocator.cpp` of torch; the functions named in comments are those of
 https://github.com/pytorch/pytorch/blob/eb42ad6eca0ce61e7c581212b4bf32f991425571/c10/cuda/CUDACachingAllocator.cpp.
-Checked against the headers that torch 2.15 ships: the five sizes below are unchanged there, the large segment and the
-rounding of blocks that are not split became options, and one division of `roundup_power2_divisions` means none.
+Checked against the headers that torch 2.15 ships: the five sizes below are unchanged there, and the large segment became an
+option.
 
 How it is made fast: a block is no object. Free memory lives in two dicts, by start and by end, which makes merging two
 look-ups; segments never touch, so neighbours by address are neighbours in one segment. A pool is a sorted list of ints
 `size << 52 | address`, and best fit is one bisection.
 
 Limits: addresses of new segments only grow (the driver may hand out an old range again, which matters only to ties of
-equal size); what CUDA itself and other processes take is the caller's to subtract; private pools of CUDA graphs and
-`record_stream` are not modelled.
+equal size); what CUDA itself and other processes take is the caller's to subtract; private pools of CUDA graphs,
+`record_stream`, and options of `PYTORCH_CUDA_ALLOC_CONF` other than `expandable_segments` are not modelled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
-from snugfit.recording.allocator_config import AllocatorConfig
 from snugfit.recording.segments import ExpandableSegments
 from snugfit.units import MIB
 
@@ -34,6 +34,8 @@ SMALL_BYTES = 1 * MIB
 """The largest request that the small pool serves (`kSmallSize`)."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 """Segments of the small pool, and the granule of its expandable segments (`kSmallBuffer`)."""
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""Segments that requests between 1 and 10 MiB share, and the granule of expandable segments (`kLargeBuffer`)."""
 MIN_LARGE_BYTES = 10 * MIB
 """From here on a request gets a segment of its own size (`kMinLargeAlloc`)."""
 ROUND_LARGE_BYTES = 2 * MIB
@@ -43,6 +45,14 @@ _SHIFT = 52
 _MASK = (1 << _SHIFT) - 1
 _NO_LIMIT = 1 << 62
 _GAP = 2 * MIB  # between segments, so that blocks of two segments are never neighbours by address
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorConfig:
+    """The options of the allocator."""
+
+    expandable_segments: bool = False
+    """Whether segments grow instead of new ones being made."""
 
 
 class OutOfMemory(Exception):
@@ -119,9 +129,8 @@ class CachingAllocator:
     """
 
     __slots__ = (
-        "_ages", "_by_size", "_calls", "_ends", "_large", "_live", "_next_address", "_plain_fit", "_segments", "_small",
-        "_starts", "allocated_bytes", "capacity_bytes", "config", "observer", "peak_allocated_bytes",
-        "peak_reserved_bytes", "requested_bytes", "reserved_bytes", "retries",
+        "_ends", "_large", "_live", "_next_address", "_segments", "_small", "_starts", "allocated_bytes", "capacity_bytes",
+        "config", "observer", "peak_allocated_bytes", "peak_reserved_bytes", "requested_bytes", "reserved_bytes", "retries",
     )  # fmt: skip
 
     def __init__(
@@ -151,13 +160,6 @@ class CachingAllocator:
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._next_address = _GAP
-        collects = self.config.garbage_collection_threshold > 0 and self.config.limited_by_fraction
-        self._ages: dict[int, int] | None = {} if collects and capacity_bytes is not None else None
-        self._calls = 0
-        self._by_size = any(number > 1 for number in self.config.roundup_power2_divisions)
-        self._plain_fit = (
-            self._ages is None and self.config.max_split_size_mb is None and not self.config.expandable_segments
-        )
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
         """Gives a block to a request (`malloc`, `get_free_block`, `alloc_found_block`).
@@ -172,15 +174,15 @@ class CachingAllocator:
         Raises:
             OutOfMemory: When the capacity does not suffice.
         """
-        size = self.round_size(nbytes) if self._by_size else (nbytes + 511) & -512
+        size = (nbytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
         pools = self._small if size <= SMALL_BYTES else self._large
         pool = pools.get(stream)
         if pool is None:
             pool = pools[stream] = Pool(stream, size <= SMALL_BYTES)
         keys = pool.keys
         at = bisect_left(keys, size << _SHIFT)
-        if not self._plain_fit:
-            at = self._choose(pool, at, size)
+        if pool.expandable is not None:
+            at = self._choose(pool.expandable, keys, at)
         if at < len(keys):
             key = keys.pop(at)
             address = key & _MASK
@@ -189,18 +191,13 @@ class CachingAllocator:
         else:
             address, found = self._grow(pool, size)
         rest = found - size
-        if rest:
-            if (rest > SMALL_BYTES and self._splits(size)) or pool.small or pool.expandable is not None:
-                start = address + size
-                self._starts[start] = rest
-                self._ends[start + rest] = start
-                insort(keys, rest << _SHIFT | start)
-                if self._ages is not None:
-                    self._ages[start] = self._calls
-            else:
-                size = found
-                self._ends.pop(address + found, None)
+        if rest > SMALL_BYTES or (rest and (pool.small or pool.expandable is not None)):
+            start = address + size
+            self._starts[start] = rest
+            self._ends[start + rest] = start
+            insort(keys, rest << _SHIFT | start)
         else:
+            size = found
             self._ends.pop(address + found, None)
         self._live[address] = (size, nbytes, pool)
         self.requested_bytes += nbytes
@@ -232,8 +229,6 @@ class CachingAllocator:
         starts[start] = end - start
         ends[end] = start
         insort(keys, (end - start) << _SHIFT | start)
-        if self._ages is not None:
-            self._ages[start] = self._calls
 
     def empty_cache(self) -> None:
         """Gives every segment without a live block back to the card (`release_cached_blocks`)."""
@@ -251,25 +246,6 @@ class CachingAllocator:
             Bytes.
         """
         return self._live[block][0]
-
-    def round_size(self, nbytes: int) -> int:
-        """Returns the size that a request is rounded to (`round_size`, `roundup_power2_next_division`).
-
-        Args:
-            nbytes: Bytes asked for, more than 0.
-
-        Returns:
-            A multiple of 512.
-        """
-        if nbytes > MIN_BLOCK_BYTES:
-            table = self.config.roundup_power2_divisions
-            divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
-            if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
-                if nbytes & (nbytes - 1) == 0:
-                    return nbytes
-                step = (1 << (nbytes.bit_length() - 1)) >> (divisions.bit_length() - 1)
-                return (nbytes + step - 1) & -step
-        return (nbytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
 
     def segments(self) -> list[Segment]:
         """Returns all segments by address; of expandable ones every stretch that is mapped."""
@@ -300,31 +276,15 @@ class CachingAllocator:
             address += size
         return blocks
 
-    def _splits(self, size: int) -> bool:
-        limit = self.config.max_split_size_mb
-        return limit is None or size < limit * MIB
-
-    def _choose(self, pool: Pool, at: int, size: int) -> int:
-        """Returns the index of the free block that `get_free_block` would take, or one past the last."""
-        if self._ages is not None and not pool.small:
-            self._calls += 1
-        keys = pool.keys
-        if at == len(keys):
-            return at
-        if pool.expandable is not None:
-            # The block at the end of a segment counts as what it can grow to, so larger ones are taken before it.
-            room = pool.expandable.room_after
-            while at + 1 < len(keys):
-                this, following = keys[at], keys[at + 1]
-                grown = (this >> _SHIFT) + room((this & _MASK) + (this >> _SHIFT))
-                if (following >> _SHIFT) + room((following & _MASK) + (following >> _SHIFT)) >= grown:
-                    break
-                at += 1
-        limit_mb = self.config.max_split_size_mb
-        if limit_mb is not None:
-            found, limit = keys[at] >> _SHIFT, limit_mb * MIB
-            if size < limit <= found or (size >= limit and found >= size + self.config.max_non_split_rounding_mb * MIB):
-                return len(keys)
+    def _choose(self, segments: ExpandableSegments, keys: list[int], at: int) -> int:
+        """The block at the end of a segment counts as what it can grow to, so larger ones are taken before it."""
+        room = segments.room_after
+        while at + 1 < len(keys):
+            this, following = keys[at], keys[at + 1]
+            grown = (this >> _SHIFT) + room((this & _MASK) + (this >> _SHIFT))
+            if (following >> _SHIFT) + room((following & _MASK) + (following >> _SHIFT)) >= grown:
+                break
+            at += 1
         return at
 
     def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
@@ -332,14 +292,10 @@ class CachingAllocator:
         if pool.small:
             wanted = SMALL_SEGMENT_BYTES
         elif size < MIN_LARGE_BYTES:
-            wanted = self.config.large_segment_size_mb * MIB
+            wanted = LARGE_SEGMENT_BYTES
         else:
             wanted = (size + ROUND_LARGE_BYTES - 1) & -ROUND_LARGE_BYTES
-        if self._ages is not None:
-            self._collect_garbage(self._ages)
         found = self._ask(pool, size, wanted)
-        if found is None and self._release_oversize(pool, size):
-            found = self._ask(pool, size, wanted)
         if found is None:
             self.retries += 1
             self.empty_cache()
@@ -351,8 +307,6 @@ class CachingAllocator:
     def _ask(self, pool: Pool, size: int, wanted: int) -> tuple[int, int] | None:
         """One attempt to get memory from the card (`alloc_block`)."""
         if self.config.expandable_segments:
-            if self.config.limited_by_fraction and self.reserved_bytes + wanted > self.capacity_bytes:
-                return None
             return self._expand(pool, size)
         if self.reserved_bytes + wanted > self.capacity_bytes:
             return None
@@ -371,8 +325,7 @@ class CachingAllocator:
     def _expand(self, pool: Pool, size: int) -> tuple[int, int] | None:
         """Maps memory at the lowest address where the request fits (`try_allocate_expandable_block`)."""
         if pool.expandable is None:
-            granule = SMALL_SEGMENT_BYTES if pool.small else self.config.large_segment_size_mb * MIB
-            pool.expandable = ExpandableSegments(granule)
+            pool.expandable = ExpandableSegments(SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES)
         segments = pool.expandable
         start = segments.find(size, self._starts, self._ends)
         if start is None:
@@ -398,23 +351,6 @@ class CachingAllocator:
         self._live[start] = (size, 0, pool)
         self.allocated_bytes += size
         self.free(start)
-
-    def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Frees just enough blocks of at least `max_split_size` (`release_available_cached_blocks`)."""
-        limit_mb = self.config.max_split_size_mb
-        if limit_mb is None or self.config.expandable_segments:
-            return False
-        limit = limit_mb * MIB
-        target = max(size, limit)
-        at = bisect_left(pool.keys, target << _SHIFT)
-        if at < len(pool.keys):
-            self._release_segment(pool, pool.keys[at])
-            return True
-        released = 0
-        while released < target and pool.keys and pool.keys[-1] >> _SHIFT >= limit:
-            released += pool.keys[-1] >> _SHIFT
-            self._release_segment(pool, pool.keys[-1])
-        return released >= target
 
     def _release_segment(self, pool: Pool, key: int) -> None:
         """Gives a segment that is one free block back to the card (`release_block`)."""
@@ -453,26 +389,3 @@ class CachingAllocator:
         segments.unmap(start, end - start)
         self.reserved_bytes -= end - start
         self.observer("segment_unmap", start, end - start, pool.stream)
-
-    def _collect_garbage(self, ages: dict[int, int]) -> None:
-        """Gives back cached large segments that were not used for long (`garbage_collect_cached_blocks`)."""
-        threshold = int(self.config.garbage_collection_threshold * self.capacity_bytes)
-        if self.reserved_bytes <= threshold or self.config.expandable_segments:
-            return
-        target = self.reserved_bytes - threshold
-        cached = {
-            key: (pool, self._calls - ages[key & _MASK])
-            for pool in self._large.values()
-            for key in pool.keys
-            if self._segments.get(key & _MASK, (0, pool))[0] == key >> _SHIFT
-        }
-        reclaimed, freed = 0, True
-        while reclaimed < target and freed and cached:
-            average = sum(age for _, age in cached.values()) / len(cached)
-            freed = False
-            for key, (pool, age) in list(cached.items()):
-                if age >= average:
-                    freed = True
-                    reclaimed += key >> _SHIFT
-                    del cached[key]
-                    self._release_segment(pool, key)

@@ -11,10 +11,10 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.experts import inside
 from snugfit.recording.replay import Player, Replay, replay
-from snugfit.recording.trace import CATEGORIES, Mark, Trace
+from snugfit.recording.trace import CATEGORIES, Mark, Storage, Trace, Workspace
 
 OUTSIDE = "(outside the model)"
 """Name of the group of tensors that were made in no module."""
@@ -140,21 +140,17 @@ def anatomy(
     player = Player(trace, config)
     if played.peak_event >= 0:
         player.play(through=played.peak_event)
-    tensors = [
-        LiveTensor(
-            size_bytes=player.allocator.block_bytes(block), nbytes=row.nbytes, category=row.category,
+
+    def live(row: Storage | Workspace, category: str, block: int) -> LiveTensor:
+        return LiveTensor(
+            size_bytes=player.allocator.block_bytes(block), nbytes=row.nbytes, category=category,
             module=row.module, operator=row.operator, phase=row.phase,
-        )
-        for row, block in ((trace.storages[storage], block) for storage, block in sorted(player.held.items()))
-    ]  # fmt: skip
-    if player.workspace is not None:
-        work = trace.workspaces[trace.subjects[played.peak_event]]
-        tensors.append(
-            LiveTensor(
-                size_bytes=player.allocator.block_bytes(player.workspace), nbytes=work.nbytes, category="temporaries",
-                module=work.module, operator=work.operator, phase=work.phase,
-            )
         )  # fmt: skip
+
+    held = ((trace.storages[storage], block) for storage, block in sorted(player.held.items()))
+    tensors = [live(row, row.category, block) for row, block in held]
+    if player.workspace is not None:
+        tensors.append(live(trace.workspaces[trace.subjects[played.peak_event]], "temporaries", player.workspace))
     by_category = dict.fromkeys(CATEGORIES, 0)
     names = frozenset(blocks)
     by_block: dict[str, dict[str, int]] = {}

@@ -59,7 +59,7 @@ def block_profiles(
         if timed and device is not None and run.device == "device":
             one, sum_so_far = run_seconds(run, device), seconds.get(name, 0.0)
             seconds[name] = None if one is None or sum_so_far is None else sum_so_far + one
-    names = _in_model_order([*weights, *held, *flops])
+    names = dict.fromkeys((*weights, *held, *flops))  # in the order in which the model registers its modules
     return tuple(
         BlockProfile(
             name=name,
@@ -68,11 +68,5 @@ def block_profiles(
             flops=flops.get(name, 0),
             device_seconds=seconds.get(name, 0.0) if timed else None,
         )
-        for name in names
+        for name in sorted(names, key=lambda name: name != OUTSIDE)
     )
-
-
-def _in_model_order(names: list[str]) -> list[str]:
-    """Names once, in the order in which the model registers its modules; what has no module comes first."""
-    unique = dict.fromkeys(names)
-    return [name for name in unique if name == OUTSIDE] + [name for name in unique if name != OUTSIDE]

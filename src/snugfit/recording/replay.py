@@ -1,18 +1,18 @@
 """Replays of a recording: the peak on a card without limit, and whether a card of a given size suffices.
 
 A run is recorded once and replayed often, because the answer depends on the card: a card that gets full gives cached
-segments back before it fails, so the reserved peak of an unlimited replay is more than a run needs. `fits` therefore
-replays at the card's size, and `smallest_capacity` looks for the smallest size on which the run goes through.
+segments back before it fails, so the reserved peak of an unlimited replay is more than a run needs. `Replays.fits` therefore
+replays at the card's size, and `Replays.smallest_bytes` is the smallest size on which the run goes through.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snugfit.recording.allocator import ROUND_LARGE_BYTES, OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 
@@ -251,75 +251,64 @@ def _requested(trace: Trace, event: int) -> int:
     return trace.workspaces[subject].nbytes if kind == WORKSPACE else trace.values[event]
 
 
-def smallest_capacity(
-    trace: Trace, config: AllocatorConfig | None = None, *, unlimited: Replay | None = None, within: float = 0.0
-) -> int:
-    """Returns the smallest size of card, the context apart, on which a recording goes through.
+class Replays:
+    """Replays of one recording, each made once."""
 
-    A card that gets full frees cached segments first, so this is at most the reserved peak of an unlimited replay. It
-    is found by bisection over replays, in steps of the smallest segment.
+    def __init__(self, trace: Trace, config: AllocatorConfig | None = None, *, within: float = 0.0) -> None:
+        """Plays nothing yet.
 
-    Args:
-        trace: The recording.
-        config: The allocator's options.
-        unlimited: An unlimited replay of the same trace and options, where there is one already.
-        within: The answer may be too large by this share of itself, which saves replays.
+        Args:
+            trace: The recording.
+            config: The allocator's options.
+            within: `smallest_bytes` may be too large by this share of itself, which saves replays.
+        """
+        self._trace, self._config, self._within = trace, config, within
 
-    Returns:
-        Bytes, a multiple of 2 MiB. Sizes in between may fail now and then (another block is chosen); this one does not.
-    """
-    if unlimited is None:
-        unlimited = replay(trace, config)
-    step = ROUND_LARGE_BYTES
-    low = unlimited.peak_requested_bytes // step - 1
-    high = -(-unlimited.peak_reserved_bytes // step)
-    while high - low > max(1, within * high):
-        middle = (low + high) // 2
-        if _goes_through(trace, config, middle * step):
-            high = middle
-        else:
-            low = middle
-    return high * step
+    @functools.cached_property
+    def unlimited(self) -> Replay:
+        """The replay on a card without limit."""
+        return replay(self._trace, self._config)
 
+    @functools.cached_property
+    def smallest_bytes(self) -> int:
+        """The smallest size of card, the context apart, on which the recording goes through: a multiple of 2 MiB.
 
-def _goes_through(trace: Trace, config: AllocatorConfig | None, capacity_bytes: int) -> bool:
-    try:
-        Player(trace, config, capacity_bytes).play()
-    except OutOfMemory:
-        return False
-    return True
+        A card that gets full frees cached segments first, so this is at most the reserved peak of an unlimited replay. It
+        is found by bisection over replays, in steps of the smallest segment. Sizes in between may fail now and then
+        (another block is chosen); this one does not.
+        """
+        step = ROUND_LARGE_BYTES
+        low = self.unlimited.peak_requested_bytes // step - 1
+        high = -(-self.unlimited.peak_reserved_bytes // step)
+        while high - low > max(1, self._within * high):
+            middle = (low + high) // 2
+            if self._goes_through(middle * step):
+                high = middle
+            else:
+                low = middle
+        return high * step
 
+    def _goes_through(self, capacity_bytes: int) -> bool:
+        try:
+            Player(self._trace, self._config, capacity_bytes).play()
+        except OutOfMemory:
+            return False
+        return True
 
-def fits(
-    trace: Trace,
-    device: Device,
-    config: AllocatorConfig | None = None,
-    *,
-    unlimited: Replay | None = None,
-    smallest_bytes: int | None = None,
-) -> tuple[bool, int | None]:
-    """Returns whether a recording goes through on a card, and how much room is left.
+    def fits(self, device: Device) -> tuple[bool, int | None]:
+        """Returns whether the recording goes through on a card, and how much room is left.
 
-    Args:
-        trace: The recording.
-        device: The card; its CUDA context is taken off, counted 0 where no source gives it.
-        config: The allocator's options.
-        unlimited: An unlimited replay of the same trace, where there is one already.
-        smallest_bytes: What `smallest_capacity` said, where it was asked already; saves it for each further card.
+        Args:
+            device: The card; its CUDA context is taken off, counted 0 where no source gives it.
 
-    Returns:
-        Whether the replay at the card's size goes through, and the bytes left over the smallest size that suffices:
-        negative when it does not fit, None for a device without a limit of its own (`cpu`).
-    """
-    if device.memory_bytes is None:
-        return True, None
-    capacity = device.memory_bytes - (device.context_bytes or 0)
-    if unlimited is None:
-        unlimited = replay(trace, config)
-    if smallest_bytes is None:
-        smallest_bytes = smallest_capacity(trace, config, unlimited=unlimited)
-    through = capacity >= unlimited.peak_reserved_bytes or _goes_through(trace, config, capacity)
-    if through:
-        return True, max(capacity - smallest_bytes, 0)
-    needed = smallest_bytes if smallest_bytes > capacity else unlimited.peak_reserved_bytes
-    return False, capacity - needed
+        Returns:
+            Whether the replay at the card's size goes through, and the bytes left over the smallest size that suffices:
+            negative when it does not fit, None for a device without a limit of its own (`cpu`).
+        """
+        if device.memory_bytes is None:
+            return True, None
+        capacity = device.memory_bytes - (device.context_bytes or 0)
+        if capacity >= self.unlimited.peak_reserved_bytes or self._goes_through(capacity):
+            return True, max(capacity - self.smallest_bytes, 0)
+        needed = self.smallest_bytes if self.smallest_bytes > capacity else self.unlimited.peak_reserved_bytes
+        return False, capacity - needed

@@ -17,19 +17,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.recording.allocator import CachingAllocator, OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig, CachingAllocator
 from snugfit.recording.replay import Player
 from snugfit.recording.trace import Storage, Trace, Workspace
 
 
-def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> dict[str, Any]:
+def snapshot(trace: Trace, config: AllocatorConfig | None = None) -> dict[str, Any]:
     """Returns a replay in the format of `torch.cuda.memory._snapshot()`.
 
     Args:
         trace: The recording.
         config: The allocator's options.
-        capacity_bytes: The card's size; None for no limit. A run that does not fit ends with an `oom` entry.
 
     Returns:
         `segments`, `device_traces` (one list) and the other keys of a real snapshot.
@@ -70,14 +68,8 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes
         phase, operator, module = trace.where(event)
         entry(action, event, address, nbytes, stream, frames(phase, module, operator))
 
-    player = Player(trace, config, capacity_bytes, observer=observe, segment_observer=observe_segment)
-    try:
-        player.play()
-    except OutOfMemory as full:
-        phase, operator, module = trace.where(player.event)
-        free = (capacity_bytes or 0) - full.reserved_bytes
-        entry("oom", player.event, free, full.needed_bytes, 0, frames(phase, module, operator))
-        entries[-1]["device_free"] = entries[-1].pop("addr")
+    player = Player(trace, config, observer=observe, segment_observer=observe_segment)
+    player.play()
     return {
         "segments": held_segments(player.allocator, stacks),
         "device_traces": [entries],
@@ -119,19 +111,16 @@ def held_segments(
     return segments
 
 
-def write_snapshot(
-    path: str | Path, trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None
-) -> None:
+def write_snapshot(path: str | Path, trace: Trace, config: AllocatorConfig | None = None) -> None:
     """Writes `snapshot` as the pickle file that the viewer reads.
 
     Args:
         path: The file to write.
         trace: The recording.
         config: The allocator's options.
-        capacity_bytes: The card's size; None for no limit.
     """
     with Path(path).open("wb") as file:
-        pickle.dump(snapshot(trace, config, capacity_bytes), file)
+        pickle.dump(snapshot(trace, config), file)
 
 
 def _frames(phase: str, module: str, operator: str) -> list[dict[str, Any]]:
@@ -142,14 +131,13 @@ def _frames(phase: str, module: str, operator: str) -> list[dict[str, Any]]:
 
 
 def _settings(config: AllocatorConfig) -> dict[str, Any]:
-    limit = config.max_split_size_mb
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "",
-        "max_split_size": -1 if limit is None else limit * 2**20,
-        "garbage_collection_threshold": config.garbage_collection_threshold,
+        "max_split_size": -1,
+        "garbage_collection_threshold": 0.0,
         "expandable_segments": config.expandable_segments,
         "pinned_num_register_threads": 1,
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,
-        "roundup_power2_divisions": {str(2**i): n for i, n in enumerate(config.roundup_power2_divisions)},
+        "roundup_power2_divisions": {str(2**i): 0 for i in range(16)},
     }

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from snugfit.recording.allocator import Block, CachingAllocator, OutOfMemory, Segment
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory, Segment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -234,7 +234,7 @@ def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
     return Trace(**columns, **rest)
 
 
-_CATEGORY, _MODULE = 2, 3
+_PLACE, _CATEGORY, _MODULE = 1, 2, 3
 """Where in a row that is taken down stands what may change; the row is a `Storage` without its id."""
 
 
@@ -362,6 +362,11 @@ class TraceBuilder:
             module: Dotted path of the module.
         """
         self._storages[storage][_MODULE] = module
+
+    def all_on_host(self) -> None:
+        """Says that all storages so far lie on the host."""
+        for row in self._storages:
+            row[_PLACE] = "host"
 
     def set_category(self, storage: int, category: str) -> None:
         """Says what a storage turned out to be.

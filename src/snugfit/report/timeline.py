@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, timeline
 from snugfit.recording.trace import FREE, Trace
 from snugfit.report.words import short_operator

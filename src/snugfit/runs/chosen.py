@@ -95,8 +95,8 @@ def plan_training(
     from snugfit.planner.places import budget_for, place_for
     from snugfit.planner.planner import Planner
     from snugfit.planner.separable import given_check
-    from snugfit.planner.subjects import given_subject
     from snugfit.simulator.batch_shapes import skeleton_of
+    from snugfit.simulator.subjects import given_subject
 
     place, size = budget_for(place_for(where.planned), budget)
     model, batch, arguments = described(request, data, task)

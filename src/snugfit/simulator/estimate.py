@@ -7,22 +7,24 @@ worker only.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from snugfit.device_kinds import CUDA
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS, generation_of
 from snugfit.recording.recording import Recording
 from snugfit.run import Run
-from snugfit.simulator import request
 from snugfit.simulator.prediction import Estimate, assemble
-from snugfit.simulator.request import Kind, NamedModel
-from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.simulator.request import NamedModel
+from snugfit.simulator.session import record_step
+from snugfit.simulator.subjects import given_subject, named_subject, title_of
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -84,8 +86,7 @@ def estimate(
     """
     cards = cards_of(device)
     assumptions = assumptions_from(assume)
-    if not callable(model):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
+    title = title_of(model)
     if step is not None:
         _check_step(step, recipe, loss, forward, split)
         _check_steps(steps)
@@ -101,37 +102,18 @@ def estimate(
                 recipe = (recipe or Recipe()).replace(optimizer=storage)
         _check_training(optimizer, recipe, settings)
     from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
-    from snugfit.workers.pool import shared_pool
 
     settings = {**settings, "assume": assumptions}
-    simulated = _uncompiled(recipe or Recipe())
     shapes = skeleton_of(batch)
-    workers = pool or shared_pool()
-
-    def record(kind: Kind) -> Recording:
-        if step is not None:
-            on_host = lives_on_host(batch)
-            return workers.call(
-                request.record_step,
-                step,
-                model,
-                optimizer,
-                shapes,
-                kind,
-                settings,
-                on_host=on_host,
-                steps=steps,
-                doing=doing,
-            )
-        arguments = {
-            **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
-            "loss_weight": loss_weight,
-        }  # fmt: skip
-        return workers.call(request.record_given, model, shapes, simulated, kind, arguments, doing=doing)
-
-    title = getattr(model, "__name__", None) or type(model).__name__
-    doing = _doing(title)
-    return _estimated(record, cards, None if step is not None else recipe or Recipe(), title)
+    if step is not None:
+        record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps)
+        return _estimated(functools.partial(record, on_host=lives_on_host(batch)), cards, None, title, pool)
+    arguments = {
+        **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
+    }  # fmt: skip
+    recipe = recipe or Recipe()
+    record = functools.partial(given_subject(model, shapes, arguments).record, recipe)
+    return _estimated(record, cards, recipe, title, pool)
 
 
 def estimate_named(
@@ -160,20 +142,8 @@ def estimate_named(
         CannotSimulateError: Something needs values, which simulated tensors do not have.
     """
     cards = cards_of(device)
-    recipe = recipe or Recipe()
-    workload = workload or Workload(batch_size=64)
-    batch_size = workload.batch_size or 64
-    skipped = ("batch_size", "batch_norm", "dropout", "weights")
-    settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in skipped}
-    arguments = (named, batch_size, _uncompiled(recipe))
-
-    def record(kind: Kind) -> Recording:
-        from snugfit.workers.pool import shared_pool
-
-        return (pool or shared_pool()).call(request.record_named, *arguments, kind, settings, doing=doing)
-
-    doing = _doing(named.spec)
-    return _estimated(record, cards, recipe, named.spec)
+    recipe, subject = recipe or Recipe(), named_subject(named, workload)
+    return _estimated(functools.partial(subject.record, recipe), cards, recipe, subject.title, pool)
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
@@ -220,42 +190,36 @@ def _check_steps(steps: object) -> None:
 
 def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[str, Any]) -> None:
     """Finds mistakes before a worker is started."""
-    from snugfit.errors import did_you_mean
+    from snugfit.training.given_optimizer import name_of
 
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    name = optimizer
-    if not isinstance(optimizer, str):
-        from snugfit.training.given_optimizer import name_of
-
-        name = name_of(optimizer)
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
-        raise InputError(f"optimizer is {optimizer!r}, which is unknown; {did_you_mean(optimizer, known)}")
-    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name}))
-
-
-def _uncompiled(recipe: Recipe) -> Recipe:
-    """The recipe as it is simulated: operators are recorded one by one, which a compiler would fuse."""
-    if recipe.compile == "none":
-        return recipe
-    warnings.warn(
-        f"compile={recipe.compile!r} is predicted as if the step ran eagerly; a compiled one mostly takes less memory and "
-        "time. Measure it to know.",
-        SnugfitWarning,
-        stacklevel=3,
-    )
-    return recipe.replace(compile="none", compile_memory_budget=None)
+    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name_of(optimizer)}))
 
 
 def _estimated(
-    record: Callable[[Kind], Recording], cards: tuple[Device, ...], recipe: Recipe | None, title: str
+    record: Callable[[Personality], Recording],
+    cards: tuple[Device, ...],
+    recipe: Recipe | None,
+    title: str,
+    pool: Pool | None,
 ) -> Estimate:
+    from snugfit.workers.pool import shared_pool
+
+    workers = pool or shared_pool()
+    if recipe is not None and recipe.compile != "none":
+        warnings.warn(
+            f"compile={recipe.compile!r} is predicted as if the step ran eagerly; a compiled one mostly takes less memory "
+            "and time. Measure it to know.",
+            SnugfitWarning,
+            stacklevel=3,
+        )
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
-    recorded: dict[Kind, Recording] = {}
-    for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[1] != GENERATIONS[0]):
-        like = next((one for one in recorded.values() if kind[1] in one.same_on), None)
-        recorded[kind] = record(kind) if like is None else like.on(kind[1])
+    recorded: dict[Personality, Recording] = {}
+    for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):
+        like = next((one for one in recorded.values() if kind.capability in one.same_on), None)
+        doing = f"a training step of {title}"
+        recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warnings.warn(message, SnugfitWarning, stacklevel=3)
     return assemble(
@@ -266,16 +230,9 @@ def _estimated(
     )
 
 
-def _kind(card: Device, *, alone: bool) -> Kind:
+def _kind(card: Device, *, alone: bool) -> Personality:
     """The kind of device that a card's run is recorded on; a table of cards is recorded once a generation."""
     if card.name == "cpu":
-        return "cpu", GENERATIONS[0]
+        return Personality(kind="cpu")
     capability = card.compute_capability or GENERATIONS[0]
-    if alone:
-        return CUDA, capability
-    return CUDA, generation_of(capability)
-
-
-def _doing(title: str) -> str:
-    """What a recording is for, in the message of a worker that dies."""
-    return f"a training step of {title}"
+    return Personality(capability=capability if alone else generation_of(capability))

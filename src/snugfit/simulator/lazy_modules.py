@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from snugfit import private_torch
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training.model_call import output_of
@@ -24,9 +24,7 @@ def give_shapes(model: torch.nn.Module, batch: Any, forward: Callable[[Any, Any]
     Raises:
         InputError: The model does not run without values, so that nobody knows the shapes.
     """
-    waiting = [
-        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if private_torch.is_lazy(tensor)
-    ]
+    waiting = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
     if not waiting:
         return
     shapes = map_tensors(batch, lambda tensor: tensor.to("meta"))

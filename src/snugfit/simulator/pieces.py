@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Repeat, Trace
+from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Repeat, Trace
 from snugfit.techniques.microbatch.apply import split_batch, tensors_of
 
 FIRST_STEP, LATER_STEPS = 2, 3
@@ -110,15 +110,11 @@ def _same(trace: Trace, one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _taken_down(trace: Trace, begin: int, end: int) -> list[tuple[int, int]]:
-    rows = []
-    for index in range(begin, end):
-        kind, subject = trace.kinds[index], trace.subjects[index]
-        size = 0
-        if kind in (ALLOC, FREE):
-            size = trace.storages[subject].nbytes
-        elif kind == WORKSPACE:
-            size = trace.workspaces[subject].nbytes
-        elif kind == RESIZE:
-            size = trace.values[index]
-        rows.append((kind, size))
-    return rows
+    """Kinds of events and their bytes; of marks, what they say."""
+    rows: dict[int, Any] = {ALLOC: trace.storages, FREE: trace.storages, WORKSPACE: trace.workspaces}
+    found = []
+    for kind, subject, value in zip(
+        trace.kinds[begin:end], trace.subjects[begin:end], trace.values[begin:end], strict=True
+    ):
+        found.append((kind, rows[kind][subject].nbytes if kind in rows else value))
+    return found

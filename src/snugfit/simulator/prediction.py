@@ -12,13 +12,13 @@ from snugfit.devices import Device, device_named
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
 from snugfit.recipe import Recipe
-from snugfit.recording import replay as replays
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.recording import Recording
+from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 
@@ -123,11 +123,11 @@ class Estimate:
             InputError: For an unknown name.
         """
         card = device if isinstance(device, Device) else device_named(device)
-        return replays.fits(self.trace, card, self._config)[0]
+        return Replays(self.trace, self._config).fits(card)[0]
 
     def smallest_bytes(self) -> int:
         """Returns the smallest memory, context apart, in which the run goes through."""
-        return replays.smallest_capacity(self.trace, self._config)
+        return Replays(self.trace, self._config).smallest_bytes
 
     def timeline(self, *, points: int = 1000) -> Timeline:
         """Returns live bytes over the run.
@@ -187,7 +187,8 @@ def assemble(
     on_cpu = only is not None and only.name == "cpu"
     config = TensorBytes() if on_cpu else None
     trace = headline.trace
-    played = replays.replay(trace, config)
+    replays = {id(recorded): Replays(recorded.trace, config) for _, recorded in rows}
+    played = replays[id(headline)].unlimited
     inside = anatomy(
         trace, config, largest=LARGEST, played=played, experts=headline.expert_modules, blocks=headline.block_names
     )
@@ -220,7 +221,7 @@ def assemble(
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
         processor=headline.processor,
-        devices=_fits(rows, timings, config, {id(headline): played}),
+        devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
@@ -229,27 +230,9 @@ def assemble(
     )
 
 
-def _fits(
-    rows: Sequence[tuple[Device, Recording]],
-    timings: dict[int, list[Timing | None]],
-    config: AllocatorConfig | None,
-    replayed: dict[int, replays.Replay],
-) -> tuple[DeviceFit, ...]:
-    smallest: dict[int, int] = {}
-    found = []
-    for card, recorded in rows:
-        key = id(recorded)
-        if key not in replayed:
-            replayed[key] = replays.replay(recorded.trace, config)
-        if key not in smallest:
-            smallest[key] = replays.smallest_capacity(recorded.trace, config, unlimited=replayed[key])
-        fits, headroom = replays.fits(
-            recorded.trace, card, config, unlimited=replayed[key], smallest_bytes=smallest[key]
-        )
-        found.append(
-            DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings[id(card)]))
-        )
-    return tuple(found)
+def _fit(card: Device, replays: Replays, timings: Sequence[Timing | None]) -> DeviceFit:
+    fits, headroom = replays.fits(card)
+    return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings))
 
 
 def _timings(recorded: Recording, card: Device) -> list[Timing | None]:

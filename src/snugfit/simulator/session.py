@@ -1,104 +1,95 @@
 """What is recorded of a run, and in which order: building, first step, steady step, evaluation.
 
-`record` is the common part: it runs a function on the fake device inside a worker. `simulate_step` records a hand-written
-`step(model, optimizer, batch)` as it is; `simulate_training` records the very step of `snugfit.prepare`.
+`record_step` records a hand-written `step(model, optimizer, batch)` as it is; `record_given` records the very step of
+`snugfit.prepare`. What is known of the model and its batches goes along with either. Imports no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import inspect
 import itertools
+import logging
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
-from snugfit.fake_device.accelerator import Personality
-from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
+from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import loaded
+from snugfit.workers import real_run
 from snugfit.workers.pool import Pool, shared_pool
+from snugfit.workers.real_run import Refused
+from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
+    import torch
+
     from snugfit.fake_device.chance import Chance
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
 EVALUATED = 2
 """Batches that are evaluated: the first finds the cache as training left it, the second is like all later ones."""
+CARD = Personality()
+SCHEDULE_STEPS = 1000
+"""Length of a run whose schedule must know it; memory and time of a step do not depend on it."""
 
 
-def record(
-    run: Callable[[Any], None],
-    personality: Personality,
-    captured: Iterable[Any] = (),
-    assumptions: Assumptions | None = None,
-    chance: Chance | None = None,
+def simulate_step(
+    *request: Any,
+    personality: Personality = CARD,
+    batch_on: str = "device",
+    steps: int = STEPS,
+    pool: Pool | None = None,
 ) -> Recording:
-    """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
+    """Records a hand-written training step in a worker; arguments as `record_step`."""
+    on_host = batch_on == "host"
+    return (pool or shared_pool()).call(record_step, *request, {}, personality, on_host=on_host, steps=steps)
 
-    Args:
-        run: Called with the recorder, whose `personality.device` is where tensors belong.
-        personality: The kind of device.
-        captured: Tensors that the code to be recorded holds by itself.
-        assumptions: What may be taken for granted about values; None: the defaults.
-        chance: What random numbers are taken to be, and gets who asked; None: each at its middle.
 
-    Returns:
-        The recording.
-    """
+def simulate_training(
+    model: Any,
+    recipe: Recipe,
+    batch: Any,
+    *,
+    personality: Personality = CARD,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+    pool: Pool | None = None,
+    **settings: Any,
+) -> Recording:
+    """Records training by a recipe in a worker; arguments as `record_given`."""
+    given = dict(arguments)
+    return (pool or shared_pool()).call(record_given, model, batch, given, recipe, personality, **settings)
+
+
+def built(model: Any) -> Any:
+    """Returns the model itself, built without memory when it is a function."""
     import torch
 
-    from snugfit.fake_device.detector_counts import stated_counts
-    from snugfit.fake_device.library_answers import library_answers
-    from snugfit.fake_device.library_kernels import stand_ins
-    from snugfit.fake_device.read_values import arrays_given
-    from snugfit.fake_device.recorder import Recorder
-    from snugfit.fake_device.registration import threads_of
-    from snugfit.fake_device.replaced import replaced
-    from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
-    from snugfit.training import phases
+    from snugfit.fake_device.materialise import without_memory
+    from snugfit.workloads.model_files import describe
 
-    recorder = Recorder(personality, assumptions)
-    recorder.bring(captured)
-    if chance is not None:
-        recorder.values.chance = chance
-    collecting = gc.isenabled()
-    gc.disable()
+    if isinstance(model, torch.nn.Module):
+        return model
     try:
-        with ExitStack() as around:
-            around.enter_context(phases.listen(recorder.on_phase))
-            around.enter_context(threads_of(personality))
-            around.enter_context(recorder)
-            answers = [
-                *told(torch.get_rng_state, recorder.saw),
-                *told(torch.isfinite, recorder.values.is_true),
-                *stand_ins(personality.kind),
-                *stated_counts(recorder.answered.add),
-                *library_answers(recorder.values, recorder.answered.add),
-                *arrays_given(recorder.values),
-            ]
-            if personality.is_card:
-                around.enter_context(cuda_means_sim())
-            else:
-                answers += pool_on_host(recorder.host_pool)
-            around.enter_context(replaced(answers))
-            run(recorder)
-            trace = recorder.build()
-    finally:
-        if collecting:
-            gc.enable()
-    return Recording(
-        trace=trace,
-        answered=tuple(sorted(recorder.answered)),
-        torch_version=str(torch.__version__),  # torch has a class of its own for it
-        processor=recorder.processor,
-        same_on=recorder.card.same,
-    )
+        made = without_memory(lambda _: model())
+    except SnugfitError:
+        raise
+    except Exception as error:
+        code = getattr(inspect.unwrap(model), "__code__", None)
+        where = Path(code.co_filename) if code is not None else None
+        raise InputError(f"the model function failed: {describe(error, where)}.") from error
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
+    return made
 
 
 def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
@@ -122,131 +113,29 @@ def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
     return dataclasses.replace(best, answered=(*best.answered, *chance.in_words()))
 
 
-def simulate_step(*request: Any, pool: Pool | None = None, **settings: Any) -> Recording:
-    """Records a hand-written training step as it is, in a worker; arguments as `record_own_step`."""
-    return (pool or shared_pool()).call(record_own_step, *request, **settings)
-
-
-def simulate_training(*request: Any, pool: Pool | None = None, **settings: Any) -> Recording:
-    """Records training by a recipe, in a worker; arguments as `record_training`."""
-    return (pool or shared_pool()).call(record_training, *request, **settings)
-
-
-def built(model: Any) -> Any:
-    """Returns the model itself, built without memory when it is a function."""
-    import torch
-
-    from snugfit.fake_device.materialise import without_memory
-    from snugfit.workloads.model_files import describe
-
-    if isinstance(model, torch.nn.Module):
-        return model
-    if not callable(model):
-        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
-    try:
-        made = without_memory(lambda _: model())
-    except SnugfitError:
-        raise
-    except Exception as error:
-        code = getattr(inspect.unwrap(model), "__code__", None)
-        where = Path(code.co_filename) if code is not None else None
-        raise InputError(f"the model function failed: {describe(error, where)}.") from error
-    if not isinstance(made, torch.nn.Module):
-        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
-    return made
-
-
-def record_own_step(
-    step: Callable[[Any, Any, Any], Any],
+def record_given(
     model: Any,
-    optimizer: Any,
     batch: Any,
-    *,
-    personality: Personality | None = None,
-    steps: int = STEPS,
-    batch_on: Literal["device", "host"] = "device",
-    assumptions: Assumptions | None = None,
-) -> Recording:
-    """Records a hand-written training step as it is, "cuda" in it included; only inside a worker.
-
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A module on any device, meta included, or a function without arguments that builds one.
-        optimizer: An optimizer of the model, a function from parameters to one, or None.
-        batch: What the step takes; its tensors may be on any device, meta included.
-        personality: The kind of device; None: a CUDA card of capability 8.0.
-        steps: How many steps are recorded.
-        batch_on: Where the step finds the batch.
-        assumptions: What may be taken for granted about values; None: the defaults.
-
-    Returns:
-        The recording.
-
-    Raises:
-        InputError: The model, step or batch do not fit each other.
-        CannotSimulateError: Something in the step needs values.
-    """
-    import torch
-
-    from snugfit.fake_device.captured import captured_tensors
-    from snugfit.fake_device.materialise import Materialiser, remembered
-    from snugfit.training.phases import phase
-    from snugfit.workers import skeleton
-
-    model = built(model)
-    personality = personality or Personality()
-    device = personality.device
-
-    def run(recorder: Any) -> None:
-        fake = Materialiser()
-        _weights(recorder, fake, model, device)
-        model.to(device)  # buffers of a constructor that reads values are real, and still on the host
-        used: Any = optimizer
-        if isinstance(optimizer, torch.optim.Optimizer):
-            fake.optimizer(optimizer, device)
-        else:
-            used = optimizer(model.parameters()) if optimizer is not None else None
-        place = device if batch_on == "device" else torch.device("cpu")
-        for number in range(steps):
-            recorder.step = number
-            with phase("data"):  # made anew for each step, as a loader does
-                given = Materialiser().tree(batch, place)
-            step(model, used, given)
-            del given
-
-    restore = remembered(model, optimizer)
-
-    def recorded(chance: Chance) -> Recording:
-        restore()
-        captured = captured_tensors(skeleton.arrived(), model, batch, *_held_by(optimizer))
-        return record(run, personality, captured, assumptions, chance)
-
-    return _costliest(recorded)
-
-
-def record_training(
-    model: Any,
+    arguments: Mapping[str, Any],
     recipe: Recipe,
-    batch: Any,
+    personality: Personality,
     *,
-    personality: Personality | None = None,
-    steps: int = STEPS,
-    evaluate: bool = True,
     task: Any = None,
-    arguments: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    evaluate: bool = True,
 ) -> Recording:
-    """Records training by a recipe: building, first step, steady step, and an evaluation in between; only inside a worker.
+    """Records training by a recipe: building, first step, steady step, and an evaluation in between; runs in a worker.
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
-        recipe: How the step is held in memory.
         batch: One batch of training, or a list of batches that the steps go through.
-        personality: The kind of device; None: a CUDA card of capability 8.0.
-        steps: How many steps are recorded.
-        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
-        task: What is reported in evaluation; None: the loss.
         arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
             and `assume`, an `Assumptions`.
+        recipe: How the step is held in memory. It is simulated operator by operator, also where it asks for a compiler.
+        personality: The kind of device.
+        task: What is reported in evaluation; None: the loss.
+        steps: How many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
+        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
 
     Returns:
         The recording.
@@ -255,108 +144,234 @@ def record_training(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
-    from snugfit.fake_device.captured import captured_tensors
-    from snugfit.fake_device.materialise import remembered
+    import torch
+
+    from snugfit.fake_device.materialise import Materialiser, remembered
+    from snugfit.fake_device.record import record
     from snugfit.simulator.pieces import FewerPieces, repeats
     from snugfit.techniques.own_optimizer import own_optimizer
     from snugfit.techniques.quantize.apply import load_libraries
-    from snugfit.training.fallbacks import elements
-    from snugfit.training.take_over import take_over
-    from snugfit.workers import skeleton
-
-    load_libraries(recipe)
-    own = own_optimizer(recipe.optimizer)
-    if own is not None:
-        own.load()  # outside of the recording: it makes tables of real values
-    model, given = built(model), dict(arguments or {})
-    restore = remembered(model, given.get("optimizer"))
-    batches = batch if isinstance(batch, list) else [batch]
-    evaluation = None
-    if evaluate and given.get("evaluate", True):
-        evaluation = _Evaluation(task, given, recipe, max(batches, key=elements))
-    kind = personality or Personality()
-    assumptions = given.pop("assume", None)
-    # Whether samples are coupled takes values to find out, and a fake step has none.
-    given["coupled_samples"] = bool(given.get("coupled_samples"))
-
-    def recorded(chance: Chance, **other: Any) -> Recording:
-        take_over(model)
-        restore()
-        captured = captured_tensors(skeleton.arrived(), model, batches, *_held_by(given.get("optimizer")))
-
-        def run(recorder: Any) -> None:
-            _train(recorder, model, recipe, batches, kind, steps, evaluation, {**given, **other})
-
-        return record(run, kind, captured, assumptions, chance)
-
-    def in_pieces(chance: Chance) -> Recording:
-        fewer = FewerPieces(given.get("split"))
-        recording = recorded(chance, split=fewer)
-        found = repeats(recording.trace, fewer.left_out)
-        if found is None:
-            return recorded(chance)
-        return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
-
-    return _costliest(recorded if recipe.microbatch_size is None else in_pieces)
-
-
-def _train(
-    recorder: Any,
-    model: Any,
-    recipe: Recipe,
-    batches: Sequence[Any],
-    personality: Personality,
-    steps: int,
-    evaluation: _Evaluation | None,
-    arguments: Mapping[str, Any],
-) -> None:
-    import torch
-
-    from snugfit.fake_device.materialise import Materialiser
     from snugfit.training.course import Course
     from snugfit.training.evaluation import task_of
     from snugfit.training.phases import phase
     from snugfit.training.prepare import prepare
+    from snugfit.training.sparse_weights import check_sparse
+    from snugfit.training.switch import take_over
+    from snugfit.workloads.traits import model_traits
+
+    if recipe.compile != "none":
+        recipe = recipe.replace(compile="none", compile_memory_budget=None)
+    subject = _Request(model, batch, arguments.get("forward"))
+    model, batches, given = subject.model, subject.batches, dict(arguments)
+    optimizer = given.get("optimizer", "adamw")
+    if real_run.is_wanted():
+        real_run.try_step(model, recipe, batches[0], given, subject.captured())
+    check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
+    switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
+    if given.get("batch_size") is None and given.get("split") is None:
+        given["batch_size"] = _longest(batches)
+    workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
+    if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
+        given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
+    # Whether samples are coupled takes values to find out, and a fake step has none.
+    given["coupled_samples"] = bool(given.get("coupled_samples"))
+    assumptions = given.pop("assume", None)
+    calls = steps or max(STEPS, len(batches) + 1)
 
     device, host = personality.device, torch.device("cpu")
-    with phase("build"):
-        final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
-        # Weights that are quantised go to the device layer by layer, from a model built on the host.
-        built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-        fake = Materialiser()
-        _weights(recorder, fake, model, built_on, final if recipe.init != "host" else None)
-        if isinstance(arguments.get("optimizer"), torch.optim.Optimizer):
-            fake.optimizer(arguments["optimizer"], built_on)
-        del fake  # it holds every tensor it made, and the weights before they are cast would live as long
-    task = task_of(None) if evaluation is None else evaluation.task
-    course = Course(prepare(model, recipe, device=device, **arguments), task)
-    recorder.watch(course.trainer.model)
     place = host if personality.is_card else device
 
-    def then() -> bool:
-        if evaluation is not None and recorder.step == 0:
-            evaluation.run(course, place)
-        recorder.step += 1
-        return bool(recorder.step < steps)
+    restore = remembered(model, optimizer)
 
-    course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
+    def recorded(evaluation: _Evaluation | None, chance: Chance, **other: Any) -> Recording:
+        take_over(model)
+        restore()
+
+        def train(recorder: Any) -> None:
+            with phase("build"):
+                final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
+                # Weights that are quantised go to the device layer by layer, from a model built on the host.
+                built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
+                fake = Materialiser()
+                fake.module(model, built_on, final if recipe.init != "host" else None)
+                recorder.watch(model)
+                if isinstance(optimizer, torch.optim.Optimizer):
+                    fake.optimizer(optimizer, built_on)
+                del fake  # it holds every tensor it made, and the weights before they are cast would live as long
+            trainer = prepare(model, recipe, device=device, **{**given, **other})
+            course = Course(trainer, task_of(None) if evaluation is None else evaluation.task)
+            recorder.watch(trainer.model)
+
+            def then() -> bool:
+                if evaluation is not None and recorder.step == 0:
+                    evaluation.run(course, place)
+                recorder.step += 1
+                return bool(recorder.step < calls)
+
+            course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
+
+        return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
+
+    def run() -> Recording:
+        load_libraries(recipe)
+        own = own_optimizer(recipe.optimizer)
+        if own is not None:
+            own.load()  # outside of the recording: it makes tables of real values
+        evaluated = evaluate and given.get("evaluate", True)
+        evaluation = _Evaluation(task, given, recipe, batches) if evaluated else None
+
+        def in_pieces(chance: Chance) -> Recording:
+            if recipe.microbatch_size is None:
+                return recorded(evaluation, chance)
+            fewer = FewerPieces(given.get("split"))
+            recording = recorded(evaluation, chance, split=fewer)
+            found = repeats(recording.trace, fewer.left_out)
+            if found is None:
+                return recorded(evaluation, chance)
+            return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
+
+        return _costliest(in_pieces)
+
+    return subject.recorded(run, personality, workload=workload, switchable=switchable)
+
+
+def record_step(
+    step: Callable[[Any, Any, Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    settings: Mapping[str, Any],
+    personality: Personality,
+    *,
+    on_host: bool,
+    steps: int | None = None,
+) -> Recording:
+    """Records a hand-written training step as it is, "cuda" in it included; runs in a worker.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A module on any device, meta included, or a function without arguments that builds one.
+        optimizer: A name, a function from parameters to an optimizer, an optimizer of the model, or None.
+        batch: What the step takes, or a list of such; their tensors may be on any device, meta included.
+        settings: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
+        personality: The kind of device.
+        on_host: Whether the step finds its batch on the host.
+        steps: How often it is called; None: twice, or once more than there are batches.
+
+    Returns:
+        The recording; its workload is None.
+
+    Raises:
+        InputError: The step cannot run.
+        CannotSimulateError: Something in the step needs values.
+    """
+    import torch
+
+    from snugfit.fake_device.materialise import Materialiser, remembered
+    from snugfit.fake_device.record import record
+    from snugfit.training.phases import phase
+
+    subject = _Request(model, batch, None)
+    model, batches, settings = subject.model, subject.batches, dict(settings)
+    assumptions = settings.pop("assume", None)
+    used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
+    if real_run.is_wanted():
+        real_run.try_own_step(step, model, used, batches[0], subject.captured())
+    calls = steps or max(STEPS, len(batches) + 1)
+    device = personality.device
+    place = torch.device("cpu") if on_host else device
+
+    def follow(recorder: Any) -> None:
+        fake, made = Materialiser(), used
+        fake.module(model, device)
+        recorder.watch(model)
+        model.to(device)  # buffers of a constructor that reads values are real, and still on the host
+        if isinstance(used, torch.optim.Optimizer):
+            fake.optimizer(used, device)
+        elif used is not None:
+            made = used(model.parameters())
+        for number in range(calls):
+            recorder.step = number
+            with phase("data"):  # made anew for each step, as a loader does
+                given = Materialiser().tree(batches[number % len(batches)], place)
+            step(model, made, given)
+            del given
+
+    restore = remembered(model, used)
+
+    def recorded(chance: Chance) -> Recording:
+        restore()
+        return record(follow, personality, subject.captured(*_held_by(used)), assumptions, chance)
+
+    return subject.recorded(lambda: _costliest(recorded), personality, steps=calls)
+
+
+class _Request:
+    """The model and the batches of a request, whatever kind of step it asks for."""
+
+    def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
+        from snugfit.simulator.lazy_modules import give_shapes
+
+        self.model: torch.nn.Module = built(model)
+        self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
+        give_shapes(self.model, self.batches[0], forward)
+
+    def captured(self, *others: Any) -> list[torch.Tensor]:
+        """Returns the tensors that the code holds besides those and `others`."""
+        from snugfit.fake_device.captured import captured_tensors
+        from snugfit.workers import skeleton
+
+        return captured_tensors(skeleton.arrived(), self.model, self.batches, *others)
+
+    def recorded(self, run: Callable[[], Recording], personality: Personality, **facts: Any) -> Recording:
+        """Returns what `run` records, with what is known of the model and its batches, and more facts."""
+        from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+        from snugfit.techniques.blocks import find_blocks
+
+        dense = without_sparse_gradients(self.model)
+        block_names = tuple(find_blocks(self.model))
+        weight_bytes, parameters = _weights(self.model)
+        without_logs()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", SnugfitWarning)
+            try:
+                recording = run()
+            except SnugfitError:
+                raise
+            except Exception as error:
+                raise _refused(error, self.model, personality) from error
+        return dataclasses.replace(
+            recording,
+            warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+            answered=(*recording.answered, *dense),
+            batch_shape=_shape(self.batches),
+            batches=len(self.batches),
+            block_names=block_names,
+            weight_bytes=weight_bytes,
+            parameters=parameters,
+            expert_modules=expert_modules(self.model),
+            **facts,
+        )
 
 
 class _Evaluation:
     """The loop's evaluation of held-out data, in batches as the loop reads them: as large as training's microbatches."""
 
-    def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batch: Any) -> None:
+    def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batches: Sequence[Any]) -> None:
         """Cuts the batches, outside of the recording.
 
         Args:
             task: What is reported; None: the loss.
             arguments: Those of `snugfit.prepare`.
             recipe: How the step is held in memory.
-            batch: A batch of training, without memory.
+            batches: The batches of training, without memory; the largest is taken.
         """
         from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
         from snugfit.training.evaluation import evaluated_at_once, task_of
+        from snugfit.training.fallbacks import elements
 
+        batch = max(batches, key=elements)
         self._own = task is None
         self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
         pieces, tensor = [batch], first_tensor(batch)
@@ -399,6 +414,80 @@ def _held_by(optimizer: Any) -> tuple[Any, ...]:
     return (optimizer.param_groups, list(optimizer.state.values())) if hasattr(optimizer, "param_groups") else ()
 
 
-def _weights(recorder: Any, fake: Any, model: Any, device: Any, dtype: Any = None) -> None:
-    fake.module(model, device, dtype)
-    recorder.watch(model)
+def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
+    from snugfit.training.given_optimizer import name_of
+
+    plain = {name: given[name] for name in Workload.__dataclass_fields__ if given.get(name) is not None}
+    return Workload.from_mapping({**traits, **plain, "optimizer": name_of(given.get("optimizer", "adamw"))})
+
+
+def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
+    from snugfit.techniques.own_optimizer import own_optimizer
+    from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
+
+    algorithm, storage = algorithm_and_storage(name)
+    workload = Workload.from_mapping({**settings, "optimizer": algorithm})
+    own = own_optimizer(name)
+    if own is not None:
+        own.load()
+        recipe = Recipe(optimizer=storage)  # type: ignore[arg-type]
+
+        def make(parameters: Any) -> Any:
+            weights = list(parameters)
+            groups = optimizer_groups(model, parameter_groups(weights, workload), recipe, workload)
+            return make_optimizer(recipe, workload, groups, weights[0].device)
+
+        return make
+    row = OPTIMIZER_TABLE[name]
+    given = {field: getattr(workload, field) for field in ("lr", "weight_decay", *row.settings)}
+    given = {field: value for field, value in given.items() if value is not None}
+    return lambda parameters: row.cls(parameters, **given)
+
+
+def _refused(error: Exception, model: torch.nn.Module, personality: Personality) -> Refused:
+    """An error of torch or of the user's code, with the module and the line in which it happened."""
+    import torch
+
+    names = {id(module): name for name, module in model.named_modules() if name}
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
+    return Refused(error, f"{real_run.line_of(error)}{module}", on_card=personality.kind != "cpu")
+
+
+def without_logs() -> None:
+    """Torch logs a traceback when a fake kernel refuses its arguments; the error that follows says all of it."""
+    for name, level in (("torch._subclasses.fake_tensor", logging.CRITICAL), ("torch.utils._pytree", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)
+
+
+def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
+    found: dict[str, int] = {}
+    count = 0
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
+        count += parameter.numel()
+    return found, count
+
+
+def _longest(batches: list[Any]) -> int | None:
+    from snugfit.techniques.microbatch.apply import first_tensor
+
+    lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
+    return max(lengths, default=None) or None
+
+
+def _shape(batches: list[Any]) -> str:
+    from snugfit.techniques.microbatch.apply import first_tensor
+
+    shapes = []
+    for batch in batches:
+        tensor = first_tensor(batch)
+        if tensor is not None:
+            shapes.append(" x ".join(map(str, tensor.shape)))
+    shapes = list(dict.fromkeys(shapes))
+    more = f" and {len(shapes) - 3} more shapes" if len(shapes) > 3 else ""
+    return ", ".join(shapes[:3]) + more

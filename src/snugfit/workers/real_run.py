@@ -8,7 +8,6 @@ what falls short), or it was not tried, because the model is too large.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -27,8 +26,6 @@ SAMPLES = 2
 NOT_TRIED = "Whether a real run fails as well was not tried"
 _PER_NUMBER = 100
 """Activations that a number of the batch may make, where nobody has counted them."""
-_RANGE = 2
-"""Whole numbers are drawn below this: labels of any number of classes, words of any vocabulary, masks."""
 
 
 class Refused(Exception):
@@ -126,6 +123,7 @@ def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], 
         Exception: What the step raised.
     """
     from snugfit.errors import RecipeError, TrainingError
+    from snugfit.fake_device.materialise import filled_batch
     from snugfit.training.prepare import prepare
 
     split = arguments.get("split")
@@ -138,10 +136,10 @@ def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], 
     except RecipeError as error:
         raise NotTried(f"its recipe is not one for cpu ({_line(error)})") from error
     try:
-        trainer.step(_filled(few))
+        trainer.step(filled_batch(few))
         trainer.finish()
         if (more := _more(batch, split, at_once)) is not None:
-            trainer.step(_filled(more))
+            trainer.step(filled_batch(more))
             trainer.finish()
     except TrainingError:
         pass  # random weights may give an infinite loss; the step ran
@@ -160,14 +158,16 @@ def try_own_step(step: Callable[[Any, Any, Any], Any], model: Any, optimizer: An
     """
     import torch
 
+    from snugfit.fake_device.materialise import filled_batch
+
     if isinstance(optimizer, torch.optim.Optimizer):
         raise NotTried("the optimizer came as an object; give a function from parameters to one")
     few = _few(batch, None, SAMPLES)
     _fill_all(model, few, captured)
     made = optimizer(model.parameters()) if optimizer is not None else None
-    step(model, made, _filled(few))
+    step(model, made, filled_batch(few))
     if (more := _more(batch, None, None)) is not None:
-        step(model, made, _filled(more))
+        step(model, made, filled_batch(more))
     raise Finished
 
 
@@ -183,6 +183,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
     from snugfit.techniques.microbatch.apply import first_tensor
+    from snugfit.training.fallbacks import elements
 
     global _samples
     tensor = first_tensor(batch)
@@ -190,68 +191,28 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     if samples <= SAMPLES:
         return None
     more = _few(batch, split, samples)
-    if _elements(more) * _PER_NUMBER > MOST_ELEMENTS:
+    if elements(more) * _PER_NUMBER > MOST_ELEMENTS:
         return None
     _samples = samples
     return more
 
 
-def _elements(batch: Any) -> int:
-    """How many numbers a batch has."""
-    from snugfit.techniques.microbatch.apply import tensors_of
-
-    return sum(tensor.numel() for tensor in tensors_of(batch))
-
-
 def _fill_all(model: Any, few: Any, captured: Any) -> None:
     """Gives weights and captured tensors memory and random numbers, in place."""
     import torch
+    from torch.nn.parameter import is_lazy
 
-    from snugfit import private_torch
-    from snugfit.fake_device.materialise import change_tensors
+    from snugfit.fake_device.materialise import fill
+    from snugfit.training.fallbacks import elements
 
     held = [*model.parameters(), *model.buffers(), *captured]
-    elements = _elements(few) + sum(tensor.numel() for tensor in held if not private_torch.is_lazy(tensor))
-    if elements > MOST_ELEMENTS:
-        raise NotTried(f"it would make {elements:,} random numbers, more than {MOST_ELEMENTS:,}")
-    if any(private_torch.is_lazy(tensor) for tensor in held):
+    numbers = elements(few) + sum(tensor.numel() for tensor in held if not is_lazy(tensor))
+    if numbers > MOST_ELEMENTS:
+        raise NotTried(f"it would make {numbers:,} random numbers, more than {MOST_ELEMENTS:,}")
+    if any(is_lazy(tensor) for tensor in held):
         raise NotTried("the model has lazy layers")
     torch.manual_seed(0)
-    real: dict[int, torch.Tensor] = {}
-
-    def fill(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type != "meta":
-            return tensor
-        if id(tensor) not in real:
-            weight = isinstance(tensor, torch.nn.Parameter)
-            made = _random(tensor, positive=not weight).requires_grad_(tensor.requires_grad)
-            real[id(tensor)] = torch.nn.Parameter(made.detach(), tensor.requires_grad) if weight else made
-        return real[id(tensor)]
-
-    change_tensors(model, fill)
-    for tensor in captured:
-        if tensor.device.type == "meta":
-            private_torch.swap(tensor, fill(tensor))
-
-
-def _filled(batch: Any) -> Any:
-    from snugfit.techniques.microbatch.apply import map_tensors
-
-    return map_tensors(batch, lambda tensor: _random(tensor, True) if tensor.device.type == "meta" else tensor)
-
-
-def _random(tensor: Any, positive: bool) -> Any:
-    import torch
-
-    shape, dtype = tuple(tensor.shape), tensor.dtype
-    if dtype == torch.bool:
-        return torch.ones(shape, dtype=dtype)
-    if not dtype.is_floating_point and not dtype.is_complex:
-        return torch.randint(0, _RANGE, shape, dtype=torch.int64).to(dtype)
-    if positive:
-        return torch.rand(shape).to(dtype)
-    spread = 1 / math.sqrt(max(1, shape[-1] if shape else 1))
-    return (torch.randn(shape) * spread).to(dtype)
+    fill(model, captured)
 
 
 def _alike(one: BaseException, other: BaseException) -> bool:

@@ -13,6 +13,7 @@ import pickle
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.workers import odd_objects
@@ -85,7 +86,7 @@ def arrived() -> tuple[torch.Tensor, ...]:
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
-    if private_torch.is_lazy(tensor):
+    if is_lazy(tensor):
         return private_torch.lazy_parameter, (type(tensor), tensor.dtype, tensor.requires_grad)
     parameter = isinstance(tensor, torch.nn.Parameter)
     if (

@@ -244,8 +244,7 @@ def test_the_quantiser(machine):
 def test_an_answer_is_asked_for_once_and_the_same_anywhere(tmp_path):
     operator, args = OPERATORS["bf16, backward"]()
     first = CpuOperators(tmp_path)
-    with first.in_use():
-        answers = [ask(first, operator, args, {}) for _ in range(2)]
+    answers = [ask(first, operator, args, {}) for _ in range(2)]
     again = CpuOperators(tmp_path)
     answers.append(ask(again, operator, args, {}))
     answers.append(ask(CpuOperators(tmp_path / "empty"), operator, args, {}))
@@ -264,8 +263,7 @@ def test_threads_have_answers_of_their_own(tmp_path):
         torch.set_num_threads(before)
     assert one.processor.in_words().endswith("1 thread") and two.processor.in_words().endswith("2 threads")
     operator, args = OPERATORS["attention"]()
-    with one.in_use():
-        ask(one, operator, args, {})
+    ask(one, operator, args, {})
     ask(two, operator, args, {})
     assert two.asked == 1
 

@@ -10,8 +10,8 @@ from benchmarks.cpu_truth import Case, measured, predicted
 
 import snugfit
 from snugfit import Recipe
-from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.library_answers import MATCHED, PADDED, UNPACKED, library_answers
+from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import replaced
 from snugfit.simulator.session import simulate_training
 from snugfit.workers.pool import Pool, shared_pool

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.errors import CannotSimulateError, InputError
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.record import record
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE
-from snugfit.simulator.session import record, simulate_step
+from snugfit.simulator.session import simulate_step
 from snugfit.workers.pool import Pool
 
 KIB = 1024

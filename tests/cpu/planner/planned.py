@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from snugfit.devices import device_named
+from snugfit.fake_device.personality import Personality
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Place
-from snugfit.planner.subjects import given_subject
 from snugfit.recording.cpu_clock import HostSpeeds
 from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.simulator.subjects import given_subject
 
 SPEEDS = HostSpeeds(
     operator_seconds=2e-5,
@@ -22,8 +23,8 @@ SPEEDS = HostSpeeds(
     operator_factors={"aten.gelu.default": 4.0},
     threads=1,
 )
-CPU = Place(card=device_named("cpu"), kind=("cpu", (8, 0)), speeds=SPEEDS)
-CARD = Place(card=device_named("rtx-3090"), kind=("cuda", (8, 6)))
+CPU = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=SPEEDS)
+CARD = Place(card=device_named("rtx-3090"), personality=Personality(capability=(8, 6)))
 
 
 class Block(nn.Module):

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit.devices import device_named
+from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import warm_up
 from snugfit.measure.host_speeds import host_speeds
 from snugfit.measure.meter import meter_for
@@ -68,7 +69,7 @@ class Operators(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def planner(planning_pool):
     torch.set_num_threads(1)
-    place = Place(card=device_named("cpu"), kind=("cpu", (8, 0)), speeds=host_speeds())
+    place = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=host_speeds())
     batch = planned.batch_of(SAMPLES, TOKENS)
     with planned.planner(planning_pool, place=place, model=build, batch=batch) as made:
         yield made

@@ -13,6 +13,12 @@ def searched(planning_pool):
         yield planner.search
 
 
+def level_of(composition, checkpointed):
+    """Bytes at the highest point of a step, some blocks checkpointed."""
+    again, _ = composition.ways(composition._size)
+    return composition.level(composition._size, "plain", dict.fromkeys(checkpointed, again))
+
+
 def test_blocks_in_between(searched: Search):
     composition = searched.compositions["plain"]
     size = searched.sizes[0]
@@ -20,10 +26,9 @@ def test_blocks_in_between(searched: Search):
         recipe = Recipe(checkpoint=f"blocks:{count}")
         searched.laboratory.look([recipe])
         seen = searched.laboratory.probes[recipe]
-        level = composition._level(size, "plain", tuple(range(count)), ())
-        assert level == pytest.approx(seen.need_bytes, rel=0.03)
-        again = composition._recompute_seconds(size)
-        assert composition.plain_seconds(size) + sum(again[:count]) == pytest.approx(seen.seconds, rel=0.02)
+        assert level_of(composition, range(count)) == pytest.approx(seen.need_bytes, rel=0.03)
+        again, _ = composition.ways(size)
+        assert composition.plain_seconds(size) + sum(again.seconds[:count]) == pytest.approx(seen.seconds, rel=0.02)
 
 
 def test_sizes_in_between(searched: Search):
@@ -40,26 +45,26 @@ def test_sizes_in_between(searched: Search):
 def test_the_choice_fits_and_no_fewer_blocks_would(searched: Search):
     composition = searched.compositions["plain"]
     size = searched.sizes[0]
-    plain, everything = (composition._level(size, "plain", tuple(range(n)), ()) for n in (0, 4))
+    plain, everything = (level_of(composition, range(n)) for n in (0, 4))
     capacity = (plain + everything) / 2
     chosen = composition.chosen(size, "plain", capacity, offload=False)
     assert chosen is not None and chosen.need_bytes <= capacity
     fewer = chosen.checkpointed[:-1]
-    assert composition._level(size, "plain", fewer, ()) > capacity
+    assert level_of(composition, fewer) > capacity
     assert composition.chosen(size, "plain", everything * 0.5, offload=False) is None
 
 
 def test_the_solver_agrees_with_counting_from_the_front(searched: Search):
     composition = searched.compositions["plain"]
     size = searched.sizes[0]
-    again = composition._recompute_seconds(size)
-    plain, everything = (composition._level(size, "plain", tuple(range(n)), ()) for n in (0, 4))
+    again, _ = composition.ways(size)
+    plain, everything = (level_of(composition, range(n)) for n in (0, 4))
     for part in (0.2, 0.5, 0.9):
         room = plain + (everything - plain) * part
-        count = composition._first_blocks(size, "plain", room)
-        taken, _ = composition._knapsack(size, "plain", room, again, [], False)
-        assert composition._level(size, "plain", taken, ()) <= room * (1 + 1e-6)
-        assert sum(again[i] for i in taken) <= sum(again[:count]) * 1.01
+        count = composition._first_blocks(size, "plain", room, again)
+        taken = composition._knapsack(size, "plain", room, [again])
+        assert level_of(composition, taken) <= room * (1 + 1e-6)
+        assert sum(again.seconds[i] for i in taken) <= sum(again.seconds[:count]) * 1.01
 
 
 def test_words_for_blocks():

@@ -3,8 +3,9 @@
 import pytest
 
 from snugfit.errors import InputError, RecipeError
+from snugfit.measure.process_memory import kernel_bytes
 from snugfit.planner.constraints import Constraints, constraints_from
-from snugfit.planner.host_memory import _available, _left_in_group
+from snugfit.planner.host_memory import _left_in_group
 from snugfit.planner.margin import margin_for
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
@@ -79,7 +80,7 @@ def test_the_margin_is_rounded_up_and_says_where_it_is_from():
 
 def test_free_host_memory_is_read_from_the_system(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
-    assert _available(tmp_path / "meminfo") == 7 * 1024 and _available(tmp_path / "none") is None
+    assert kernel_bytes(tmp_path / "meminfo")["MemAvailable"] == 7 * 1024 and kernel_bytes(tmp_path / "none") == {}
     assert _left_in_group(tmp_path) is None
     for name, text in (("max", "1000\n"), ("current", "600\n"), ("stat", "anon 5\ninactive_file 100\n")):
         (tmp_path / f"memory.{name}").write_text(text)

@@ -13,7 +13,7 @@ from small_models import MODELS, cross_entropy, make_batches, make_model
 
 import snugfit
 from snugfit import Recipe
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.simulator.session import simulate_training

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.profiler.advice import SeenModel, advise, implementation_of
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.errors import InputError
-from snugfit.recording.allocator import CachingAllocator, OutOfMemory
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
 
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 
 # Reference ---------------------------------------------------------------------------------------------------------
 
@@ -59,26 +57,15 @@ class Reference:
         return sum(p.size for p, _ in self.pieces("live"))
 
     def round(self, n):
-        divisions = self.config.roundup_power2_divisions[0]
-        if n > 512 and divisions > 1 and n > 512 * divisions:
-            power = 1
-            while power * 2 <= n:
-                power *= 2
-            k = 0
-            while power + k * power // divisions < n:
-                k += 1
-            return power + k * power // divisions
         return -(-n // 512) * 512
 
     def malloc(self, n, stream):
         size = self.round(n)
         small = size <= MIB
-        for attempt in ("search", "ask", "release_some", "release_all"):
+        for attempt in ("search", "ask", "release_all"):
             if attempt == "search":
                 found = self.search(size, small, stream)
             else:
-                if attempt == "release_some" and not self.release_some(size, small, stream):
-                    continue
                 if attempt == "release_all":
                     self.retries += 1
                     self.release_all()
@@ -101,12 +88,7 @@ class Reference:
 
             while len(fit) > 1 and grown(*fit[1]) < grown(*fit[0]):
                 fit.pop(0)
-        piece, region = fit[0]
-        if self.config.max_split_size_mb:
-            limit = self.config.max_split_size_mb * MIB
-            if size < limit <= piece.size or (size >= limit and piece.size >= size + 20 * MIB):
-                return None
-        return piece, region
+        return fit[0]
 
     def segment_size(self, size, small):
         return 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
@@ -168,8 +150,7 @@ class Reference:
     def take(self, piece, region, size):
         rest = piece.size - size
         finely = region.small or self.config.expandable_segments
-        limit = (self.config.max_split_size_mb or 1 << 40) * MIB
-        if rest >= 512 if finely else (rest > MIB and size < limit):
+        if rest >= 512 if finely else rest > MIB:
             region.pieces.insert(region.pieces.index(piece) + 1, Piece(piece.address + size, rest, "free"))
             piece.size = size
         piece.state = "live"
@@ -183,28 +164,6 @@ class Reference:
                     region.merge()
                     return
         raise AssertionError(address)
-
-    def release_some(self, size, small, stream):
-        if not self.config.max_split_size_mb or self.config.expandable_segments:
-            return False
-        limit = self.config.max_split_size_mb * MIB
-        target = max(size, limit)
-        whole = [
-            (p.size, p.address, r)
-            for p, r in self.pieces("free")
-            if (r.stream, r.small) == (stream, small) and p.size >= limit
-        ]
-        whole.sort(key=lambda row: row[:2])
-        enough = [row for row in whole if row[0] >= target]
-        if enough:
-            self.regions.remove(enough[0][2])
-            return True
-        released = 0
-        while whole and released < target:
-            row = whole.pop()
-            released += row[0]
-            self.regions.remove(row[2])
-        return released >= target
 
     def release_all(self):
         kept = []
@@ -249,16 +208,7 @@ OPS = st.lists(
     ),
     max_size=60,
 )
-CONFIGS = st.sampled_from(
-    [
-        AllocatorConfig(),
-        AllocatorConfig(max_split_size_mb=20),
-        AllocatorConfig(max_split_size_mb=31),
-        AllocatorConfig(roundup_power2_divisions=(8,) * 16),
-        AllocatorConfig(roundup_power2_divisions=(2,) * 16, max_split_size_mb=40),
-        AllocatorConfig(expandable_segments=True),
-    ]
-)
+CONFIGS = st.sampled_from([AllocatorConfig(), AllocatorConfig(expandable_segments=True)])
 
 
 @settings(max_examples=300, deadline=None)
@@ -437,61 +387,3 @@ def test_expandable_segments_unmap_whole_granules_inside_a_free_block():
     model.free(second)
     model.empty_cache()
     assert model.reserved_bytes == 0
-
-
-def test_oversize_blocks_serve_only_oversize_requests():
-    config = AllocatorConfig(max_split_size_mb=40)
-    assert play("a=64 a- b=12", config).reserved_bytes == 76 * MIB
-    assert play("a=40 a- b=12", config).reserved_bytes == 52 * MIB  # the limit itself is oversize
-    assert play("a=38 a- b=12", config).reserved_bytes == 38 * MIB
-    assert play("a=64 a- b=45", config).allocated_bytes == 64 * MIB  # within 20 MiB: taken whole
-    assert play("a=66 a- b=46", config).reserved_bytes == (66 + 46) * MIB  # not within
-
-
-def test_oversize_blocks_are_given_back_first():
-    config = AllocatorConfig(max_split_size_mb=40)
-    model = play("a=90 s=12 a- s- b=60", config, 112 * MIB)
-    assert (model.reserved_bytes, model.retries) == (72 * MIB, 0)  # the 12 stay cached
-
-
-def test_garbage_collection_frees_old_cached_segments_only_under_a_fraction():
-    script = "a=30 a- b=40 b- c=50 c- d=52"
-    config = AllocatorConfig(garbage_collection_threshold=0.5, limited_by_fraction=True)
-    assert play(script, config, 200 * MIB).reserved_bytes == 102 * MIB
-    config = AllocatorConfig(garbage_collection_threshold=0.5)
-    assert play(script, config, 200 * MIB).reserved_bytes == 172 * MIB
-
-
-@pytest.mark.parametrize("divisions, asked, rounded", [(4, 1200 * KIB, 1280 * KIB), (1, 1200, 1536), (8, 4097, 4608)])
-def test_roundup_power2_divisions(divisions, asked, rounded):
-    config = AllocatorConfig(roundup_power2_divisions=(divisions,) * 16)
-    assert CachingAllocator(config).round_size(asked) == rounded
-
-
-def test_options_are_read_as_torch_writes_them():
-    text = (
-        "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,"
-        "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,"
-        "pinned_use_background_threads:True"
-    )
-    config = AllocatorConfig.from_text(text)  # the text of torch's own AllocatorConfig_test.cpp
-    assert (config.max_split_size_mb, config.max_non_split_rounding_mb) == (40, 30)
-    assert (config.garbage_collection_threshold, config.expandable_segments) == (0.5, True)
-    assert config.roundup_power2_divisions == (8,) * 7 + (2, 4, 2, 4) + (1,) * 5
-    assert AllocatorConfig.from_text("") == AllocatorConfig()
-
-
-@pytest.mark.parametrize(
-    "text, part",
-    [
-        ("expandable_segment:True", "did you mean 'expandable_segments'"),
-        ("expandable_segments:yes", "cannot be read"),
-        ("max_split_size_mb:19", "20 (MiB) and more"),
-        ("roundup_power2_divisions:3", "powers of two"),
-        ("garbage_collection_threshold:1.5", "between 0 and 1"),
-    ],
-)
-def test_bad_options_are_refused(text, part):
-    with pytest.raises(InputError) as error:
-        AllocatorConfig.from_text(text)
-    assert part in str(error.value)

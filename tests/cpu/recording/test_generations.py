@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import (
     CUBLAS,
@@ -12,7 +13,7 @@ from snugfit.recording.generations import (
     generation_of,
     on_generation,
 )
-from snugfit.simulator.request import record_given
+from snugfit.simulator.session import record_given
 from snugfit.workers.pool import Pool
 
 
@@ -70,7 +71,9 @@ def test_recording_stands_for_the_generations_that_record_the_same(pool, name):
     build, shape, fields, same = CASES[name]
     batch = (torch.empty(shape, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
     recorded = {
-        generation: pool.call(record_given, build, batch, Recipe(**fields), ("cuda", generation), {"loss": loss})
+        generation: pool.call(
+            record_given, build, batch, {"loss": loss}, Recipe(**fields), Personality(capability=generation)
+        )
         for generation in GENERATIONS
     }
     reference = recorded[8, 0]
@@ -84,7 +87,7 @@ def test_recording_stands_for_the_generations_that_record_the_same(pool, name):
 
 def test_workspace_of_cublas_has_the_size_of_the_generation(pool):
     batch = (torch.empty(ROWS, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
-    arguments = (lambda: torch.nn.Linear(8, 4), batch, Recipe(), ("cuda", (8, 0)), {"loss": loss})
+    arguments = (lambda: torch.nn.Linear(8, 4), batch, {"loss": loss}, Recipe(), Personality())
     recorded = pool.call(record_given, *arguments)
     for generation in GENERATIONS:
         sizes = {row.nbytes for row in recorded.on(generation).trace.storages if row.operator == CUBLAS}

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from snugfit.devices import device_named
-from snugfit.fake_device.accelerator import Personality
 from snugfit.fake_device.operator_costs import convolution_flops
+from snugfit.fake_device.personality import Personality
 from snugfit.recording import kernel_times as times
 from snugfit.recording.kernel_times import product_share, run_seconds
 from snugfit.recording.trace import Convolution, OperatorRun

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.recording.allocator_config import AllocatorConfig
-from snugfit.recording.replay import Player, fits, replay, smallest_capacity
+from snugfit.recording.allocator import AllocatorConfig
+from snugfit.recording.replay import Player, Replays, replay
 from snugfit.recording.trace import TraceBuilder
 
 MIB = 2**20
@@ -73,8 +73,8 @@ def test_where_it_runs_out():
 def test_smallest_card_is_smaller_than_the_reserved_peak():
     trace = trace_of("a=30 a- b=40 b- c=50")
     assert replay(trace).peak_reserved_bytes == 120 * MIB
-    assert smallest_capacity(trace) == 50 * MIB
-    assert smallest_capacity(trace, AllocatorConfig(expandable_segments=True)) == 60 * MIB  # granules of 20
+    assert Replays(trace).smallest_bytes == 50 * MIB
+    assert Replays(trace, AllocatorConfig(expandable_segments=True)).smallest_bytes == 60 * MIB  # granules of 20
 
 
 @dataclasses.dataclass
@@ -85,10 +85,10 @@ class Card:
 
 def test_fits_takes_the_context_off():
     trace = trace_of("a=30 a- b=40 b- c=50")
-    assert fits(trace, Card(50 * MIB)) == (True, 0)
-    assert fits(trace, Card(50 * MIB, 10 * MIB)) == (False, -10 * MIB)
-    assert fits(trace, Card(500 * MIB, 10 * MIB)) == (True, 440 * MIB)
-    assert fits(trace, Card(None)) == (True, None)
+    assert Replays(trace).fits(Card(50 * MIB)) == (True, 0)
+    assert Replays(trace).fits(Card(50 * MIB, 10 * MIB)) == (False, -10 * MIB)
+    assert Replays(trace).fits(Card(500 * MIB, 10 * MIB)) == (True, 440 * MIB)
+    assert Replays(trace).fits(Card(None)) == (True, None)
 
 
 def test_a_player_stops_inside_of_a_workspace():
@@ -126,7 +126,7 @@ def test_random_runs(lives, expandable):
     trace = build.build()
     done = replay(trace, config)
     assert most <= done.peak_allocated_bytes <= done.peak_reserved_bytes
-    smallest = smallest_capacity(trace, config)
+    smallest = Replays(trace, config).smallest_bytes
     assert most <= smallest <= done.peak_reserved_bytes
     at = replay(trace, config, smallest)
     assert at.shortage is None and at.peak_reserved_bytes <= smallest

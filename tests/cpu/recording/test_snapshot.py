@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from snugfit.recording.allocator_config import AllocatorConfig
+from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import replay
 from snugfit.recording.snapshot import snapshot, write_snapshot
 from snugfit.recording.trace import TraceBuilder
@@ -71,12 +71,6 @@ def test_frames_name_operator_modules_and_phase():
         "encoder",
         "build",
     ]
-
-
-def test_running_out_is_an_entry():
-    last = snapshot(trace(), capacity_bytes=90 * MIB)["device_traces"][0][-1]
-    assert (last["action"], last["size"], last["frames"][0]["name"]) == ("oom", 64 * MIB, "aten.add")
-    assert 0 <= last["device_free"] < 64 * MIB
 
 
 def test_the_file_is_a_pickle(tmp_path):

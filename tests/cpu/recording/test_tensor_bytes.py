@@ -4,7 +4,7 @@ import pytest
 
 from snugfit.recording.allocator import OutOfMemory
 from snugfit.recording.anatomy import anatomy
-from snugfit.recording.replay import replay, smallest_capacity
+from snugfit.recording.replay import Replays, replay
 from snugfit.recording.tensor_bytes import TensorBytes, TensorCounter, allocator_for
 from snugfit.recording.trace import TraceBuilder
 
@@ -34,4 +34,4 @@ def test_a_replay_without_an_allocator():
     found = anatomy(trace, TensorBytes(), played=played)
     assert (found.bytes_by_category["weights"], found.bytes_by_category["temporaries"]) == (5, 7)
     assert found.rounding_bytes == 0
-    assert smallest_capacity(trace, TensorBytes()) >= 12
+    assert Replays(trace, TensorBytes()).smallest_bytes >= 12

@@ -71,7 +71,7 @@ def test_the_peak_falls_by_the_logits(truth, pool):
 
 
 def test_what_follows_an_operator_written_in_python_is_still_known_by_module_on_a_card(pool):
-    from snugfit.fake_device.accelerator import Personality
+    from snugfit.fake_device.personality import Personality
     from snugfit.simulator.session import simulate_training
 
     recording = simulate_training(

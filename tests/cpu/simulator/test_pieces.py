@@ -7,12 +7,13 @@ import small_models
 import torch
 
 from snugfit.devices import device_named
+from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
-from snugfit.recording.replay import replay, smallest_capacity
+from snugfit.recording.replay import Replays, replay
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
-from snugfit.simulator.session import record_training, simulate_training
+from snugfit.simulator.session import record_given, simulate_training
 from snugfit.workers.pool import Pool
 
 CARD = device_named("rtx-3090")
@@ -30,7 +31,7 @@ def record_all(model, recipe, batch, arguments):
     before = pieces.FIRST_STEP, pieces.LATER_STEPS
     pieces.FIRST_STEP = pieces.LATER_STEPS = 10**6
     try:
-        return record_training(model, recipe, batch, arguments=arguments)
+        return record_given(model, batch, arguments, recipe, Personality())
     finally:
         pieces.FIRST_STEP, pieces.LATER_STEPS = before
 
@@ -59,7 +60,7 @@ def test_nothing_is_missed(pool, model, size, change):
     assert one.peak_allocated_bytes == other.peak_allocated_bytes
     assert one.peak_reserved_bytes == other.peak_reserved_bytes
     assert one.host_peak_bytes == other.host_peak_bytes
-    assert smallest_capacity(short) == smallest_capacity(whole)
+    assert Replays(short).smallest_bytes == Replays(whole).smallest_bytes
     a, b = clock(short, CARD), clock(whole, CARD)
     assert a is not None and b is not None
     assert a.step_seconds == pytest.approx(b.step_seconds, rel=1e-6)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from snugfit.fake_device.accelerator import Personality
+from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay

@@ -1,0 +1,81 @@
+"""Records a function on the fake device: all that is told to torch and to libraries meanwhile, around the recorder."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from snugfit.fake_device.assumptions import Assumptions
+from snugfit.fake_device.chance import Chance
+from snugfit.fake_device.detector_counts import stated_counts
+from snugfit.fake_device.library_answers import library_answers
+from snugfit.fake_device.library_kernels import stand_ins
+from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.read_values import arrays_given
+from snugfit.fake_device.recorder import Recorder
+from snugfit.fake_device.registration import threads_of
+from snugfit.fake_device.replaced import replaced
+from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
+from snugfit.recording.recording import Recording
+from snugfit.training import phases
+
+
+def record(
+    run: Callable[[Any], None],
+    personality: Personality,
+    captured: Iterable[Any] = (),
+    assumptions: Assumptions | None = None,
+    chance: Chance | None = None,
+) -> Recording:
+    """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
+
+    Args:
+        run: Called with the recorder, whose `personality.device` is where tensors belong.
+        personality: The kind of device.
+        captured: Tensors that the code to be recorded holds by itself.
+        assumptions: What may be taken for granted about values; None: the defaults.
+        chance: What random numbers are taken to be, and gets who asked; None: each at its middle.
+
+    Returns:
+        The recording.
+    """
+    recorder = Recorder(personality, assumptions)
+    recorder.bring(captured)
+    if chance is not None:
+        recorder.values.chance = chance
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with ExitStack() as around:
+            around.enter_context(phases.listen(recorder.on_phase))
+            around.enter_context(threads_of(personality))
+            around.enter_context(recorder)
+            answers = [
+                *told(torch.get_rng_state, recorder.saw),
+                *told(torch.isfinite, recorder.values.is_true),
+                *stand_ins(personality.kind),
+                *stated_counts(recorder.answered.add),
+                *library_answers(recorder.values, recorder.answered.add),
+                *arrays_given(recorder.values),
+            ]
+            if personality.is_card:
+                around.enter_context(cuda_means_sim())
+            else:
+                answers += pool_on_host(recorder.host_pool)
+            around.enter_context(replaced(answers))
+            run(recorder)
+            trace = recorder.build()
+    finally:
+        if collecting:
+            gc.enable()
+    return Recording(
+        trace=trace,
+        answered=tuple(sorted(recorder.answered)),
+        torch_version=str(torch.__version__),  # torch has a class of its own for it
+        processor=recorder.processor,
+        same_on=recorder.card.same,
+    )

@@ -1,0 +1,77 @@
+"""What is trained, as workers get it: a model by its name, or one that was given, with everything its recording takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snugfit.errors import InputError
+from snugfit.fake_device.personality import Personality
+from snugfit.recipe import Recipe
+from snugfit.recording.recording import Recording
+from snugfit.simulator.request import NamedModel, record_named
+from snugfit.simulator.session import record_given
+from snugfit.workload import Workload
+
+BATCH_SIZE = 64
+"""Samples of an update of a model by its name, where nobody says."""
+_FOUND_OUT = ("batch_size", "weights", "batch_norm", "dropout")
+"""Fields of a workload that the recording itself is told or finds out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is trained: a function that records it by a recipe on a kind of device."""
+
+    record: Callable[[Recipe, Personality], Recording]
+    """Called in a worker."""
+    title: str
+    """The model's name."""
+    built: bool = False
+    """Whether the model stands already, so that no plan can say where it is built."""
+
+
+def named_subject(named: NamedModel, workload: Workload | None = None) -> Subject:
+    """Returns a model by its name.
+
+    Args:
+        named: The model and the shape of its batch.
+        workload: What is learned; None: by AdamW, on batches of `BATCH_SIZE`.
+
+    Returns:
+        The subject.
+    """
+    workload = workload or Workload()
+    settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in _FOUND_OUT}
+    record = functools.partial(record_named, named, workload.batch_size or BATCH_SIZE, settings)
+    return Subject(record=record, title=named.spec)
+
+
+def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:
+    """Returns a model that was given.
+
+    Args:
+        model: A module, or a function without arguments that builds one.
+        shapes: The batch without memory (`batch_shapes.skeleton_of`).
+        arguments: The other arguments of `snugfit.prepare`.
+
+    Returns:
+        The subject.
+    """
+    import torch
+
+    record = functools.partial(record_given, model, shapes, dict(arguments))
+    return Subject(record=record, title=title_of(model), built=isinstance(model, torch.nn.Module))
+
+
+def title_of(model: Any) -> str:
+    """Returns what a model that was given is called.
+
+    Raises:
+        InputError: It is no model.
+    """
+    if not callable(model):
+        raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
+    return getattr(model, "__name__", None) or type(model).__name__
