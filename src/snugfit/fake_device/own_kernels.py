@@ -27,7 +27,7 @@ import torch
 import yaml
 
 from snugfit import private_torch
-from snugfit.device_kinds import CUDA
+from snugfit.device_kinds import CPU, CUDA
 from snugfit.private_torch import TorchDispatchMode, tree_leaves, tree_map
 
 _ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def has_own_kernel(name: str, kind: str) -> bool:
         return private_torch.has_kernel(name, kind.upper())
     if name.startswith(_LISTS):
         return not name.endswith("out") and name not in _LISTS_WITHOUT_KERNEL
-    return name in _ALONE["cuda"] or (private_torch.has_kernel(name, "CPU") and name not in _ALONE["cpu"])
+    return name in _ALONE[CUDA] or (private_torch.has_kernel(name, "CPU") and name not in _ALONE[CPU])
 
 
 @functools.cache

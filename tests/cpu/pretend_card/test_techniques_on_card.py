@@ -4,6 +4,7 @@ Dropout draws other numbers on a card than on the CPU, so the model with dropout
 whose streams work at once.
 """
 
+import itertools
 import random
 
 import pytest
@@ -17,6 +18,8 @@ from snugfit.fake_device.personality import Personality
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.simulator.session import simulate_training
+from snugfit.training.course import Course
+from snugfit.training.evaluation import task_of
 
 SAMPLES, STEPS = 10, 3
 ON_CARD = {name: fields for name, fields in EXACT.items() if name != "compile"}
@@ -135,8 +138,7 @@ def test_takes_the_predicted_bytes(model, fields):
             trainer = snugfit.prepare(
                 make_model(model, torch.float32), recipe, device=card.personality.device, **settings
             )
-            for _ in range(STEPS):
-                trainer.step(batch)
+            Course(trainer, task_of(None)).train(itertools.repeat(batch, STEPS))
             trainer.finish()
             return card.memory.allocator
 
