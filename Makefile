@@ -6,7 +6,7 @@ EXTRAS = vision,report
 THREADS ?= 1
 TORCH ?= torch
 
-.PHONY: demo test test-fast slow-tests test-torch check gpu bench docs clean
+.PHONY: demo test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
@@ -22,6 +22,12 @@ slow-tests: $(VENV)/.dev  ## times the whole suite, and writes down what test-fa
 	mkdir -p build
 	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 --junitxml build/tests.xml
 	$(RUN) tests/slow_tests.py build/tests.xml
+
+test-card: $(VENV)/.dev  ## what needs a card, on the pretend card (or a GPU, where there is one); part of make test
+	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 tests/gpu tests/cpu/pretend_card
+
+card-mutants: $(VENV)/.dev  ## takes out each wait and event of the copying code, and says which the tests notice
+	OMP_NUM_THREADS=1 $(RUN) tests/card_mutants.py
 
 test-torch:  ## the whole test suite with another torch, in an environment of its own: make test-torch VERSION=2.11.0
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }

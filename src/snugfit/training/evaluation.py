@@ -2,7 +2,7 @@
 
 Batches are no larger than those of training, so that evaluation, which keeps no activations, never needs more memory than
 a training step. Nothing is read from the device until the end. One that runs out of memory all the same goes on in smaller
-pieces, whose outputs are joined; training is not touched.
+pieces: the model's, whose outputs are joined, and those of loss and metrics, whose sums are; training is not touched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from snugfit.techniques.microbatch.apply import loss_weights, map_tensors
 from snugfit.training import random_state
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import Loss, joined, loss_value
-from snugfit.training.out_of_memory import free_memory, tried
+from snugfit.training.out_of_memory import free_memory, retry_after_freeing, tried
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
 from snugfit.workloads.tasks import Task, task_of_loss
@@ -110,17 +110,52 @@ def add_up(
         for batch in batches:
             if stop():
                 return None
-            batch = map_tensors(batch, lambda tensor: tensor.to(trainer.device, non_blocking=True))
-            output = trainer.evaluate_batch(batch)
-            weight = _number(task.weight_of(batch), trainer.device)
-            sums = [task.loss_of(output, batch).double() * weight, weight]
-            for metric in task.metrics.values():
-                total, count = metric(output, batch)
-                sums += [total.double(), _number(count, trainer.device)]
-            totals = torch.stack(sums) if totals is None else totals + torch.stack(sums)
+            totals = _with(totals, _sums_retried(trainer, task, batch), trainer.device)
             samples += samples_of(batch) or 0
-            del batch, output, sums  # the next batch needs their room
+            del batch  # the next batch needs its room
     return None if totals is None else (totals, samples)
+
+
+def _with(totals: Tensor | None, sums: Tensor, device: torch.device) -> Tensor:
+    added: Tensor = sums if totals is None else retry_after_freeing(lambda: totals + sums, device)
+    return added
+
+
+def _sums(trainer: Trainer, task: Task, batch: Any) -> Tensor:
+    """The sums and counts of one batch."""
+    batch = map_tensors(batch, lambda tensor: tensor.to(trainer.device, non_blocking=True))
+    output = trainer.evaluate_batch(batch)
+    weight = _number(task.weight_of(batch), trainer.device)
+    sums = [task.loss_of(output, batch).double() * weight, weight]
+    for metric in task.metrics.values():
+        total, count = metric(output, batch)
+        sums += [total.double(), _number(count, trainer.device)]
+    return torch.stack(sums)
+
+
+def _sums_retried(trainer: Trainer, task: Task, batch: Any) -> Tensor:
+    """The same, a second time after freeing what is free, and then of each half, where memory runs out beside the model."""
+    for _ in range(2):
+        sums, cause = tried(lambda: _sums(trainer, task, batch))
+        if cause is None:
+            found: Tensor = sums
+            return found
+        free_memory(trainer.device)
+    halves, samples = trainer.evaluation.halves(batch), samples_of(batch)
+    if not halves:
+        raise OutOfMemoryError(
+            f"evaluation ran out of memory on {trainer.device} with the smallest piece: {cause} Training is as it was; "
+            "leave evaluation out, or resume with a recipe that needs less."
+        )
+    warn(
+        f"the loss of {samples} samples in evaluation ran out of memory: {cause} It is taken of each half; training is not "
+        "touched."
+    )
+    totals: Tensor | None = None
+    for half in halves:
+        totals = _with(totals, _sums_retried(trainer, task, half), trainer.device)
+    assert totals is not None
+    return totals
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
@@ -175,6 +210,11 @@ class EvaluationPieces:
                 f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {self._size}; training "
                 "is not touched."
             )
+
+    def halves(self, batch: Any) -> list[Any]:
+        """Returns a batch in two parts; none where it cannot be cut."""
+        samples = samples_of(batch)
+        return list(self._passes.split(batch, -(-samples // 2))) if samples is not None and samples > 1 else []
 
     def _in_pieces(self, batch: Any, samples: int | None) -> Any:
         passes = self._passes

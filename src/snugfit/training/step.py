@@ -65,7 +65,7 @@ class Trainer:
         self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
-        self._evaluation = EvaluationPieces(passes)
+        self.evaluation = EvaluationPieces(passes)
         self._replaced = False
 
     @property
@@ -236,7 +236,7 @@ class Trainer:
         Raises:
             OutOfMemoryError: One sample alone needs too much; training's state is as it was.
         """
-        return self._evaluation.output(batch)
+        return self.evaluation.output(batch)
 
     def finish(self) -> None:
         """Waits for the steps under way and judges them.

@@ -1,0 +1,84 @@
+"""Memory of a pretend card ends at any operator: the run ends with the parameters of a run that had enough."""
+
+import random
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from small_models import cross_entropy, make_batches, make_model
+
+import snugfit
+from snugfit import Recipe, SnugfitWarning
+from snugfit.pretend_card.memory import CardMemory
+from snugfit.pretend_card.present import card_present
+from snugfit.training.course import Course
+from snugfit.training.evaluation import task_of
+from snugfit.training.phases import listen
+
+RECIPES = {
+    "fused": {},
+    "foreach": {"optimizer_impl": "foreach"},
+    "checkpoint": {"checkpoint": "all"},
+    "offload_optimizer": {"offload_optimizer": True},
+    "offload_activations": {"offload_activations": "all"},
+}
+FAULTS, SAMPLES = 10, 8
+
+
+@contextmanager
+def _full_at(phase, number):
+    """The card has no room for one request in a phase, and all it has for the others; yields how many there were."""
+    inside, count = [], [0]
+    malloc = CardMemory._malloc
+
+    def heard(name, entered):
+        inside.append(name) if entered else inside.pop()
+
+    def full_once(memory, nbytes, stream):
+        if phase not in inside:
+            return malloc(memory, nbytes, stream)
+        count[0] += 1
+        if count[0] - 1 != number:
+            return malloc(memory, nbytes, stream)
+        allocator = memory.allocator
+        before, allocator.capacity_bytes = allocator.capacity_bytes, 0
+        try:
+            return malloc(memory, max(nbytes, 2**40), stream)
+        finally:
+            allocator.capacity_bytes = before
+
+    CardMemory._malloc = full_once
+    try:
+        with listen(heard):
+            yield count
+    finally:
+        CardMemory._malloc = malloc
+
+
+def _run(fields, phase=None, number=None):
+    """Trains three steps with an evaluation in between; the second step, or the evaluation, may find no memory."""
+    with card_present(None, seed=number or 0) as card:
+        model = make_model("mlp")
+        trainer = snugfit.prepare(model, Recipe(**fields), loss=cross_entropy, device=card.personality.device, lr=0.01)
+        course = Course(trainer, task_of(cross_entropy))
+        first, second, third = make_batches("mlp", SAMPLES, 3)
+        course.train([first])
+        with _full_at(phase, number) as count:
+            course.train([second])
+            found = course.evaluate([first])
+        course.train([third])
+        trainer.finish()
+        return [weight.detach().cpu() for weight in model.parameters()], found[0].cpu(), count[0]
+
+
+@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "evaluation"])
+def test_memory_ends_at_any_operator(phase, fields):
+    plain, found, count = _run(fields, phase)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnugfitWarning)
+        for number in random.Random(0).sample(range(count), min(count, FAULTS)):
+            weights, other, _ = _run(fields, phase, number)
+            assert max((one - two).abs().max() for one, two in zip(weights, plain, strict=True)) < 1e-9, number
+            torch.testing.assert_close(other, found, rtol=1e-9, atol=1e-9)
