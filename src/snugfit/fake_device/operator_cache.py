@@ -1,9 +1,10 @@
 """What was asked of this machine's processor, kept in the user's cache folder: one file a processor, torch and threads.
 
-Several workers may write at once: a file is read again before it is replaced, as a whole and in one step. What two of them
-learn in the same moment can be lost and is then asked again; a file is never half written. Every file carries the
-processor it belongs to and a checksum: what does not agree is left out and written anew. Where nothing can be written,
-answers last as long as the process, which costs time only.
+Every recording looks for what others have learnt and adds what is new, so a file only grows: new answers are lines at its
+end, and only what is new is read. The first line says which processor the file belongs to, every other one has a checksum:
+what does not agree is left out, be it damaged or half written. Several workers may write at once; what two of them learn
+in the moment in which a file is begun can be lost and is then asked again. Where nothing can be written, answers last as
+long as the process, which costs time only.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
 """Changes when what is asked, or how, changes: older answers are then asked anew."""
 MOST_ANSWERS = 50_000
-"""Answers kept in a file; the oldest go."""
+"""Answers kept in a file; from twice as many on the oldest go."""
 
 
 def cache_folder() -> Path:
@@ -38,14 +40,17 @@ class OperatorCache:
             identity: What the answers belong to: processor, instructions, torch, threads.
             folder: Where the file lies; None: the user's cache folder.
         """
-        self._identity = json.loads(json.dumps({**identity, "format": FORMAT}))
-        name = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:24]
+        whose = json.dumps({**identity, "format": FORMAT}, sort_keys=True)
+        self._first_line = whose.encode() + b"\n"
         self.path: Path | None = None
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
-            self.path = (folder or cache_folder()) / f"{name}.json"
+            self.path = (folder or cache_folder()) / f"{hashlib.sha256(whose.encode()).hexdigest()[:24]}.jsonl"
         self._answers: dict[str, Any] = {}
         self._new: dict[str, Any] = {}
-        self._seen: tuple[int, int] | None = None
+        self._file: int | None = None
+        """Which file was read, by its inode; None: none that is ours."""
+        self._read_to = 0
+        """The end of the last whole line that was read."""
         self.refresh()
 
     def __len__(self) -> int:
@@ -74,49 +79,70 @@ class OperatorCache:
         if self.path is None:
             return
         try:
-            state = self.path.stat()
+            with self.path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._file or state.st_size < self._read_to:  # another file by now
+                    ours = file.readline() == self._first_line
+                    self._file, self._read_to = (state.st_ino, len(self._first_line)) if ours else (None, 0)
+                if self._file is None:
+                    return
+                file.seek(self._read_to)
+                text = file.read()
         except OSError:
+            self._file = None
             return
-        if self._seen == (state.st_mtime_ns, state.st_size):
-            return
-        self._seen = (state.st_mtime_ns, state.st_size)
-        self._answers = {**self._read(), **self._answers}
+        whole = text[: text.rfind(b"\n") + 1]  # another process may be writing the rest
+        self._read_to += len(whole)
+        self._answers.update(answer for line in whole.splitlines() for answer in _read(line))
 
     def save(self) -> None:
-        """Writes the new answers, together with what others have written meanwhile."""
+        """Writes the new answers; begins the file anew where it is not ours, or has become too long."""
         if not self._new or self.path is None:
             return
-        merged = {**self._read(), **self._new}
-        for digest in list(merged)[: max(0, len(merged) - MOST_ANSWERS)]:
-            del merged[digest]
-        text = json.dumps({"for": self._identity, "checksum": _checksum(merged), "answers": merged}, indent=0)
+        self.refresh()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.path, text)
+            if self._file is None or len(self._answers) > 2 * MOST_ANSWERS:
+                self._answers = dict(list(self._answers.items())[-MOST_ANSWERS:])
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                _replace(self.path, self._first_line + _lines(self._answers.items()))
+            else:
+                _append(self.path, _lines(self._new.items()))
         except OSError:
             self.path = None  # read-only or full: answers last as long as this process
             return
         self._new = {}
 
-    def _read(self) -> dict[str, Any]:
-        assert self.path is not None
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["for"] == self._identity and found["checksum"] == _checksum(found["answers"]):
-                return dict(found["answers"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        return {}
+
+def _lines(answers: Iterable[tuple[str, Any]]) -> bytes:
+    texts = (json.dumps(answer).encode() for answer in answers)
+    return b"".join(b"%s %s\n" % (_checksum(text), text) for text in texts)
 
 
-def _checksum(answers: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
+def _read(line: bytes) -> Iterable[tuple[str, Any]]:
+    """The answer of a line, or none."""
+    checksum, _, text = line.partition(b" ")
+    if text and checksum == _checksum(text):
+        digest, answer = json.loads(text)
+        yield digest, answer
 
 
-def _replace(path: Path, text: str) -> None:
+def _checksum(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:16].encode()
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Writes in one go, which no other writer comes between, from a line's beginning: the last may have been cut off."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, b"\n" + lines)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, text: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(text)
         Path(name).replace(path)
     except BaseException:

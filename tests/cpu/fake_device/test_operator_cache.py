@@ -1,10 +1,10 @@
 """Answers survive the process, and only those that belong to this processor and were written whole."""
 
-import json
 import multiprocessing
 
 import pytest
 
+from snugfit.fake_device import operator_cache
 from snugfit.fake_device.operator_cache import OperatorCache, cache_folder
 
 HERE = {"model": "a processor", "threads": 2}
@@ -39,7 +39,7 @@ def test_another_processor_has_its_own(tmp_path, other):
         lambda text: text.replace('"peaks"', '"peeks"'),
         lambda text: text.replace("4096", "4097"),  # a digit, with everything else in its place
         lambda text: text.replace("a processor", "other"),
-        lambda text: json.dumps({**json.loads(text), "answers": []}),
+        lambda text: text.replace("\n", " "),
     ],
 )
 def test_a_damaged_file_is_left_out_and_written_anew(tmp_path, damage):
@@ -78,6 +78,49 @@ def test_two_writers_keep_both(tmp_path):
     assert {name: OperatorCache(HERE, tmp_path).get(name) for name in "ab"} == {"a": 1, "b": 2}
     one.refresh()
     assert one.get("b") == 2
+
+
+def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
+    path = written(tmp_path, {"a": 1})
+    written(tmp_path, {"b": 2})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    cache = OperatorCache(HERE, tmp_path)
+    assert cache.get("a") == 1 and cache.get("b") is None
+    path.write_bytes(whole)
+    cache.refresh()
+    assert cache.get("b") == 2
+
+
+def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path):
+    path = written(tmp_path, {"a": 1})
+    written(tmp_path, {"b": 2})
+    path.write_bytes(path.read_bytes()[:-3])
+    written(tmp_path, {"c": 3})
+    cache = OperatorCache(HERE, tmp_path)
+    assert {name: cache.get(name) for name in "abc"} == {"a": 1, "b": None, "c": 3}
+
+
+def test_only_what_is_new_is_read_and_written(tmp_path, monkeypatch):
+    path = written(tmp_path, {str(number): number for number in range(100)})
+    cache, size, lines = OperatorCache(HERE, tmp_path), path.stat().st_size, []
+    monkeypatch.setattr(operator_cache, "_read", lambda line: lines.append(line) or ())
+    cache.put("one more", 1)
+    cache.save()
+    cache.refresh()
+    assert len([line for line in lines if line]) == 1
+    assert path.stat().st_size - size < 100
+
+
+def test_a_file_that_is_too_long_loses_its_oldest_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(operator_cache, "MOST_ANSWERS", 10)
+    reader = OperatorCache(HERE, tmp_path)
+    for number in range(25):
+        written(tmp_path, {str(number): number})
+        reader.refresh()
+    kept = OperatorCache(HERE, tmp_path)
+    assert 10 <= len(kept) <= 20 and kept.get("24") == 24 and kept.get("0") is None
+    assert len(reader) == 25
 
 
 def _write_many(folder, name):
