@@ -45,16 +45,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def plan(folder, *words):
+def plan(folder, *words, **how):
     return run_command(
-        "plan", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090", *words, cwd=folder
-    )
+        "plan", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090", *words, cwd=folder,
+        **how,
+    )  # fmt: skip
 
 
 def test_json_recipe_and_figure(folder):
-    done = plan(
-        folder, "--budget", "150MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", "--forbid", "inplace"
-    )
+    words = ["--budget", "150MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", "--forbid", "inplace"]
+    done = plan(folder, *words, installed=True)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {
