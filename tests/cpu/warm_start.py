@@ -47,7 +47,6 @@ IMPORTS = {
 
 SERVER_OF = {
     ("snugfit", "train"): "torch",
-    ("snugfit", "ladder"): "torch",
     ("snugfit", "profile"): "torch",
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
