@@ -6,8 +6,12 @@ own pid, signals, exit status, environment, folder and standard streams, which r
 ends as a fresh one does. What starts with another environment (allocator settings, a PYTHONPATH of its own), `--exact-rss`,
 `python -c`, scripts and the installed command get a fresh interpreter as ever; so does all under `--fresh-processes`.
 
-There are two servers. The first has imported no torch, for commands that ask a worker and never import it themselves. The
-second is a fork of the first, made when it is first asked for.
+Real start-up stays tested: `estimate`, `profile` and `train` are run as the installed command too (`installed=True`), `plan`
+by an interpreter that must not load torch, and what is not in `SERVER_OF` (`devices`, `ladder`, `techniques`) always.
+
+Each process of tests has two servers of its own, in a session of their own. The first has imported no torch, for commands
+that ask a worker and never import it themselves. The second is a fork of the first, made when it is first asked for. Where
+one is gone, the tests are told what it said last, both are started again, and what they could not fork starts afresh.
 """
 
 from __future__ import annotations
