@@ -102,6 +102,9 @@ def test_nothing_is_left_after_the_tests():
         process = start(WORKER)
         folder = Path(servers.folder)
         assert folder.is_dir() and subprocess.Popen.folder == servers.folder
+        server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert Path(f"/proc/{server}").exists()
     assert process.wait(timeout=patience.SECONDS) == -signal.SIGKILL and not folder.exists()
+    assert not Path(f"/proc/{server}").exists()
     process.communicate()
     assert getattr(subprocess.Popen, "folder", None) != str(folder)

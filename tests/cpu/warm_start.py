@@ -280,13 +280,16 @@ class _Server:
         try:
             return self._run()
         finally:
-            for pid in self._running:
-                os.kill(pid, signal.SIGKILL)
+            self._kill()
 
     def _run(self) -> dict | None:
         while True:
             for key, _ in self._waiting.select():
                 if key.fileobj == 0:
+                    self._kill()
+                    with contextlib.suppress(ChildProcessError):
+                        while True:  # the next server sees the same end
+                            os.wait()
                     sys.exit()
                 if key.fileobj is self._ended:
                     with contextlib.suppress(BlockingIOError):
@@ -341,6 +344,11 @@ class _Server:
         self._waiting.close()
         for one in (*self._closing, *self._running.values()):
             one.close()
+        self._running = {}
+
+    def _kill(self) -> None:
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
         self._running = {}
 
     def _tell(self) -> None:
