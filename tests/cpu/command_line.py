@@ -1,4 +1,4 @@
-"""Runs real `snugfit` commands, as a person would type them."""
+"""Runs real `snugfit` commands, as a person would type them; most without importing torch anew (`warm_start.py`)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def two_classes():
 """User models for [1, 8, 8] images."""
 
 
+INSTALLED = Path(sys.executable).with_name("snugfit")
+"""The command that installing the package makes."""
+
+
 def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "snugfit", *map(str, words)]
 
@@ -44,9 +48,11 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
-def run_command(*words: object, cwd: Path, timeout: float = patience.SECONDS) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, cwd: Path, installed: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; the installed one starts with nothing imported, and hashes of its own."""
+    line = [str(INSTALLED), *map(str, words)] if installed else command(*words)
     return subprocess.run(
-        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+        line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=patience.SECONDS, check=False
     )
 
 

@@ -1,5 +1,6 @@
 """Shared by all CPU tests: the same threads and signals wherever the suite is started, and caches of its own."""
 
+import contextlib
 import importlib
 import os
 import signal
@@ -7,8 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm_start import warm_start
 
-THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fresh-processes", action="store_true", help="start every process with imports of its own")
 
 
 def pytest_configure(config):
@@ -32,9 +38,21 @@ def _threads():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_caches(tmp_path_factory):
-    """What operators take is asked anew by each session, and not kept among the user's answers."""
+    """What operators take is asked anew by each session, by one of its processes, and not kept among the user's answers."""
+    session = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        session = session.parent
+    caches = session / "caches"
+    caches.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        patch.setenv("XDG_CACHE_HOME", str(caches))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_start(_own_caches, pytestconfig):
+    """Commands and workers that tests start need not import torch (`warm_start.py`)."""
+    with contextlib.nullcontext() if pytestconfig.getoption("fresh_processes", default=False) else warm_start():
         yield
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from snugfit.simulator.request import NamedModel
-    from snugfit.training.separation import Separation
+    from snugfit.training.separation_verdict import Separation
     from snugfit.workload import Workload
 
 MOST_PARAMETERS = 2**28
@@ -133,7 +133,8 @@ def _checked(
     from snugfit.techniques.microbatch.apply import map_tensors, split_batch
     from snugfit.training.caches import caching_configs, without_caches
     from snugfit.training.model_call import loss_of, output_of
-    from snugfit.training.separation import Separation, separation
+    from snugfit.training.separation import separation
+    from snugfit.training.separation_verdict import Separation
     from snugfit.workloads.traits import model_traits
 
     loss, forward = arguments.get("loss"), arguments.get("forward")

@@ -14,7 +14,8 @@ from torch import nn
 from snugfit.errors import InputError, warn
 from snugfit.recipe import Recipe
 from snugfit.training.passes import Passes
-from snugfit.training.separation import Separation, separation
+from snugfit.training.separation import separation
+from snugfit.training.separation_verdict import Separation
 from snugfit.workload import Workload
 
 TRIES = 3

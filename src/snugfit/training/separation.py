@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
+from snugfit.training.separation_verdict import Separation
 from snugfit.training.untouched import untouched
 from snugfit.workloads.captured_modules import captured_modules
 from snugfit.workloads.tasks import shifted_labels
@@ -40,45 +41,6 @@ PLACES = 4096
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference that rounding may make, by the dtype of the loss and its gradients; 16 bits: `ROUGH`."""
 ROUGH = 3e-2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Separation:
-    """What the check has found."""
-
-    separates: bool | None
-    """Whether pieces add up to the batch; None: it could not be said."""
-    random: bool = False
-    """Whether two runs of the same samples differ."""
-    sentence: str = ""
-    """What was seen, where pieces do not add up or nothing could be said."""
-    fitting: tuple[str, ...] = ()
-    """What to give as `loss_weight`, so that they would."""
-
-    @property
-    def advice(self) -> str:
-        """What to do about pieces that do not add up."""
-        if self.fitting:
-            return f"With loss_weight={' or '.join(self.fitting)} they agree."
-        return "Leave microbatch_size out, or say coupled_samples=True where that is meant."
-
-    def joined(self, other: Separation) -> Separation:
-        """Returns what two groups of samples show together.
-
-        Args:
-            other: The verdict of the other group.
-        """
-        if self.separates is other.separates is False:
-            both = tuple(weight for weight in self.fitting if weight in other.fitting)
-            return dataclasses.replace(self, fitting=both)
-        if other.separates is False:
-            return other
-        return other if self.separates is None else self
-
-    def traits(self) -> dict[str, bool]:
-        """Returns the fields of `Workload` that are known now."""
-        found = {} if self.separates is None else {"coupled_samples": not self.separates}
-        return {**found, **({"dropout": True} if self.random else {})}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def document(capsys, *words):
 
 
 def test_the_whole_command_without_torch_in_its_process(folder):
-    done = run_command("estimate", *WORDS, "--device", "rtx-4090", "--json", cwd=folder)
+    done = run_command("estimate", *WORDS, "--device", "rtx-4090", "--json", cwd=folder, installed=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert sum(found["anatomy_bytes"].values()) == found["peak_allocated_bytes"]

@@ -1,9 +1,12 @@
 """`snugfit plan` as people type it: what comes out, and one helpful message for what cannot be."""
 
 import json
+import subprocess
+import sys
 
+import patience
 import pytest
-from command_line import run_command
+from command_line import environment, run_command
 
 MODEL = """
 import torch
@@ -45,16 +48,22 @@ def folder(tmp_path):
     return tmp_path
 
 
+PLAN = ("plan", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090")
+
+
 def plan(folder, *words):
-    return run_command(
-        "plan", "net.py:build", "--image-size", "64", "--batch-size", "64", "--device", "rtx-3090", *words, cwd=folder
-    )
+    return run_command(*PLAN, *words, cwd=folder)
 
 
-def test_json_recipe_and_figure(folder):
-    done = plan(
-        folder, "--budget", "150MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", "--forbid", "inplace"
+def test_json_recipe_and_figure_without_torch_in_its_process(folder):
+    words = ["--budget", "150MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", "--forbid", "inplace"]
+    code = (
+        "import sys\nfrom snugfit.cli import main\nassert main(sys.argv[1:]) == 0\nassert 'torch' not in sys.modules\n"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *PLAN, *words], cwd=folder, env=environment(), capture_output=True, text=True,
+        timeout=patience.SECONDS, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {

@@ -45,6 +45,7 @@ def test_digits_from_command_to_plain_model(folder):
         *("train", "model.py:build", "--data", "digits", "--epochs", "3", "--lr", "0.01", "--run-dir", "run", "--json"),
         *("--checkpoint", "4", "--microbatch-size", "16"),
         cwd=folder,
+        installed=True,
     )
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)

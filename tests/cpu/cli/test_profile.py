@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def test_the_scripts_output_goes_on_and_the_card_follows(folder):
-    done = run_command("profile", "--no-advice", "train.py", "--lr", "0.1", "--json", cwd=folder)
+    done = run_command("profile", "--no-advice", "train.py", "--lr", "0.1", "--json", cwd=folder, installed=True)
     assert done.returncode == 0, done.stderr
     before, card = done.stdout.split("snugfit profile of train.py")
     assert before.splitlines()[:4] == [

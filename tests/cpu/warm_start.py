@@ -1,0 +1,389 @@
+"""Real processes that need not import torch: each is a fork of one that has done nothing but import it.
+
+A `snugfit` command or a simulation's worker spends 3 to 6 seconds of processor time on imports, and the suite starts
+hundreds of them. Within `warm_start()`, `subprocess.Popen` has such a process forked by a server: a real process with its
+own pid, signals, exit status, environment, folder and standard streams, which runs `python -m ...` as a fresh one does, and
+ends as a fresh one does. What starts with another environment (allocator settings, a PYTHONPATH of its own), `--exact-rss`,
+`python -c`, scripts and the installed command get a fresh interpreter as ever; so does all under `--fresh-processes`.
+
+Real start-up stays tested: `estimate`, `profile` and `train` are run as the installed command too (`installed=True`), `plan`
+by an interpreter that must not load torch, and what is not in `SERVER_OF` (`devices`, `ladder`, `techniques`) always.
+
+Each process of tests has two servers of its own, in a session of their own. The first has imported no torch, for commands
+that ask a worker and never import it themselves. The second is a fork of the first, made when it is first asked for. Where
+one is gone, the tests are told what it said last, both are started again, and what they could not fork starts afresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+IMPORTS = {
+    "plain": ("snugfit.cli",),
+    "torch": (
+        "torch",
+        "torch._dynamo",  # the first optimizer imports it
+        "torch._decomp",  # the first step on meta or fake tensors does
+        "torch._inductor.compile_fx",  # bitsandbytes does
+        "snugfit.runs.train",
+        "snugfit.simulator.session",
+        "snugfit.workers.real_run",
+        "snugfit.workers.skeleton",
+    ),
+}
+"""Server -> what it imports. No library that a model may bring: some code asks whether one is loaded."""
+
+SERVER_OF = {
+    ("snugfit", "train"): "torch",
+    ("snugfit", "profile"): "torch",
+    ("snugfit", "estimate"): "plain",
+    ("snugfit", "plan"): "plain",
+    ("snugfit.workers.worker",): "torch",
+}
+"""The words after `python -m` -> server. Everything else starts afresh."""
+
+LATE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM"})
+"""Variables that libraries set when a test imports them (scikit-learn, datasets), and that no import here reads."""
+
+_KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds"})
+_HIGH = 500
+"""Files that travel are put above all others before they take their places, so that none takes another's."""
+_NUMBER = struct.Struct("!i")
+_LENGTH = struct.Struct("!Q")
+
+
+class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A process that a server forks, where that is the same as a fresh one; else a fresh one."""
+
+    folder: str
+    environment: dict[str, str]
+    gone: Callable[[], None]
+    _status: socket.socket | None = None
+
+    def __init__(self, args, *more, **settings):
+        self._server = None if more else self._server_for(args, settings)
+        super().__init__(args, *more, **settings)
+
+    def _server_for(self, args, settings) -> str | None:
+        if not isinstance(args, list) or args[:2] != [sys.executable, "-m"] or not settings.keys() <= _KNOWN_SETTINGS:
+            return None
+        if not Path(settings.get("cwd") or ".").is_dir():
+            return None  # a fresh one says so
+        if "--exact-rss" in args or _read_at_import(settings.get("env") or os.environ) != self.environment:
+            return None
+        return SERVER_OF.get(tuple(args[2:4])) or SERVER_OF.get(tuple(args[2:3]))
+
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
+    ):  # fmt: skip
+        streams = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
+        request = {
+            "words": args[2:],
+            "folder": str(Path.cwd() / (cwd or "")),
+            "environment": dict(env or os.environ),
+            "ignores_sigint": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+            "places": [0, 1, 2, *pass_fds],
+        }
+        if self._server is None or not self._ask(request, [*streams, *pass_fds]):
+            super()._execute_child(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
+            )  # fmt: skip
+            return
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _ask(self, request, files) -> bool:
+        """Has the process forked; False where the server is gone."""
+        asking = socket.socket(socket.AF_UNIX)
+        try:
+            asking.connect(f"{self.folder}/{self._server}")
+            _send(asking, request, files)
+            self.pid = _number(asking)
+        except OSError:
+            asking.close()
+            self._server = None
+            self.gone()
+            return False
+        self._status = asking
+        return True
+
+    def _try_wait(self, wait_flags):
+        """Its parent is the server, which says how it ended."""
+        if self._status is None:
+            return super()._try_wait(wait_flags)
+        if wait_flags == os.WNOHANG:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._status, selectors.EVENT_READ)
+                if not ready.select(0):
+                    return 0, 0
+        try:
+            return self.pid, _number(self._status)
+        except ConnectionError:  # servers take with them what they have forked
+            return self.pid, int(signal.SIGKILL)
+
+    def _internal_poll(self, *given, **named):
+        if self._status is None:
+            return super()._internal_poll(*given, **named)
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+    def _handle_exitstatus(self, status, *given):
+        super()._handle_exitstatus(status, *given)
+        if self._status is not None:
+            self._status.close()
+
+
+class _Servers:
+    """The servers of one process of tests, in a session of their own: no signal to the tests' group reaches them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self._errors = folder, Path(folder, "errors.txt")
+        self._start()
+
+    def _start(self) -> None:
+        listening = [_listening(f"{self.folder}/{name}") for name in IMPORTS]
+        files = [one.fileno() for one in listening]
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, self.folder, *map(str, files)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=files, start_new_session=True,
+            )  # fmt: skip
+        for one in listening:
+            one.close()
+
+    def start_again(self) -> None:
+        """After one of them is gone: the others too, and says so; what could not be forked starts afresh meanwhile."""
+        said = self._errors.read_text(encoding="utf-8", errors="replace")
+        warnings.warn(f"a server of warm processes is gone (tests/cpu/warm_start.py); it said: {said or 'nothing'}")
+        self.end()
+        self._start()
+
+    def end(self) -> None:
+        """Closes their standard input, which ends them and what they have forked."""
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def warm_start() -> Iterator[_Servers | None]:
+    """Has what `SERVER_OF` lists forked by servers, in this process and in those that it starts so."""
+    if sys.platform != "linux":
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="warm") as folder:
+        servers = _Servers(folder)
+        before = subprocess.Popen
+        subprocess.Popen = _popen(folder, servers.start_again)  # type: ignore[misc]
+        try:
+            yield servers
+        finally:
+            subprocess.Popen = before  # type: ignore[misc]
+            servers.end()
+
+
+def _listening(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    Path(path).unlink(missing_ok=True)
+    made.bind(path)
+    made.listen(64)
+    return made
+
+
+def _popen(folder: str, gone: Callable[[], None] = lambda: None) -> type:
+    own = {"folder": folder, "environment": _read_at_import(os.environ), "gone": staticmethod(gone)}
+    return type("WarmPopen", (WarmPopen,), own)
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """All variables but those that change while tests run: the tests' own, inductor's and those of libraries."""
+    changing = ("PYTEST_", "_TORCHINDUCTOR_")
+    return {name: value for name, value in environment.items() if name not in LATE and not name.startswith(changing)}
+
+
+def _send(to: socket.socket, request: object, files: list[int]) -> None:
+    message = json.dumps(request).encode()
+    socket.send_fds(to, [_LENGTH.pack(len(message))], files)
+    to.sendall(message)
+
+
+def _number(of: socket.socket) -> int:
+    """What the server says next."""
+    data = of.recv(_NUMBER.size, socket.MSG_WAITALL)
+    if len(data) < _NUMBER.size:
+        raise ConnectionResetError("the server is gone, or could not fork")
+    number: int = _NUMBER.unpack(data)[0]
+    return number
+
+
+# -- the servers
+
+
+def _serve(files: list[int]) -> dict:
+    """Forks on request; returns in each process that it forks, with what that shall run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    listening = [socket.socket(fileno=file) for file in files]
+    for modules in IMPORTS.values():
+        for module in modules:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # a page that no collection looks through stays shared
+        request = _Server(listening).run()
+        if request is not None:
+            return request
+        del listening[0]
+    raise AssertionError("the last server has no next one")
+
+
+class _Server:
+    """Waits for requests, for the end of what it has forked, and for that of the tests."""
+
+    def __init__(self, listening: list[socket.socket]) -> None:
+        """The first socket is its own, the second that of the next server."""
+        self._listening, self._own = listening, listening[0]
+        self._ended, wakeup = socket.socketpair()
+        wakeup.setblocking(False)
+        self._ended.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        self._running: dict[int, socket.socket] = {}
+        self._closing = [self._ended, wakeup]
+        self._waiting = selectors.DefaultSelector()
+        for file in (0, self._ended, *listening[:2]):
+            self._waiting.register(file, selectors.EVENT_READ)
+
+    def run(self) -> dict | None:
+        """Returns in a forked process: with its request, or with None where it is the next server."""
+        try:
+            return self._run()
+        finally:
+            self._kill()
+
+    def _run(self) -> dict | None:
+        while True:
+            for key, _ in self._waiting.select():
+                if key.fileobj == 0:
+                    self._kill()
+                    with contextlib.suppress(ChildProcessError):
+                        while True:  # the next server sees the same end
+                            os.wait()
+                    sys.exit()
+                if key.fileobj is self._ended:
+                    with contextlib.suppress(BlockingIOError):
+                        self._ended.recv(4096)
+                elif key.fileobj is self._own:
+                    if (request := self._forked()) is not None:
+                        return request
+                elif os.fork() == 0:
+                    self._own.close()
+                    self._forget()
+                    return None
+                else:
+                    self._waiting.unregister(key.fileobj)
+                    key.fileobj.close()
+            self._tell()
+
+    def _forked(self) -> dict | None:
+        asking, _ = self._own.accept()
+        files: list[int] = []
+        try:
+            head, files, _, _ = socket.recv_fds(asking, _LENGTH.size, 64)
+            message = asking.recv(_LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+            request = json.loads(message)
+            pid = os.fork()
+        except (OSError, ValueError, struct.error):  # killed while it asked; or there is no place for another process
+            pid = None
+        if pid == 0:
+            self._leave(asking, files, request)
+            return request
+        for file in files:
+            os.close(file)
+        if pid is None:
+            asking.close()
+        else:
+            self._running[pid] = asking
+        return None
+
+    def _leave(self, asking: socket.socket, files: list[int], request: dict) -> None:
+        """In a forked process: takes its files and folder, and says its number."""
+        self._forget()
+        high = fcntl.fcntl(asking, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        for one in (asking, *self._listening):
+            one.close()
+        _take_places(files, request["places"])
+        os.chdir(request["folder"])
+        with contextlib.suppress(OSError), socket.socket(fileno=high) as told:  # killed since
+            told.sendall(_NUMBER.pack(os.getpid()))
+
+    def _forget(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._waiting.close()
+        for one in (*self._closing, *self._running.values()):
+            one.close()
+        self._running = {}
+
+    def _kill(self) -> None:
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+        self._running = {}
+
+    def _tell(self) -> None:
+        while self._running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self._running:
+                with contextlib.suppress(OSError), self._running.pop(pid) as asking:  # nobody may be left to be told
+                    asking.sendall(_NUMBER.pack(status))
+
+
+def _take_places(files: list[int], places: list[int]) -> None:
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for file in files]
+    for file in files:
+        os.close(file)
+    for file, place in zip(high, places, strict=True):
+        os.dup2(file, place)
+        os.close(file)
+
+
+def _become(folder: str, request: dict) -> None:
+    """Makes this process what a fresh one would be that was started so."""
+    subprocess.Popen = _popen(folder)  # type: ignore[misc]
+    signal.signal(signal.SIGINT, signal.SIG_IGN if request["ignores_sigint"] else signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    module, *words = request["words"]
+    sys.argv = [module, *words]
+    sys.orig_argv = [sys.executable, "-m", module, *words]
+    sys.path[0] = str(Path.cwd())
+    if "numpy" in sys.modules:  # Python's own random numbers begin anew in each process, torch's always in the same way
+        sys.modules["numpy"].random.seed()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _become(sys.argv[1], _serve([int(word) for word in sys.argv[2:]]))
