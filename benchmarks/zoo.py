@@ -150,7 +150,9 @@ def run(names: list[str], *, minutes: float | None, again: bool, plans: bool, ke
                 found = child.ask(kind, name, limit)
                 if kind == "bytes":
                     row.clear()
-                elif "failed" in found:
+                for name in ("plan_failed", "plan_refused"):  # of an earlier plan
+                    row.pop(name, None)
+                if kind == "plan" and "failed" in found:
                     found["plan_failed"] = found.pop("failed")
                 row.update({f"{kind}_seconds": limit, **found})
                 print(line(kind, row), flush=True)
