@@ -87,7 +87,13 @@ class Task:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `snugfit.prepare` that say what is learned."""
-        return {name: getattr(self, name) for name in ("loss", "loss_weight", "forward", "split")}
+        told = {name: getattr(self, name) for name in ("loss", "loss_weight", "forward", "split")}
+        return {**told, "coupled_samples": True} if self.coupled else told
+
+    @property
+    def coupled(self) -> bool:
+        """Whether a sample's loss depends on the others: objects are counted over a batch, pairs told apart within it."""
+        return self.labels in ("boxes", "pairs")
 
     @property
     def metric_names(self) -> tuple[str, ...]:

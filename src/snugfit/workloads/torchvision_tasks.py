@@ -161,7 +161,7 @@ def split_detection(batch: Any, size: int) -> list[Any]:
 
 TASKS = {
     SEGMENTATION: Task(SEGMENTATION, loss=segmentation_loss),
-    DETECTION: Task(DETECTION, forward=detector_loss, split=split_detection),
+    DETECTION: Task(DETECTION, labels="boxes", forward=detector_loss, split=split_detection),
     VIDEO: Task(VIDEO, loss=cross_entropy),
 }
 """Tasks that models of torchvision learn in their own way."""
