@@ -21,6 +21,8 @@ BF16_SINCE = (8, 0)
 """First compute capability of CUDA whose cards compute in bf16."""
 SIMULATED = "sim"
 """Device type of fake tensors and of the pretend card, which stand for CUDA."""
+REHEARSE = "rehearse:"
+"""Begins the name of a card that is rehearsed on the processor."""
 Simulated = Literal["cpu", "cuda"]
 """Kinds that a simulation stands for."""
 

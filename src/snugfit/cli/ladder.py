@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from snugfit.cli import options, output
 from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
-from snugfit.device_kinds import BF16_SINCE, CUDA
+from snugfit.device_kinds import BF16_SINCE, CUDA, REHEARSE
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
@@ -36,7 +36,7 @@ from snugfit.measure.device_probe import DeviceProbe, probe_device
 from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder, peak_bytes
-from snugfit.runs.place import REHEARSE, place_named
+from snugfit.runs.place import place_named
 from snugfit.runs.request import free_directory
 from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds

@@ -57,7 +57,7 @@ class DataOptions:
     """stop at an image file that cannot be read; otherwise it is skipped and counted"""
     download: bool = False
     """fetch data and hf: model when they are not there"""
-    device: Annotated[str, "DEVICE", output.Once]
+    device: Annotated[str, "DEVICE", output.DeviceAction]
     """where to train: auto, cpu, cuda, or rehearse:CARD for the bytes of a card of `snugfit devices` that is not there (real
     numbers, computed on the processor). Default: auto, cuda where there is one."""
 

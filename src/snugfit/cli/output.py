@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.device_kinds import KINDS, REHEARSE, SIMULATED
+from snugfit.errors import InputError, did_you_mean
 from snugfit.report.console import plain_for
 
 MOST = 2**31 - 1
@@ -134,8 +135,8 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else there")
 
 
-class Once(argparse.Action):
-    """An option that may not be given a second time: which of the two is meant?"""
+class DeviceAction(argparse.Action):
+    """`--device`: a kind of device, or a card to rehearse; not a second time, for which of the two is meant?"""
 
     def __call__(
         self,
@@ -144,10 +145,14 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Takes the value, or refuses a second one."""
-        before = getattr(namespace, self.dest)
+        """Takes the value, or refuses it."""
+        before, known = getattr(namespace, self.dest), ("auto", *(name for name in KINDS if name != SIMULATED))
         if before not in (None, values):
             parser.error(f"{option_string} is given twice, as {before} and as {values}")
+        if values not in known and not values.startswith(REHEARSE):
+            parser.error(
+                f"{option_string} is {values!r}; {did_you_mean(values, (*known, f'{REHEARSE}CARD'))}".rstrip(".")
+            )
         setattr(namespace, self.dest, values)
 
 

@@ -637,6 +637,8 @@ def source_line(skip: tuple[str, ...]) -> str:
     frame = sys._getframe(1)
     for summary in traceback.walk_stack(frame):
         filename = summary[0].f_code.co_filename
+        if filename == "<frozen runpy>":  # what lies outside of `python -m` started the process, and is nobody's code
+            return ""
         if not filename.startswith((torch_folder, *skip)) and not filename.startswith("<"):
             return f"{filename}:{summary[1]}"
     return ""

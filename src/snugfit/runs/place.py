@@ -7,15 +7,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snugfit.device_kinds import CUDA, KINDS, SIMULATED, default_device, is_there
+from snugfit.device_kinds import CUDA, KINDS, REHEARSE, SIMULATED, default_device, is_there
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
-REHEARSE = "rehearse:"
-"""Begins the name of a device that is rehearsed."""
 _OWN = tuple(name for name in KINDS if name != SIMULATED)
 
 

@@ -181,12 +181,7 @@ def record_given(
     device, host = personality.device, torch.device("cpu")
     place = host if personality.is_card else device
 
-    restore = remembered(model, optimizer)
-
     def recorded(evaluation: _Evaluation | None, chance: Chance, **other: Any) -> Recording:
-        take_over(model)
-        restore()
-
         def train(recorder: Any) -> None:
             with phase("build"):
                 final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
@@ -219,15 +214,21 @@ def record_given(
             own.load()  # outside of the recording: it makes tables of real values
         evaluated = evaluate and given.get("evaluate", True)
         evaluation = _Evaluation(task, given, recipe, batches) if evaluated else None
+        restore = remembered(model, optimizer)
+
+        def again(chance: Chance, **other: Any) -> Recording:
+            take_over(model)
+            restore()
+            return recorded(evaluation, chance, **other)
 
         def in_pieces(chance: Chance) -> Recording:
             if recipe.microbatch_size is None:
-                return recorded(evaluation, chance)
+                return again(chance)
             fewer = FewerPieces(given.get("split"))
-            recording = recorded(evaluation, chance, split=fewer)
+            recording = again(chance, split=fewer)
             found = repeats(recording.trace, fewer.left_out)
             if found is None:
-                return recorded(evaluation, chance)
+                return again(chance)
             return dataclasses.replace(recording, trace=dataclasses.replace(recording.trace, repeats=found))
 
         return _costliest(in_pieces)
@@ -297,13 +298,16 @@ def record_step(
             step(model, made, given)
             del given
 
-    restore = remembered(model, used)
+    def run() -> Recording:
+        restore = remembered(model, used)
 
-    def recorded(chance: Chance) -> Recording:
-        restore()
-        return record(follow, personality, subject.captured(*_held_by(used)), assumptions, chance)
+        def recorded(chance: Chance) -> Recording:
+            restore()
+            return record(follow, personality, subject.captured(*_held_by(used)), assumptions, chance)
 
-    return subject.recorded(lambda: _costliest(recorded), personality, steps=calls)
+        return _costliest(recorded)
+
+    return subject.recorded(run, personality, steps=calls)
 
 
 class _Request:
