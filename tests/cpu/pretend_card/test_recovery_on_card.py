@@ -23,7 +23,9 @@ RECIPES = {
     "offload_optimizer": {"offload_optimizer": True},
     "offload_activations": {"offload_activations": "all"},
 }
-FAULTS, SAMPLES = 10, 8
+FAULTS = {"fused": 10}
+"""Operators of a phase at which memory ends; 4 for recipes that are not here."""
+SAMPLES = 8
 
 
 @contextmanager
@@ -72,13 +74,14 @@ def _run(fields, phase=None, number=None):
         return [weight.detach().cpu() for weight in model.parameters()], found[0].cpu(), count[0]
 
 
-@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "evaluation"])
-def test_memory_ends_at_any_operator(phase, fields):
+def test_memory_ends_at_any_operator(phase, name):
+    fields = RECIPES[name]
     plain, found, count = _run(fields, phase)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnugfitWarning)
-        for number in random.Random(0).sample(range(count), min(count, FAULTS)):
+        for number in random.Random(0).sample(range(count), min(count, FAULTS.get(name, 4))):
             weights, other, _ = _run(fields, phase, number)
             assert max((one - two).abs().max() for one, two in zip(weights, plain, strict=True)) < 1e-9, number
             torch.testing.assert_close(other, found, rtol=1e-9, atol=1e-9)
