@@ -84,6 +84,7 @@ def carry_out(
         )
     total_steps = steps_of_run(settings, len(data.train))
     chosen = choose(request, data, task, where)
+    where.check(chosen.recipe)
     with contextlib.ExitStack() as around:
         device = around.enter_context(where.entered())
         meter = meter_for(device)

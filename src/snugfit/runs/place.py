@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING
 from snugfit.device_kinds import CUDA, KINDS, REHEARSE, SIMULATED, default_device, is_there
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, did_you_mean
+from snugfit.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
 
+ANY = "anything but none"
+_COMPILED = "it is compiled on a card, and the compiler knows no card that is pretended"
+_PAGES = "its pages are moved by CUDA's driver"
+_ONLY_ON_CARDS = {
+    ("compile", ANY): _COMPILED,
+    ("optimizer", "adamw4bit"): _COMPILED,
+    ("optimizer", "adamwfp8"): _COMPILED,
+    ("optimizer", "paged-adamw"): _PAGES,
+    ("optimizer", "paged-adamw8bit"): _PAGES,
+    ("loss_impl", "fused"): "its kernels are written for cards",
+}
+"""Field of a recipe and its value -> why only a real card has it."""
 _OWN = tuple(name for name in KINDS if name != SIMULATED)
 
 
@@ -42,6 +55,20 @@ class RunPlace:
                 f"memory on {self.name} is not predicted, only on {known}; train without budget and prediction."
             )
         return planned
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe that cannot be rehearsed.
+
+        Args:
+            recipe: How the step is held in memory.
+
+        Raises:
+            InputError: It asks for what only a real card has.
+        """
+        for (field, value), why in _ONLY_ON_CARDS.items() if self.card is not None else ():
+            asked = getattr(recipe, field)
+            if asked == value or (value == ANY and asked != "none"):
+                raise InputError(f"{field}={asked} cannot be rehearsed: {why}. Rehearse without it.")
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[torch.device]:

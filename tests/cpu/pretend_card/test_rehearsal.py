@@ -136,6 +136,16 @@ def test_devices_that_are_not_there(name, message):
         place_named(name)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"compile": "inductor"}, {"optimizer": "adamw4bit"}, {"optimizer": "paged-adamw"}, {"loss_impl": "fused"}],
+)
+def test_what_only_a_card_has_is_refused(fields):
+    with pytest.raises(InputError, match="cannot be rehearsed"):
+        place_named(CARD).check(snugfit.Recipe(**fields))
+    place_named("cpu").check(snugfit.Recipe(**fields))
+
+
 def test_a_ladder_knows_the_card_by_its_row():
     assert _probed(CARD).kind == "cuda" and _probed(CARD).bf16
     assert not _probed("rehearse:t4-16gb").bf16
