@@ -133,8 +133,8 @@ def test_a_build_without_cuda_makes_the_same_choices(monkeypatch):
     with_cuda = {name for name in names if has_own_kernel(name, "cuda")}
     monkeypatch.setattr(private_torch, "knows_cuda_kernels", lambda: False)
     without = {name for name in names if has_own_kernel(name, "cuda")}
-    assert with_cuda - without == set(), "name them in `_ON_CUDA_ALONE`"
-    assert without - with_cuda == set(), "name them in `_ON_CPU_ALONE`"
+    assert with_cuda - without == set(), "name them in own_kernels.yaml, under cuda"
+    assert without - with_cuda == set(), "name them in own_kernels.yaml, under cpu"
 
 
 def test_the_operators_of_the_report_have_kernels_on_cuda():
