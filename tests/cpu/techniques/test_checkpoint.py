@@ -317,3 +317,49 @@ def test_recomputed_attention_takes_the_kernels_of_the_forward_pass(kernels):
     counts = operators(trainer, make_batches("vit", 4, 1, torch.float32)[0])
     fused = counts[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
     assert fused == {"eager": 0, "sdpa": 6}[kernels]
+
+
+class _Overwrites(nn.Module):
+    """Puts its results into the list that it was given, as HRNet's blocks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, parts, scales=None):
+        for at, layer in enumerate(self.layers):
+            parts[at] = torch.tanh(layer(parts[at])) * scales["by"]
+            scales["by"] = scales["by"] * 2
+        return parts
+
+
+class _OverwritingNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Overwrites() for _ in range(3))
+
+    def forward(self, x):
+        parts, scales = [x, x + 1], {"by": x.new_ones(1)}
+        for block in self.blocks:
+            block(parts, scales=scales)  # the caller reads what the block has changed
+        return parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("choice", ["none", "all"])
+def test_blocks_that_change_their_list_are_computed_again_from_what_it_held(choice):
+    torch.manual_seed(0)
+    model = _OverwritingNet().double()
+    reference = copy.deepcopy(model)
+    batch = torch.randn(6, 8, dtype=torch.double)
+
+    def loss(output, _):
+        return output.square().mean()
+
+    reference_loss = loss(reference(batch), None)
+    reference_loss.backward()
+    trainer = snugfit.prepare(
+        model, snugfit.Recipe(checkpoint=choice), loss=loss, optimizer="sgd", lr=1.0, device="cpu"
+    )
+    assert trainer.step(batch).item() == reference_loss.item()
+    for new, old in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old.detach() - old.grad, rtol=1e-12, atol=1e-12)

@@ -135,13 +135,41 @@ class Checkpointed:
             # A compiled graph moves the statistics once by itself, and takes no context that is not a dispatch mode.
             if self.selective or (self.norms and not torch.compiler.is_compiling()):
                 kwargs["context_fn"] = self._contexts
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):
+                return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            again = _Again(forward, args, {name: one for name, one in kwargs.items() if name != "context_fn"})
+            return checkpoint(again, *_copied(args), use_reentrant=False, **_copied(kwargs))
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         if not self.selective:
             return nullcontext(), _still_statistics(self.norms)
         keep, recompute = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
         return keep, _still_statistics(self.norms, recompute)
+
+
+class _Again:
+    """A forward method whose lists and dicts may be changed by it, as HRNet's blocks do: run again with what they held."""
+
+    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forward = forward
+        self._first: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it: the first time on the caller's own containers, which see what it changes, then on copies."""
+        if self._first is not None and not torch.compiler.is_compiling():
+            (args, kwargs), self._first = self._first, None
+            return self._forward(*args, **kwargs)
+        return self._forward(*_copied(args), **_copied(kwargs))
+
+
+def _copied(value: Any) -> Any:
+    """A value with its lists and dicts copied; the same object where there is none in it."""
+    if type(value) is list:
+        return [_copied(one) for one in value]
+    if type(value) is tuple:
+        parts = tuple(_copied(one) for one in value)
+        return value if all(one is other for one, other in zip(parts, value, strict=True)) else parts
+    return {name: _copied(one) for name, one in value.items()} if type(value) is dict else value
 
 
 def _forbid_overwriting(block: nn.Module) -> None:
