@@ -66,7 +66,7 @@ def settings_words(rung: Rung) -> list[str]:
 def _typed(options: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in options.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # 0 says something
             words += ["--" + name.replace("_", "-"), *([] if value is True else [as_typed(value)])]
     return words
 

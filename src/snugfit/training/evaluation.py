@@ -143,10 +143,7 @@ def _sums_retried(trainer: Trainer, task: Task, batch: Any) -> Tensor:
         free_memory(trainer.device)
     halves, samples = trainer.evaluation.halves(batch), samples_of(batch)
     if not halves:
-        raise OutOfMemoryError(
-            f"evaluation ran out of memory on {trainer.device} with the smallest piece: {cause} Training is as it was; "
-            "leave evaluation out, or resume with a recipe that needs less."
-        )
+        raise _no_memory(trainer.device, cause)
     warn(
         f"the loss of {samples} samples in evaluation ran out of memory: {cause} It is taken of each half; training is not "
         "touched."
@@ -156,6 +153,13 @@ def _sums_retried(trainer: Trainer, task: Task, batch: Any) -> Tensor:
         totals = _with(totals, _sums_retried(trainer, task, half), trainer.device)
     assert totals is not None
     return totals
+
+
+def _no_memory(device: torch.device, cause: str | None) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"evaluation ran out of memory on {device} with the smallest piece: {cause} Training is as it was; leave "
+        "evaluation out, or resume with a recipe that needs less."
+    )
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
@@ -201,10 +205,7 @@ class EvaluationPieces:
             free_memory(self._passes.device)
             now = min((size for size in (samples, self._size) if size is not None), default=1)
             if now < 2:
-                raise OutOfMemoryError(
-                    f"evaluation ran out of memory on {self._passes.device} with the smallest piece: {cause} Training "
-                    "is as it was; leave evaluation out, or resume with a recipe that needs less."
-                )
+                raise _no_memory(self._passes.device, cause)
             self._size = now // 2
             warn(
                 f"evaluation ran out of memory with {now} samples at once: {cause} It goes on with {self._size}; training "

@@ -12,6 +12,7 @@ import pytest
 
 from snugfit.cli import ladder as command
 from snugfit.cli import main, parse
+from snugfit.cli.ladder_parts import settings_words
 from snugfit.errors import CannotSimulateError, InputError, TrainingError
 from snugfit.ladder import build_ladder
 from snugfit.run import contradictions
@@ -220,3 +221,10 @@ def test_help_loads_no_torch():
             f"assert not {{'torch', 'matplotlib', 'numpy'}} & set(sys.modules)"
         )
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=patience.SECONDS)
+
+
+def test_a_setting_of_zero_is_passed_on_to_the_rungs():
+    ladder = build_ladder(Workload(weight_decay=0.0), device="cpu")
+    for rung in ladder.rungs:
+        words = settings_words(rung)
+        assert words[words.index("--weight-decay") + 1] == "0.0"
