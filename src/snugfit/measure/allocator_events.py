@@ -8,6 +8,7 @@ allocate (files mapped in, shared memory of loader processes, scratch buffers of
 from __future__ import annotations
 
 import atexit
+import gc
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -95,3 +96,5 @@ def warm_up() -> None:
         optimizer.step()
         optimizer.zero_grad()
     events.stop()
+    # What an earlier window of this process allocated, and only the collector frees, would be subtracted from the next.
+    gc.collect()

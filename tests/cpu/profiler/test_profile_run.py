@@ -131,6 +131,21 @@ def test_memory_of_numpy_is_not_the_allocators(profiled):
     assert profile.allocator_peak_bytes == profile.anatomy.peak_allocated_bytes == 4000
 
 
+def test_garbage_of_an_earlier_window_is_not_subtracted(profiled):
+    events = AllocatorEvents()
+    events.start()
+    garbage = [torch.zeros(100_000)]
+    garbage.append(garbage)
+    events.stop()
+    gc.disable()  # else it may be gone before the profile begins, as it is most times
+    try:
+        del garbage
+        profile = profiled("import gc, torch\ngc.collect()\nx = torch.zeros(1000)\n")
+    finally:
+        gc.enable()
+    assert profile.allocator_peak_bytes == 4000
+
+
 def test_evaluation_is_no_training(profiled):
     profile = profiled(
         "import torch\nmodel = torch.nn.Linear(8, 8)\nwith torch.no_grad():\n    y = model(torch.ones(4, 8))\n",
