@@ -49,6 +49,8 @@ class Inner(NamedTuple):
     """Its new results by the order in which their memory is taken; empty where it is that of the results."""
     corrected: tuple[tuple[int, Result], ...]
     """New results that are not as the fake version has them: their number and what they are."""
+    seconds: float | None = None
+    """How long it takes on this processor, called from Python; None where that was not asked."""
 
 
 NOTHING = Inner((), (), ())
@@ -200,7 +202,10 @@ def _to_plain(truth: Truth, fakes: Sequence[Result], proved: bool) -> dict[str, 
         if not fakes or (alike and not result.same_as(fakes[number]))
     ]
     order = list(truth.order) if truth.order != tuple(range(len(truth.order))) and (alike or not fakes) else []
-    return {"peaks": list(truth.peaks), "order": order, "results": differ, "proved": proved}
+    return {
+        "peaks": list(truth.peaks), "order": order, "results": differ, "proved": proved,
+        "seconds": truth.seconds or None,
+    }  # fmt: skip
 
 
 def _from_plain(answer: dict[str, Any], sizes: Sequence[int]) -> Inner:
@@ -220,4 +225,5 @@ def _from_plain(answer: dict[str, Any], sizes: Sequence[int]) -> Inner:
     total, exist, inner = max(moments)
     if len(peaks) != len(in_order) + 1:  # results that could not be told apart
         exist, inner, total = AFTER_ALL, max(peaks), made + max(peaks)
-    return Inner((InnerBytes(inner, exist),) if inner and total > made else (), order, corrected)
+    spaces = (InnerBytes(inner, exist),) if inner and total > made else ()
+    return Inner(spaces, order, corrected, answer["seconds"])

@@ -71,6 +71,8 @@ class Plan(NamedTuple):
     """Whether the host waits for it."""
     differs: tuple[Capability, ...] = ()
     """Generations of cards on which it takes something else inside itself."""
+    seconds: float | None = None
+    """How long a run takes on this machine's processor, called from Python; None where nobody asked."""
 
 
 class OperatorPlans:

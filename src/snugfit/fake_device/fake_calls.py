@@ -155,6 +155,7 @@ class FakeCalls:
             device="link" if link else "host" if on_host else "device",
             blocking=link and waits,
             differs=differs,
+            seconds=inner.seconds,
         )
         return plan, result, list(fresh)
 

@@ -14,7 +14,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """Changes when what is asked, or how, changes: older answers are then asked anew."""
 MOST_ANSWERS = 50_000
 """Answers kept in a file; the oldest go."""

@@ -213,7 +213,8 @@ def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Trut
             results.append(Result(shape, stride, rows[0].dtype, line([r.nbytes for r in rows]), rows[0].shares))
     except _NoLine:
         return None
-    return Truth(peaks, first.order, tuple(results))
+    # Time is no line to the byte: it grows with the size.
+    return Truth(peaks, first.order, tuple(results), first.seconds * number / points[0])
 
 
 class _NoLine(Exception):
@@ -355,7 +356,7 @@ def together(truths: Sequence[Truth]) -> Truth:
         order.extend(len(results) + number for number in truth.order)
         behind = len(results)
         results.extend(one._replace(shares=one.shares + behind if one.shares >= 0 else -1) for one in truth.results)
-    return Truth(tuple(peaks), tuple(order), tuple(results))
+    return Truth(tuple(peaks), tuple(order), tuple(results), sum(truth.seconds for truth in truths))
 
 
 # -- where nothing is proved
@@ -369,7 +370,7 @@ def _guessed(call: Call, size: Size, run: Run) -> Truth:
         if points and smaller is not None and _fits_together(smaller):
             truth = run(smaller)
             peaks = tuple(peak * number // points[0] for peak in truth.peaks)
-            return truth._replace(peaks=peaks, results=())
+            return truth._replace(peaks=peaks, results=(), seconds=truth.seconds * number / points[0])
     return Truth((0,), (), ())
 
 

@@ -4,12 +4,13 @@ Zeros stand for all values. They are valid wherever an operator reads indices or
 of whole numbers), ones are tried. The offsets of grouped matrix products are numbers of rows, so there every group gets
 the same share.
 
-The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts.
+The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. A few more are timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.private_torch.allocators import watched
 
 _CPU = torch.device("cpu")
+_TIMED, _TIMED_SECONDS = 5, 0.002
+"""Runs that are timed, and when no further one is begun."""
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 
 
@@ -55,6 +58,8 @@ class Truth(NamedTuple):
     """The results by the order in which their memory was taken."""
     results: tuple[Result, ...]
     """The new results: those that lie in no argument's storage."""
+    seconds: float = 0.0
+    """How long a run takes, called from Python."""
 
 
 class CannotRun(Exception):
@@ -106,7 +111,18 @@ def _run(call: Call, fill: int) -> Truth:
     call.operator(*args, **kwargs)
     result, blocks = watched(lambda: call.operator(*args, **kwargs))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
-    return _truth(new_tensors(result, given), blocks)
+    truth = _truth(new_tensors(result, given), blocks)
+    return truth._replace(seconds=_seconds(lambda: call.operator(*args, **kwargs)))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The best of a few runs."""
+    taken: list[float] = []
+    while len(taken) < _TIMED and sum(taken) < _TIMED_SECONDS:
+        begin = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
 
 
 def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

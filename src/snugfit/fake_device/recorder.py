@@ -370,7 +370,7 @@ class Recorder(DirectMode):
         after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
-            blocking=plan.blocking, at=len(self._builder), **cost._asdict(),
+            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds, **cost._asdict(),
         )  # fmt: skip
         self._last_run[stream] = self._builder.run(run)
 

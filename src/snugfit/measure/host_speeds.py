@@ -1,9 +1,9 @@
 """How fast this machine's processor is: a calibration of about a second, for predicting the time of a run on `cpu`.
 
 Three things are measured as training meets them: matrix products of several sizes, operators over memory of several
-sizes (their results freshly allocated, so that page faults count), and what an operator costs that has next to nothing
-to do. Functions such as GELU or softmax are bound by arithmetic on a processor, not by memory, so the common ones are
-measured each by itself. The measurement is kept for the process; another number of threads is another machine.
+sizes (their results freshly allocated, so that page faults count), and what stands around the operators of a step. Functions
+such as GELU or softmax are bound by arithmetic on a processor, not by memory, so the common ones are measured each by
+itself. The measurement is kept for the process; another number of threads is another machine.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit.recording.cpu_clock import HostSpeeds
 
@@ -22,10 +24,7 @@ _REPEATS = 3
 _SIDES = (48, 192, 640)
 _FOOTPRINTS = (2**14, 2**18, 2**21, 2**24, 2**26)
 _SPECIAL_ELEMENTS = 2**18
-_LAYERS = 8
-_OPERATORS_OF_CALIBRATION = 12 * _LAYERS + 2
-"""Operators that compute in forward and backward of those layers: three forward, five backward and four gradients that
-add up in each, and the sum with its backward. A test counts them."""
+_BLOCKS, _WIDTH = 4, 16
 
 
 def host_speeds() -> HostSpeeds:
@@ -46,7 +45,7 @@ def _measured(threads: int) -> HostSpeeds:
         for dtype in (torch.float64, torch.bfloat16, torch.float16):
             a, b = torch.randn(side, side).to(dtype), torch.randn(side, side).to(dtype)
             factors[str(dtype).removeprefix("torch.")] = single / _seconds(functools.partial(torch.mm, a, b))
-        empty = _seconds(functools.partial(torch.add, torch.ones(1), torch.ones(1)))
+        empty = _seconds(functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1)))
         bytes_ = []
         for size in _FOOTPRINTS:
             a, b = torch.ones(size // 12), torch.ones(size // 12)
@@ -67,13 +66,17 @@ def _measured(threads: int) -> HostSpeeds:
             "aten.native_dropout.default": (functools.partial(torch.native_dropout, wide, 0.1, True), 2),
         }
         weights = {name: _seconds(run) / moved / plain for name, (run, moved) in special.items()}
+        forward, backward, parameter = _around_operators(empty)
     return HostSpeeds(
-        operator_seconds=_operator_seconds(),
+        operator_seconds=forward,
+        backward_operator_seconds=backward,
+        parameter_seconds=parameter,
         product_rates=tuple(rates),
         dtype_factors=factors,
         byte_seconds=tuple(bytes_),
         operator_factors=weights,
         threads=threads,
+        call_seconds=empty,
     )
 
 
@@ -92,16 +95,61 @@ def _seconds(run: Callable[[], object]) -> float:
     return best
 
 
-def _operator_seconds() -> float:
-    """Time of an operator on next to nothing, with its modules and its backward, as a training step runs it."""
+class _Block(nn.Module):
+    """A block of a transformer, as people write it: modules, views and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.wide, self.narrow = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        samples, tokens, width = inputs.shape
+        heads = self.qkv(self.before(inputs)).reshape(samples, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads.unbind(0)).transpose(1, 2).reshape(samples, tokens, width)
+        inputs = inputs + self.out(mixed)
+        return torch.add(inputs, self.narrow(F.gelu(self.wide(self.between(inputs)))))
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the operators that compute."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Callable[[], object]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.found.append(functools.partial(func, *args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _around_operators(call_seconds: float) -> tuple[float, float, float]:
+    """Returns what stands around an operator in forward and in backward, and around a parameter in an update.
+
+    It is the time of each pass less that of its operators called one by one.
+    """
     with torch.random.fork_rng(devices=[]):
-        model = nn.Sequential(
-            *[module for _ in range(_LAYERS) for module in (nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU())]
-        )
-    inputs = torch.ones(2, 4)
-
-    def run() -> None:
-        model(inputs).sum().backward()
-
+        model = nn.Sequential(*[_Block() for _ in range(_BLOCKS)])
+    inputs = torch.ones(1, 4, _WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    passes: list[Callable[[], object]] = [
+        lambda: model(inputs).sum(),
+        lambda: model(inputs).sum().backward(),
+        lambda: (model(inputs).sum().backward(), optimizer.step(), optimizer.zero_grad()),
+    ]
+    seconds, operators, counts = [], [], []
     with torch.enable_grad():
-        return _seconds(run) / _OPERATORS_OF_CALIBRATION
+        for run in passes:
+            seconds.append(_seconds(run))
+            with _Calls() as calls:
+                run()
+            with torch.no_grad():
+                operators.append(sum(max(_seconds(call) - call_seconds, 0.0) for call in calls.found))
+            counts.append(len(calls.found))
+            optimizer.zero_grad()
+    forward = (seconds[0] - operators[0]) / counts[0]
+    backward = (seconds[1] - seconds[0] - operators[1] + operators[0]) / (counts[1] - counts[0])
+    update = (seconds[2] - seconds[1] - operators[2] + operators[1]) / len(list(model.parameters()))
+    return max(forward, call_seconds), max(backward, call_seconds), max(update, 0.0)

@@ -1,6 +1,7 @@
 """How long a step takes on a processor: every operator after the other, at measured speeds.
 
-There is no card to run ahead of: an operator costs its fixed time plus the larger of its arithmetic and its bytes. A
+There is no card to run ahead of: operators cost what they took when this machine was asked for them one by one, and what
+modules and autograd add around a call. One that was not asked costs the larger of its arithmetic and its bytes. A
 processor's cache makes small operators cheaper a byte, and the table of speeds knows that; that a tensor may
 still lie in the cache from the operator before is not modelled.
 """
@@ -12,7 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from snugfit.recording.clock import Timing, runs_of_step
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.trace import ALLOC, OperatorRun, Trace
+
+_UPDATE = "optimizer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +23,7 @@ class HostSpeeds:
     """Measured speeds of a processor."""
 
     operator_seconds: float
-    """An operator with next to nothing to do, in forward or backward of a module."""
+    """What stands around an operator: modules, views, what autograd notes."""
     product_rates: tuple[tuple[float, float], ...]
     """FLOPs of a matrix product in float32 -> FLOP/s, by rising size."""
     dtype_factors: Mapping[str, float]
@@ -31,6 +34,25 @@ class HostSpeeds:
     """Operator -> its seconds over those of an addition that moves the same bytes."""
     threads: int
     """Threads that torch computed with."""
+    call_seconds: float | None = None
+    """An operator with next to nothing to do, called from Python by itself. Where it is known, operators that were timed one
+    by one on this machine count by their own time; None: all count by the speeds."""
+    backward_operator_seconds: float | None = None
+    """What stands around an operator in backward and in the update; None: as in forward."""
+    parameter_seconds: float = 0.0
+    """What stands around a parameter in an update."""
+
+    def around(self, phase: str) -> float:
+        """Returns what stands around an operator.
+
+        Args:
+            phase: The phase in which it runs.
+
+        Returns:
+            Seconds.
+        """
+        in_backward = phase in ("backward", _UPDATE) and self.backward_operator_seconds is not None
+        return self.backward_operator_seconds or 0.0 if in_backward else self.operator_seconds
 
     def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
         """Returns the time of matrix products.
@@ -91,11 +113,15 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
             known[index] = cpu_run_seconds(run, speeds)
         seconds = known[index]
         total += seconds
-        issued += speeds.operator_seconds if run.kernels else 0.0
+        issued += speeds.around(run.phase) if run.kernels else 0.0
         flops += run.flops
         if run.device == "link":
             link += seconds
         by_phase[run.phase] = by_phase.get(run.phase, 0.0) + seconds
+    updating = speeds.parameter_seconds * _gradients(trace, step)
+    total, issued = total + updating, issued + updating
+    if updating:
+        by_phase[_UPDATE] = by_phase.get(_UPDATE, 0.0) + updating
     return Timing(
         step_seconds=total,
         host_seconds=issued,
@@ -104,6 +130,13 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
         flops=flops,
         phase_seconds=by_phase,
     )
+
+
+def _gradients(trace: Trace, step: int | None) -> int:
+    """Returns how many gradients a step makes."""
+    before, last = trace.step_events(step)
+    made = {trace.subjects[at] for at in range(before + 1, last) if trace.kinds[at] == ALLOC}
+    return sum(trace.storages[one].category == "gradients" for one in made)
 
 
 def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
@@ -118,8 +151,10 @@ def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
     """
     if run.kernels == 0 and run.device == "device":
         return 0.0
+    if run.seconds is not None and speeds.call_seconds is not None:
+        return speeds.around(run.phase) + max(run.seconds - speeds.call_seconds, 0.0)
     seconds = speeds.memory_seconds(run.read_bytes + run.written_bytes, run.operator)
     if run.flops:
         count = run.product[0] if run.product else 1
         seconds = max(seconds, speeds.product_seconds(run.flops, run.dtype, count))
-    return speeds.operator_seconds + seconds
+    return speeds.around(run.phase) + seconds

@@ -120,6 +120,8 @@ class OperatorRun(NamedTuple):
     """For a convolution: its shape; empty for everything else."""
     again_bytes: int = 0
     """Bytes of arguments that a card's kernels read more than once."""
+    seconds: float | None = None
+    """What it takes on the processor that was asked, called from Python; None where none was."""
 
 
 class Repeat(NamedTuple):

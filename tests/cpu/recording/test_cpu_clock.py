@@ -1,8 +1,10 @@
 """The processor's clock: operators one after the other, and what the calibration takes for granted."""
 
+import dataclasses
+
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch.nn.functional as F
 
 from snugfit.measure import host_speeds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
@@ -43,26 +45,30 @@ def test_a_step_is_the_sum():
     assert timing.flops == 10**8
 
 
-class Count(TorchDispatchMode):
-    operators = 0
+def test_an_operator_that_was_timed_counts_by_its_time_and_what_stands_around_it():
+    timed = dataclasses.replace(
+        SPEEDS, call_seconds=2e-6, backward_operator_seconds=4e-6, parameter_seconds=7e-6
+    )  # fmt: skip
+    run = op(read=10**9)._replace(seconds=5e-5)
+    assert cpu_run_seconds(run, timed) == pytest.approx(1e-5 + 4.8e-5)
+    assert cpu_run_seconds(run._replace(phase="backward"), timed) == pytest.approx(4e-6 + 4.8e-5)
+    assert cpu_run_seconds(run._replace(seconds=1e-6), timed) == pytest.approx(1e-5)
+    assert cpu_run_seconds(run, SPEEDS) == pytest.approx(1e-5 + 1e9 * 3e-11)
+    build = TraceBuilder()
+    for _ in range(3):
+        build.alloc(100, category="gradients", phase="backward")
+    build.run(run)
+    timing = cpu_clock(build.build(), timed)
+    assert timing.step_seconds == pytest.approx(5.8e-5 + 3 * 7e-6)
+    assert timing.phase_seconds["optimizer"] == pytest.approx(3 * 7e-6)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators += not func.is_view
-        return func(*args, **(kwargs or {}))
 
-
-def test_the_operators_of_the_calibration_are_counted_right(monkeypatch):
-    counted = []
-
-    def once(run):
-        run()
-        with Count() as count:
-            run()
-        counted.append(count.operators)
-        return 1.0
-
-    monkeypatch.setattr(host_speeds, "_seconds", once)
-    assert host_speeds._operator_seconds() == pytest.approx(1 / counted[0])
+def test_the_calibration_collects_the_operators_that_compute():
+    with host_speeds._Calls() as calls:
+        F.relu(torch.ones(2, 3).transpose(0, 1) @ torch.ones(2, 3))
+    names = [call.func._opname for call in calls.found]
+    assert names[-2:] == ["mm", "relu"] and "transpose" not in names
+    assert torch.equal(calls.found[-1](), torch.full((3, 3), 2.0))
 
 
 def test_speeds_of_this_machine_are_plausible_and_draw_no_random_number():
