@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import snugfit
 from benchmarks.held_out import take_course
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.processor import this_processor
+from snugfit.measure.processor import this_processor
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace

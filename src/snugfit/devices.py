@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from snugfit import calibrations
 from snugfit.errors import InputError, did_you_mean
 from snugfit.units import GIB, MIB
 from snugfit.yaml_files import read_table
@@ -45,6 +46,8 @@ class Device:
     sustained_share: float | None = None
     """Share of the peak FLOP/s that a large matrix product reaches, where the card's power limit keeps it below what others
     reach; None: as others."""
+    host_operator_seconds: float | None = None
+    """Host time of an operator, its launch included, as `snugfit calibrate` measured it; None: a typical server's."""
     bytes_only: bool = False
     """Whether only memory is predicted, no time: the software differs from CUDA's."""
     source: str = ""
@@ -132,6 +135,16 @@ def device_named(text: str) -> Device:
     raise InputError(f"device {text!r} is unknown; {did_you_mean(wanted, device_names())}")
 
 
+def card_identity(name: str, torch_version: str) -> dict[str, str]:
+    """Returns what a calibration of a card holds for.
+
+    Args:
+        name: The driver's name of the card.
+        torch_version: Version of torch.
+    """
+    return {"device": "card", "name": name, "torch": torch_version}
+
+
 def _local() -> Device:
     import torch
 
@@ -143,6 +156,9 @@ def _local() -> Device:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     known = _BY_ALIAS.get(_normal(properties.name), [])
     base = known[0] if len(known) == 1 else Device(name="local", vendor_name="", memory_source="")
+    measured = calibrations.kept(card_identity(properties.name, torch.__version__))
+    if measured is not None:
+        base = dataclasses.replace(base, **measured["row"], source=f"snugfit calibrate, {measured['date']}")
     return dataclasses.replace(
         base,
         name="local",

@@ -28,6 +28,8 @@ COMMANDS = {
     "profile": "run any training script and show where its memory goes",
     "techniques": "explain what can be done to save memory",
     "devices": "list the known devices",
+    "calibrate": "measure this machine once, so that predictions of time hold for it",
+    "verify": "train by six recipes, and hold what was measured against what was predicted",
 }
 """Subcommand, which is also the name of its file -> what it is for."""
 

@@ -30,7 +30,7 @@ from snugfit.fake_device.operator_call import describe
 from snugfit.fake_device.operator_costs import Cost, tensors_in
 from snugfit.fake_device.operator_shrink import Size
 from snugfit.fake_device.operator_truth import CannotRun, Result, Truth, results_of
-from snugfit.fake_device.processor import Processor, this_processor
+from snugfit.measure.processor import Processor, this_processor
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
 """Libraries of operators that reach beyond this process."""
@@ -117,6 +117,10 @@ class CpuOperators:
                 stacklevel=2,
             )
         return _from_plain(answer, [result.nbytes for result in results_of(fakes)])
+
+    def forget(self) -> None:
+        """Drops all answers, so that they are asked again."""
+        self._cache.forget()
 
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
         """Returns the results of a call whose fake version refuses arguments that the real one takes.

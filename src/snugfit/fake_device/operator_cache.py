@@ -9,21 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sqlite3
 from pathlib import Path
 from typing import Any
+
+from snugfit.calibrations import cache_folder
 
 FORMAT = 3
 """Changes when what is asked, or how, changes: older answers are then asked anew."""
 MOST_ANSWERS = 50_000
 """Answers kept in a file; the oldest go."""
-
-
-def cache_folder() -> Path:
-    """Returns the folder of the user's caches that is ours; it need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "snugfit" / "operators"
 
 
 class OperatorCache:
@@ -41,7 +36,7 @@ class OperatorCache:
         self._file: sqlite3.Connection | None = None
         name = hashlib.sha256(self._identity.encode()).hexdigest()[:24]
         with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):  # RuntimeError: a user without a home
-            self.path = (folder or cache_folder()) / f"{name}.sqlite"
+            self.path = (folder or cache_folder("operators")) / f"{name}.sqlite"
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
 
@@ -73,6 +68,11 @@ class OperatorCache:
         text = json.dumps(answer)
         self._do("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", digest, text, self._checksum(digest, text))
         self._do("DELETE FROM answers WHERE rowid <= (SELECT max(rowid) FROM answers) - ?", MOST_ANSWERS)
+
+    def forget(self) -> None:
+        """Drops all answers."""
+        self._answers.clear()
+        self._do("DELETE FROM answers")
 
     def _checksum(self, digest: str, answer: str) -> str:
         return hashlib.sha256(f"{self._identity} {digest} {answer}".encode()).hexdigest()

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from snugfit.recording.cpu_clock import HostSpeeds
+from snugfit.device_kinds import wait_for
+from snugfit.measure.processor import busy_clock, this_processor
+from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 
 _REPEATS = 3
 _SIDES = (48, 192, 640)
@@ -28,12 +30,18 @@ _BLOCKS, _WIDTH = 4, 16
 
 
 def host_speeds() -> HostSpeeds:
-    """Returns the speeds of this machine with the present number of threads, measured once a process."""
-    return _measured(torch.get_num_threads())
+    """Returns the speeds of this machine with the present number of threads: as calibrated, or measured once a process."""
+    processor = this_processor()
+    return kept_speeds(processor.in_words(), torch.__version__) or measured_speeds(processor.threads)
 
 
 @functools.cache
-def _measured(threads: int) -> HostSpeeds:
+def measured_speeds(threads: int) -> HostSpeeds:
+    """Returns the speeds of this machine, measured now; calls of one process share them.
+
+    Args:
+        threads: The present number of threads.
+    """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         rates = []
         for side in _SIDES:
@@ -82,16 +90,17 @@ def _measured(threads: int) -> HostSpeeds:
 
 def _seconds(run: Callable[[], object]) -> float:
     """The best of a few runs after one to warm up; short ones are looped until the clock can tell."""
+    clock = busy_clock()
     run()
-    begin = time.perf_counter()
+    begin = clock()
     run()
-    loops = max(1, min(200, int(0.001 / max(time.perf_counter() - begin, 1e-7))))
+    loops = max(1, min(200, int(0.001 / max(clock() - begin, 1e-7))))
     best = float("inf")
     for _ in range(_REPEATS):
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(loops):
             run()
-        best = min(best, (time.perf_counter() - begin) / loops)
+        best = min(best, (clock() - begin) / loops)
     return best
 
 
@@ -123,6 +132,27 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view:
             self.found.append(functools.partial(func, *args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
+
+
+def issue_seconds(device: torch.device) -> float:
+    """Returns the host's time for an operator in forward or backward of a model, also where a card computes meanwhile.
+
+    Args:
+        device: Where the model is.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = nn.Sequential(*[_Block() for _ in range(_BLOCKS)]).to(device)
+    inputs = torch.ones(1, 4, _WIDTH, device=device)
+    best = float("inf")
+    with torch.enable_grad():
+        with _Calls() as calls:
+            model(inputs).sum().backward()
+        for _ in range(10 * _REPEATS):
+            wait_for(device)
+            begin = time.perf_counter()
+            model(inputs).sum().backward()
+            best = min(best, time.perf_counter() - begin)
+    return best / len(calls.found)
 
 
 def _around_operators(call_seconds: float) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
-from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, Timing, clock
+from snugfit.recording.clock import Timing, clock, issue_seconds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.recording import Recording
@@ -72,7 +72,7 @@ class Place:
         """
         if self.speeds is not None:
             return cpu_run_seconds(run, self.speeds)
-        return max(run_seconds(run, self.card) or 0.0, HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS)
+        return max(run_seconds(run, self.card) or 0.0, issue_seconds(run, self.card))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from snugfit.devices import Device
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import Trace
+from snugfit.recording.trace import OperatorRun, Trace
 
 HOST_OPERATOR_SECONDS = 40e-6
 """Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views
@@ -103,7 +103,7 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
             host_busy += HOST_OPERATOR_SECONDS + seconds
             ends[index] = host
         else:
-            issue = HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS
+            issue = issue_seconds(run, device)
             host += issue
             host_busy += issue
             if run.device == "link":
@@ -131,6 +131,18 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
         flops=flops,
         phase_seconds=by_phase,
     )
+
+
+def issue_seconds(run: OperatorRun, device: Device) -> float:
+    """Returns how long the host is busy with an operator of the card.
+
+    Args:
+        run: The operator.
+        device: The card.
+    """
+    if device.host_operator_seconds is not None:
+        return device.host_operator_seconds + max(run.kernels - 1, 0) * HOST_LAUNCH_SECONDS
+    return HOST_OPERATOR_SECONDS + run.kernels * HOST_LAUNCH_SECONDS
 
 
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
+from snugfit import calibrations
+from snugfit.device_kinds import CPU
 from snugfit.recording.clock import Timing, runs_of_step
 from snugfit.recording.trace import ALLOC, OperatorRun, Trace
 
@@ -79,6 +82,29 @@ class HostSpeeds:
             Seconds.
         """
         return moved_bytes * _between(self.byte_seconds, moved_bytes) * self.operator_factors.get(operator, 1.0)
+
+
+def kept_speeds(processor: str, torch_version: str) -> HostSpeeds | None:
+    """Returns what `snugfit calibrate` measured of a processor; None where it did not.
+
+    Args:
+        processor: The processor with its instructions and threads, in words.
+        torch_version: Version of torch.
+    """
+    found = calibrations.kept(processor_identity(processor, torch_version))
+    if found is None:
+        return None
+    speeds = {name: _as_written(value) for name, value in found["speeds"].items()}
+    return HostSpeeds(**speeds)
+
+
+def processor_identity(processor: str, torch_version: str) -> dict[str, str]:
+    """Returns what a calibration of a processor holds for; arguments as `kept_speeds`."""
+    return {"device": CPU, "processor": processor, "torch": torch_version}
+
+
+def _as_written(value: Any) -> Any:
+    return tuple(map(tuple, value)) if isinstance(value, list) else value
 
 
 def _between(table: tuple[tuple[float, float], ...], at: float) -> float:

@@ -17,6 +17,7 @@ from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import Timing, clock, runs_of_step
+from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
@@ -236,7 +237,12 @@ def _fit(card: Device, replays: Replays, timings: Sequence[Timing | None]) -> De
 
 
 def _timings(recorded: Recording, card: Device) -> list[Timing | None]:
-    return [clock(recorded.trace, card, step=number) for number in recorded.steady_steps]
+    if recorded.processor is None:
+        return [clock(recorded.trace, card, step=number) for number in recorded.steady_steps]
+    speeds = kept_speeds(recorded.processor, recorded.torch_version)
+    if speeds is None:
+        return [None]
+    return [cpu_clock(recorded.trace, speeds, step=number) for number in recorded.steady_steps]
 
 
 def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:

@@ -4,7 +4,8 @@ import multiprocessing
 
 import pytest
 
-from snugfit.fake_device.operator_cache import OperatorCache, cache_folder
+from snugfit.calibrations import cache_folder
+from snugfit.fake_device.operator_cache import OperatorCache
 
 HERE = {"model": "a processor", "threads": 2}
 
@@ -88,7 +89,7 @@ def test_writers_at_once_never_leave_a_broken_file(tmp_path):
 
 def test_the_folder_is_that_of_the_users_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "snugfit" / "operators"
+    assert cache_folder("operators") == tmp_path / "snugfit" / "operators"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "snugfit" / "operators"
+    assert cache_folder("operators") == tmp_path / ".cache" / "snugfit" / "operators"

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.fake_device import processor
-from snugfit.fake_device.processor import Processor, this_processor
+from snugfit.measure import processor
+from snugfit.measure.processor import Processor, this_processor
 
 
 def test_in_words():

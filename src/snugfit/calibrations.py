@@ -1,0 +1,94 @@
+"""What `snugfit calibrate` measured of this machine, kept in the user's cache folder. Imports no torch.
+
+One JSON file a device, torch and settings: another torch, another number of threads or another card is another file, so a
+measurement that no longer holds is not found rather than wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, warn
+
+FORMAT = 1
+"""Changes when what is measured, or how, changes: older files are then not found."""
+
+
+def cache_folder(name: str) -> Path:
+    """Returns a folder of the user's caches that is ours; it need not exist.
+
+    Args:
+        name: What is kept in it.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "snugfit" / name
+
+
+def place_of(identity: Mapping[str, Any]) -> Path:
+    """Returns the file of a device, which need not exist.
+
+    Args:
+        identity: What the measurement holds for, as plain data.
+    """
+    text = json.dumps({**identity, "format": FORMAT}, sort_keys=True)
+    return cache_folder("calibrations") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def kept(identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns what was measured of a device; None where nothing was, or it cannot be read, which is said.
+
+    Args:
+        identity: What the measurement must hold for.
+    """
+    try:
+        path = place_of(identity)
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("checksum") == _checksum(found) and found["identity"] == dict(identity):
+            return dict(found)
+        problem = "it was altered"
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    warn(f"the calibration in {path} cannot be used ({problem}) and is ignored; `snugfit calibrate` makes it anew.")
+    return None
+
+
+def keep(identity: Mapping[str, Any], found: Mapping[str, Any]) -> Path:
+    """Keeps what was measured of a device, in place of what was there.
+
+    Args:
+        identity: What the measurement holds for.
+        found: The measurement, plain data with `speeds`.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    try:
+        path = place_of(identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        whole = json.loads(json.dumps({"identity": dict(identity), **found}))
+        text = json.dumps({**whole, "checksum": _checksum(whole)}, indent=1) + "\n"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"the calibration cannot be kept ({error}); set XDG_CACHE_HOME to a folder that can be written."
+        ) from error
+    return path
+
+
+def _checksum(found: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""`snugfit verify`: six recipes of a model, run here and held against their predictions, bytes and time.
+
+Examples:
+  snugfit verify
+  snugfit verify torchvision:resnet18 --model-arg num_classes=10 --image-size 64 --batch-size 16
+  snugfit verify hf:config.json --seq-len 128 --batch-size 4 --device cuda --out rows.jsonl
+
+Every recipe trains on random data in a process of its own. On a processor time is predicted after `snugfit calibrate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from snugfit.calibration import verification
+from snugfit.cli import options, output
+from snugfit.cli.calibrate import device_of
+from snugfit.errors import InputError
+from snugfit.report.console import row_of
+from snugfit.units import format_bytes, format_seconds
+
+DEFAULT_BATCH_SIZE = 8
+_TITLES = ("recipe", "predicted", "measured", "off", "a step", "measured", "off", "remark")
+_WIDTHS = (19, 10, 10, 7, 9, 9, 6, 6)
+_NUMBERS = range(1, 7)
+
+
+class VerifyOptions:
+    """How it is run."""
+
+    batch_size: options.Count = DEFAULT_BATCH_SIZE
+    """samples of an update"""
+    device: options.Name
+    """where to train: cpu or cuda. Default: cuda where there is one."""
+    out: options.File
+    """also write the rows to this file, one JSON object a line"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `snugfit verify`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="torchvision:NAME, timm:NAME, hf:DIR/config.json or path/file.py:function. Default: a small one of ours.",
+    )
+    options.add_options(parser, VerifyOptions)
+    options.add_options(parser, options.DataOptions, "model_arg", "task", "image_size")
+    options.add_options(parser, options.TextOptions, "seq_len")
+    output.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the recipes one after the other and prints a table.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        0; 4 when no recipe could be run.
+
+    Raises:
+        InputError: Something that was given cannot be used.
+    """
+    output.check_files(args, out=())
+    words = _words(args, device_of(args.device))
+    if not args.json:
+        output.print_text(row_of(_TITLES, _WIDTHS, _NUMBERS))
+        output.print_text("  ".join("─" * width for width in _WIDTHS))
+    rows = []
+    chosen = verification.recipes(args.batch_size)
+    for number, (name, recipe) in enumerate(chosen.items(), 1):
+        if sys.stderr.isatty() or args.json:
+            print(f"recipe {number}/{len(chosen)} {name}", file=sys.stderr, flush=True)
+        rows.append(verification.verify(name, recipe, words, batch_size=args.batch_size, on_line=lambda line: None))
+        if not args.json:
+            output.print_text(row_of(_cells(rows[-1]), _WIDTHS, _NUMBERS))
+    ran = [row for row in rows if "error" not in row]
+    if not ran:
+        raise InputError(f"no recipe could be run: {rows[0]['error']}")
+    if args.json:
+        output.print_json({"rows": rows})
+    elif any("seconds" not in verification.compared(row) for row in ran):
+        print("No time is predicted for this device yet: `snugfit calibrate` measures it in a minute.")
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    output.write_file(args.out, lambda path: path.write_text(lines, encoding="utf-8"))
+    return 0
+
+
+def _words(args: argparse.Namespace, device: str) -> list[str]:
+    """Returns model, shapes and device as options of `snugfit train`."""
+    words = [verification.STOCK if args.model is None else args.model, "--device", device]
+    if args.model is None:
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in ("model_arg", "task", "image_size", "seq_len")
+            if getattr(args, name)
+        ]
+        if given:
+            raise InputError(f"{', '.join(given)} is for a MODEL of yours, and none is named.")
+        return [*words, "--image-size", str(verification.STOCK_IMAGE_SIZE)]
+    for text in args.model_arg or ():
+        words += ["--model-arg", text]
+    for name in ("task", "image_size", "seq_len"):
+        if getattr(args, name) is not None:
+            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    return words
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["name"], *["-"] * 6, " ".join(str(row["error"]).split())]
+    pairs = verification.compared(dict(row))
+    cells = [row["name"]]
+    bytes_ = pairs.get("reserved") or pairs.get("allocated")
+    for pair, form, digits in ((bytes_, _in_bytes, 2), (pairs.get("seconds"), format_seconds, 0)):
+        if pair is None:
+            cells += ["-", "-", "-"]
+        else:
+            predicted, measured = pair
+            cells += [form(predicted), form(measured), f"{predicted / measured - 1:+.{digits}%}"]
+    return [*cells, ""]
+
+
+def _in_bytes(value: float) -> str:
+    return format_bytes(int(value))
