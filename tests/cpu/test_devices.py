@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from snugfit import calibrations
 from snugfit.cli import devices as command
-from snugfit.devices import DEVICES, device_named, device_names
+from snugfit.devices import DEVICES, card_identity, device_named, device_names
 from snugfit.errors import InputError
 
 GIB = 2**30
@@ -125,6 +126,27 @@ def test_local_takes_bytes_from_the_driver_and_speed_from_the_table(monkeypatch)
     assert local.flops == device_named("rtx-4090").flops
     Properties.name = "NVIDIA Something New"
     assert device_named("local").flops == {}
+
+
+def test_local_takes_speeds_from_a_calibration_of_this_torch(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Properties:
+        name, total_memory, major, minor, multi_processor_count = "NVIDIA GeForce RTX 4090", 25_000_000_000, 8, 9, 128
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    row = {"flops": {"float32": 7e13}, "host_operator_seconds": 1e-5, "context_bytes": 3}
+    calibrations.keep(
+        card_identity(Properties.name, torch.__version__), {"speeds": {}, "row": row, "date": "2026-11-22"}
+    )
+    local = device_named("local")
+    assert (local.flops, local.host_operator_seconds, local.context_bytes) == ({"float32": 7e13}, 1e-5, 3)
+    assert local.memory_bytes == 25_000_000_000 and local.source == "snugfit calibrate, 2026-11-22"
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert device_named("local").flops == device_named("rtx-4090").flops
 
 
 def run_command(*options):

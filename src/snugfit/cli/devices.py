@@ -2,19 +2,25 @@
 
 Examples:
   snugfit devices
+  snugfit devices rtx-4090
+  snugfit devices local
   snugfit devices --json
+
+`local` is the GPU of this machine and `cpu` its processor, with what `snugfit calibrate` measured of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from snugfit.cli import output
-from snugfit.devices import DEVICES, Device
+from snugfit.device_kinds import CPU
+from snugfit.devices import DEVICES, Device, device_named
 from snugfit.fields import as_data
-from snugfit.report.console import table
+from snugfit.report.console import card, table
 
 _NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share")
 """Fields of a device that have other names here, or none."""
@@ -26,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one card, local or cpu: everything known of it")
     output.add_json_option(parser)
 
 
@@ -37,7 +44,17 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0.
+
+    Raises:
+        InputError: The name is unknown, or means a GPU that is not there.
     """
+    if args.name is not None:
+        known = _known(device_named(args.name))
+        if args.json:
+            output.print_json(known)
+        else:
+            output.print_text(card(known["name"], [(key.replace("_", " "), _text(known[key])) for key in known]))
+        return 0
     if args.json:
         output.print_json({"devices": [_plain(device) for device in DEVICES]})
         return 0
@@ -48,6 +65,29 @@ def run(args: argparse.Namespace) -> int:
     print("FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.")
     print("Also: local, the GPU of this machine. Sources: snugfit devices --json")
     return 0
+
+
+def _known(device: Device) -> dict[str, Any]:
+    """Everything that is known of one device; of the processor also what was measured of it."""
+    plain = _plain(device)
+    if device.name != CPU:
+        return plain
+    import torch
+
+    from snugfit.measure.processor import this_processor
+    from snugfit.recording.cpu_clock import kept_speeds
+
+    processor = this_processor().in_words()
+    speeds = kept_speeds(processor, torch.__version__)
+    return {**plain, "processor": processor, "calibration": None if speeds is None else as_data(speeds)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key} {_text(one)}" for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _row(device: Device) -> tuple[str, ...]:
