@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit import calibrations
-from snugfit.device_kinds import CPU
 from snugfit.recording.clock import Timing, runs_of_step
 from snugfit.recording.trace import ALLOC, OperatorRun, Trace
 
@@ -100,7 +99,7 @@ def kept_speeds(processor: str, torch_version: str) -> HostSpeeds | None:
 
 def processor_identity(processor: str, torch_version: str) -> dict[str, str]:
     """Returns what a calibration of a processor holds for; arguments as `kept_speeds`."""
-    return {"device": CPU, "processor": processor, "torch": torch_version}
+    return {"device": "cpu", "processor": processor, "torch": torch_version}
 
 
 def _as_written(value: Any) -> Any:
