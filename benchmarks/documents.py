@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan_tables import plans_table, quality_table, training_table
+from benchmarks.published_page import published_page
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
 from benchmarks.zoo_page import zoo_page
@@ -120,6 +121,10 @@ def main() -> None:
     if zoo.exists():
         page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))
         (ROOT / "docs" / "zoo.md").write_text(page, encoding="utf-8")
+    memory = RESULTS / "published_memory.json"
+    if memory.exists():
+        page = published_page(json.loads(memory.read_text(encoding="utf-8")))
+        (ROOT / "docs" / "published.md").write_text(page, encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
 
 

@@ -74,7 +74,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            if row["source"] == SOURCE and row["model"] in known and row["image_size"] == _image_size(row["model"]):
+            if row["source"] == SOURCE and row["model"] in known and row["image_size"] == image_size(row["model"]):
                 key = (row["model"], row["batch"], row["channels_last"])
                 if key not in newest or row["torch"] > newest[key]["torch"]:
                     newest[key] = row
@@ -83,7 +83,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _image_size(model: str) -> int:
+def image_size(model: str) -> int:
     import timm
 
     return int(timm.get_pretrained_cfg(model).input_size[-1]) if timm.is_model_pretrained(model) else 224

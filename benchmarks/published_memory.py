@@ -1,0 +1,60 @@
+"""Memory against what others measured on real cards: recorded allocator histories, and batches that ran and did not.
+
+    python -m benchmarks.published_memory TRUTH [--minutes 20]      (goes on where it stopped)
+
+TRUTH is a folder with `traces/` and `batch_bounds.jsonl.gz`, which is not part of this repository. The result holds our
+numbers, and the names by which a row can be found again. Nothing in the package is fitted to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import batch_bounds, real_traces, results_file
+from snugfit.fields import as_data
+from snugfit.workers.pool import Pool
+
+NAME = "published_memory"
+
+
+def traces(folder: Path) -> dict[str, Any]:
+    """Replays every history of a folder."""
+    rows = [{"name": name, **as_data(found)} for name, found in real_traces.histories(folder)]
+    totals = ("requests", "same_block", "segments", "same_reserved")
+    return {
+        "histories": len(rows),
+        **{name: sum(row[name] for row in rows) for name in totals},
+        "equal_peaks": sum(row["peak_reserved_bytes"] == row["predicted_peak_reserved_bytes"] for row in rows),
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("truth", type=Path, help="folder with traces and batch_bounds.jsonl.gz")
+    parser.add_argument("--minutes", type=float, default=20, help="stop after so many (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="forget the batches that are there")
+    options = parser.parse_args()
+    path = results_file.RESULTS / f"{NAME}.json"
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not options.again else {}
+    rows = list(there.get("batches", {}).get("rows", []))
+    done = {(row["model"], row["channels_last"]) for row in rows}
+    pool, end = Pool(), time.monotonic() + 60 * options.minutes
+    for row in batch_bounds.rows_of(options.truth / "batch_bounds.jsonl.gz"):
+        if time.monotonic() > end:
+            break
+        if (row["model"], row["channels_last"]) not in done:
+            rows.append(batch_bounds.predicted(row, pool))
+            print(*rows[-1].values(), flush=True)
+    pool.close()
+    batches = {**batch_bounds.summary(rows), "rows": rows}
+    results_file.write(NAME, {"traces": traces(options.truth / "traces"), "batches": batches})
+    print(json.dumps(batch_bounds.summary(rows)))
+
+
+if __name__ == "__main__":
+    main()

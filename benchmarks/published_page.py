@@ -1,0 +1,53 @@
+"""docs/published.md: what others measured on real cards, beside what is predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.batch_bounds import CONTEXT_BYTES, TOTAL_BYTES
+from snugfit.units import MIB
+
+
+def memory_part(results: dict[str, Any]) -> str:
+    """Allocator histories and batches."""
+    traces, batches, machine = results["traces"], results["batches"], results["machine"]
+    ran, failed = batches["ran"], batches["failed"]
+    wrong = [
+        row for row in batches["rows"] if row.get("fail_mib") is not None and row["fail_mib"] <= batches["capacity_mib"]
+    ]
+    lines = [
+        "## Memory",
+        "",
+        f"Made from `benchmarks/results/published_memory.json` (`python -m benchmarks.published_memory TRUTH`), "
+        f"{machine['date']}, torch {machine['torch']}. No card was needed: others had them.",
+        "",
+        f"**Allocator histories.** {traces['histories']} memory snapshots of real runs (torch's own format, public "
+        f"repositories) are replayed from the state in which they begin: of {traces['requests']:,} requests "
+        f"{traces['same_block']:,} are given the recorded address, after {traces['same_reserved']:,} as many bytes are "
+        f"reserved as recorded, and {traces['equal_peaks']} of {traces['histories']} peaks are equal. In them the card was "
+        f"asked for {traces['segments']:,} segments.",
+        "",
+        f"**Batches.** timm's training results on an RTX 3090 say which batch ran, and which larger one did not. With "
+        f"{TOTAL_BYTES // MIB:,} MiB in all, and {CONTEXT_BYTES // MIB:,} MiB of them for CUDA 11 with all kernels loaded, "
+        f"{batches['said_to_fit']} of {ran} batches that ran are said to fit, and {batches['said_not_to_fit']} of {failed} "
+        f"that did not are said not to. Said to fit although they failed:",
+        "",
+        "| model | layout | batch | predicted need, MiB | there were |",
+        "|---|---|---|---|---|",
+    ]
+    for row in wrong:
+        layout = "channels last" if row["channels_last"] else "channels first"
+        lines.append(
+            f"| {row['model']} | {layout} | {row['fail_batch']} | {row['fail_mib']:,.0f} | {batches['capacity_mib']:,} |"
+        )
+    lines += [
+        "",
+        "cuDNN's workspaces are not in these predictions: with `cudnn.benchmark` it takes what is left, and slower kernels "
+        "where nothing is left.",
+    ]
+    return "\n".join(lines)
+
+
+def published_page(memory: dict[str, Any]) -> str:
+    """The page."""
+    return "# Against published measurements\n\n" + memory_part(memory) + "\n"
