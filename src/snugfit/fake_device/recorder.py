@@ -31,6 +31,7 @@ from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor
+from snugfit.private_torch.backward_in_place import in_place_of
 from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
 
@@ -203,6 +204,8 @@ class Recorder(DirectMode):
             return func(*args)
         if func is _add and private_torch.summed_in_place(args):
             func = _add_
+        else:
+            func = in_place_of(func, args, private_torch.current_node())
         kwargs = kwargs or {}
         module = self._where()
         if self._captured.unused:

@@ -1,0 +1,57 @@
+"""Operators that torch's formulas of gradients run in place, but not where they see fake tensors or a dispatch mode.
+
+For tensor subclasses, and under any dispatch mode, these formulas make a new tensor where a real run writes into the one
+that they have just made: gradients of indexing, of values that were selected, and of the loss of logits would count once
+too often.
+
+Source: `isTensorSubclassLike` and its callers, in aten/src/ATen/TensorSubclassLikeUtils.h, native/ReduceOps.cpp
+(value_selecting_reduction_backward, cummaxmin_backward), native/TensorAdvancedIndexing.cpp (gather_backward,
+index_select_backward) and torch/csrc/autograd/FunctionsManual.cpp (index_backward,
+binary_cross_entropy_with_logits_backward) of torch 2.11 to 2.15. The gradients of `cumprod`, of `max()` over all elements
+and of decompositions are such formulas too, and are left as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_BY_OPERATOR = {
+    _aten.index_put.default: (_aten.index_put_.default, ("IndexBackward",)),
+    _aten.scatter.src: (_aten.scatter_.src, ("",)),
+    _aten.scatter_add.default: (_aten.scatter_add_.default, ("GatherBackward", "Cummax", "Cummin")),
+    _aten.index_add.default: (_aten.index_add_.default, ("IndexSelectBackward",)),
+    _aten.put.default: (_aten.put_.default, ("TakeBackward",)),
+    _aten.sub.Tensor: (_aten.sub_.Tensor, ("BinaryCrossEntropyWithLogitsBackward",)),
+    _aten.mul.Tensor: (_aten.mul_.Tensor, ("BinaryCrossEntropyWithLogitsBackward",)),
+}
+"""Operator -> the one that writes in place, and the nodes in which a real run takes that."""
+_HELD = {_aten.mul.Tensor: 5}
+"""Operator -> the most references to a tensor that a formula has made, as a dispatch mode sees them; one that was saved for
+backward, such as the loss's weights of classes, has more."""
+
+
+def in_place_of(func: Any, args: Sequence[Any], node: Any) -> Any:
+    """Returns the operator that a real run takes in a formula of a gradient; the same where that is no other.
+
+    Args:
+        func: An operator, as a dispatch mode that calls this got it.
+        args: Its arguments.
+        node: The node of autograd that runs; None outside of backward.
+    """
+    found = _BY_OPERATOR.get(func)
+    if found is None or node is None or not node.name().startswith(found[1]):
+        return func
+    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+        return func
+    target = args[0]
+    if target._use_count() > _HELD.get(func, 8) or torch._C._storage_Use_Count(target.untyped_storage()._cdata) != 2:
+        return func
+    broadcast = func in (_aten.sub.Tensor, _aten.mul.Tensor) and isinstance(args[1], torch.Tensor)
+    if broadcast and torch.broadcast_shapes(target.shape, args[1].shape) != target.shape:  # type: ignore[no-untyped-call]
+        return func
+    return found[0]
