@@ -78,7 +78,7 @@ def follow(
             return
     results = result if isinstance(result, list | tuple) else (result,)
     if not (drawn or _deterministic(func)) or any(
-        type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS for r in results
+        type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
     ):
         return
     written = func._schema.is_mutable

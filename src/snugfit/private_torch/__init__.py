@@ -14,7 +14,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -169,9 +169,16 @@ class FakeFactory:
         Returns:
             The fake tensor.
         """
-        meta = torch.empty(0, dtype=dtype, device=_META)
-        meta.set_(base.untyped_storage(), offset, shape, stride)
-        return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
+        # In inference mode, too, a view of an ordinary tensor is one: it shares the count of writes.
+        with torch.inference_mode(mode=False) if _made_for_inference(base) else nullcontext():
+            meta = torch.empty(0, dtype=dtype, device=_META)
+            meta.set_(base.untyped_storage(), offset, shape, stride)
+            return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
+
+
+def _made_for_inference(base: torch.Tensor) -> bool:
+    """Whether what is made now would be for inference alone, and a tensor is not."""
+    return torch.is_inference_mode_enabled() and not base.is_inference()
 
 
 def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

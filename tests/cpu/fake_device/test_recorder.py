@@ -341,3 +341,35 @@ def test_numbers_that_code_makes_on_the_device_are_computed_with(device):
 
     estimate = snugfit.estimate(Scaled(), torch.zeros(4, 3), loss=lambda output, batch: output.mean(), device=device)
     assert estimate.peak_allocated_bytes > 0
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_inference_mode_inside_a_step(kind):
+    """Tensors for inference count no writes, and views of ordinary ones do, the second time (from a plan) as well."""
+
+    class Teacher(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+            self.register_buffer("table", torch.ones(2, 6, 4))
+
+        def forward(self, x):
+            for _ in range(2):
+                cos, sin = self.table[:, :3, :].unbind(0)
+                made = torch.zeros(3, 4, device=x.device)
+                made[1:].add_(1)
+                first, second = (self.layer(x) * made[0]).chunk(2)
+                x = torch.cat([first + cos, second + sin]).contiguous()
+            return x
+
+    def step(model, optimizer, batch):
+        with torch.inference_mode():
+            soft = model(batch[0])
+        (model.layer(batch[0]) * soft.clone()).sum().backward()
+        optimizer.step()
+
+    trace = simulate_step(
+        step, Teacher, lambda parameters: torch.optim.SGD(parameters, lr=0.1), (torch.ones(6, 4),),
+        personality=Personality(kind=kind),
+    ).trace  # fmt: skip
+    assert sum(run.operator == "aten.cat.default" for run in trace.runs) % 2 == 0
