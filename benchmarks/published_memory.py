@@ -1,6 +1,6 @@
 """Memory against what others measured on real cards: recorded allocator histories, and batches that ran and did not.
 
-    python -m benchmarks.published_memory TRUTH [--minutes 20]      (goes on where it stopped)
+    python -m benchmarks.published_memory TRUTH [--minutes 20] [--code CODE]      (goes on where it stopped)
 
 TRUTH is a folder with `traces/` and `batch_bounds.jsonl.gz`, which is not part of this repository. The result holds our
 numbers, and the names by which a row can be found again. Nothing in the package is fitted to it.
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import batch_bounds, real_traces, results_file
+from benchmarks import batch_bounds, real_sequences, real_traces, results_file
 from snugfit.fields import as_data
 from snugfit.workers.pool import Pool
 
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("truth", type=Path, help="folder with traces and batch_bounds.jsonl.gz")
     parser.add_argument("--minutes", type=float, default=20, help="stop after so many (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="forget the batches that are there")
+    parser.add_argument("--code", type=Path, help="checkouts of the code of recorded steps (real_sequences.py)")
     options = parser.parse_args()
     path = results_file.RESULTS / f"{NAME}.json"
     there = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not options.again else {}
@@ -51,8 +52,11 @@ def main() -> None:
             rows.append(batch_bounds.predicted(row, pool))
             print(*rows[-1].values(), flush=True)
     pool.close()
+    sequences = there.get("sequences", [])
+    if options.code is not None:
+        sequences = real_sequences.sequences(options.truth, options.code)
     batches = {**batch_bounds.summary(rows), "rows": rows}
-    results_file.write(NAME, {"traces": traces(options.truth / "traces"), "batches": batches})
+    results_file.write(NAME, {"traces": traces(options.truth / "traces"), "sequences": sequences, "batches": batches})
     print(json.dumps(batch_bounds.summary(rows)))
 
 

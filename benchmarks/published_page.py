@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.batch_bounds import CONTEXT_BYTES, TOTAL_BYTES
-from snugfit.units import MIB
+from snugfit.units import GIB, MIB
 
 
 def memory_part(results: dict[str, Any]) -> str:
@@ -27,6 +27,15 @@ def memory_part(results: dict[str, Any]) -> str:
         f"reserved as recorded, and {traces['equal_peaks']} of {traces['histories']} peaks are equal. In them the card was "
         f"asked for {traces['segments']:,} segments.",
         "",
+        "**Sequences.** Steps of transformers whose code is public, simulated as their authors profiled them and laid beside "
+        "what the allocator recorded: the share of all allocated bytes that is predicted, in the same order.",
+        "",
+        "| repository | snapshot | allocated, GiB | predicted, GiB | matched | recorded and not predicted |",
+        "|---|---|---|---|---|---|",
+        *map(_sequence, results["sequences"]),
+        "",
+        "Not predicted are the counters of sums by several blocks, and what `index_put` sorts its indices in.",
+        "",
         f"**Batches.** timm's training results on an RTX 3090 say which batch ran, and which larger one did not. With "
         f"{TOTAL_BYTES // MIB:,} MiB in all, and {CONTEXT_BYTES // MIB:,} MiB of them for CUDA 11 with all kernels loaded, "
         f"{batches['said_to_fit']} of {ran} batches that ran are said to fit, and {batches['said_not_to_fit']} of {failed} "
@@ -46,6 +55,15 @@ def memory_part(results: dict[str, Any]) -> str:
         "where nothing is left.",
     ]
     return "\n".join(lines)
+
+
+def _sequence(row: dict[str, Any]) -> str:
+    missing = ", ".join(f"{count} x {size:,} B" for size, count in row["only_recorded"]) or "nothing"
+    recorded, predicted = row["recorded_bytes"], row["predicted_bytes"]
+    return (
+        f"| {row['repository']} | {row['snapshot']} | {recorded / GIB:.2f} | {predicted / GIB:.2f} | "
+        f"{row['matched_bytes'] / recorded:.3%} | {missing} |"
+    )
 
 
 def published_page(memory: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit.fake_device.convolution_layout import copied_bytes
+from snugfit.fake_device.reduce_kernels import scratch_bytes
 
 AFTER_ALL = 1 << 30
 """More results than any operator has."""
@@ -153,7 +154,18 @@ def _loss(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) ->
     return [elements * torch.result_type(prediction, target).itemsize]
 
 
+def _sum(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """Partial sums of several blocks (`reduce_kernels.py`), which are added up in float32 for 16-bit inputs."""
+    over = args[1] if len(args) > 1 else kwargs.get("dim")
+    item = max(args[0].dtype.itemsize, 4)
+    return [scratch_bytes(args[0], [over] if isinstance(over, int) else over, item)]
+
+
 _CUDA: dict[str, Row] = {
+    "aten.sum.default": lambda args, kwargs, capability: _sum(args[:1], {}, capability),
+    "aten.sum.dim_IntList": _sum,
+    "aten.mean.default": lambda args, kwargs, capability: _sum(args[:1], {}, capability),
+    "aten.mean.dim": _sum,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
     "aten.mse_loss.default": _loss,
