@@ -27,7 +27,7 @@ def memory_part(results: dict[str, Any]) -> str:
         f"reserved as recorded, and {traces['equal_peaks']} of {traces['histories']} peaks are equal. In them the card was "
         f"asked for {traces['segments']:,} segments.",
         "",
-        "**Sequences.** Steps of transformers whose code is public, simulated as their authors profiled them and laid beside "
+        "**Sequences.** Steps of transformers whose code is public, simulated as their authors profiled them, beside "
         "what the allocator recorded: the share of all allocated bytes that is predicted, in the same order.",
         "",
         "| repository | snapshot | allocated, GiB | predicted, GiB | matched | recorded and not predicted |",
