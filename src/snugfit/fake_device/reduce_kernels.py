@@ -4,8 +4,8 @@ Where few results come from many inputs each (the gradient of a bias or a norm's
 share a result, and each writes its part to memory first. How many do, follows from the sizes and from how many blocks the
 card holds at a time; that is taken as 108 multiprocessors of 2048 threads for every card, so that one recording serves all.
 
-Source: `setReduceConfig`, `set_block_dimension` and `global_memory_size` in aten/src/ATen/native/cuda/Reduce.cuh of torch, and
-how `TensorIterator` orders and joins dimensions. Equal to the byte to what an allocator recorded in the gradients of 49
+Source: `setReduceConfig`, `set_block_dimension` and `global_memory_size` in aten/src/ATen/native/cuda/Reduce.cuh of torch,
+and how `TensorIterator` orders and joins dimensions. Equal to the byte to what an allocator recorded in the gradients of 49
 norms, 8 MiB and 32 MiB each (github.com/Wedsonlin/assignment2-systems, results/medium_*_training_memory_snapshot.pickle).
 """
 

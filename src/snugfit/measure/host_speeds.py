@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit.device_kinds import wait_for
 from snugfit.measure.processor import busy_clock, this_processor
+from snugfit.private_torch import DirectMode
 from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 
 _REPEATS = 3
@@ -121,7 +121,7 @@ class _Block(nn.Module):
         return torch.add(inputs, self.narrow(F.gelu(self.wide(self.between(inputs)))))
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Calls(DirectMode):  # type: ignore[no-untyped-call]
     """Collects the operators that compute."""
 
     def __init__(self) -> None:
