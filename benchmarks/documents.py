@@ -20,10 +20,12 @@ from benchmarks.published_page import published_page
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
 from benchmarks.zoo_page import zoo_page
+from snugfit.contexts import readings_of
 from snugfit.device_kinds import KINDS, DeviceKind
+from snugfit.devices import DEVICES
 from snugfit.fields import FieldInfo, field_infos
 from snugfit.recipe import Recipe
-from snugfit.units import format_bytes
+from snugfit.units import MIB, format_bytes
 from snugfit.workload import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +80,18 @@ def kinds_table() -> str:
     return "\n".join(lines)
 
 
+def contexts_table() -> str:
+    """What CUDA takes on each card of the table."""
+    lines = ["| card | MiB | range | readings |", "|---|---|---|---|"]
+    for card in DEVICES:
+        if card.context is None or card.compute_capability is None:
+            continue
+        least, most = (size / MIB for size in card.context.range_bytes)
+        found = len(readings_of(card.name)) or "none: as its generation"
+        lines.append(f"| {card.name} | {card.context_bytes / MIB:.0f} | {least:.0f} to {most:.0f} | {found} |")
+    return "\n".join(lines)
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -117,6 +131,7 @@ def main() -> None:
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
     fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
     fill(ROOT / "docs" / "devices.md", "device_kinds", kinds_table())
+    fill(ROOT / "docs" / "devices.md", "contexts", contexts_table())
     zoo = RESULTS / "zoo.json"
     if zoo.exists():
         page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))

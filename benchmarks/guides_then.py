@@ -25,6 +25,8 @@ from unittest import mock
 import torch
 
 import snugfit
+from benchmarks.guides import CONTEXT_OF_THEN
+from snugfit.devices import device_named
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 from snugfit.simulator.prediction import Estimate
@@ -207,4 +209,5 @@ def earlier_estimate(preset: Preset, rung: Rung, config: Path, *, pool: Pool, ke
     size = workload.batch_size or 1
     step = EarlierStep(recipe.microbatch_size or size, recipe.precision == "16-mixed", keep_scores)
     batch = {"input_ids": ((size, preset.seq_len), torch.long), "labels": ((size,), torch.long)}
-    return snugfit.estimate(model, batch, step=step, optimizer=optimizer, device=preset.card, pool=pool)
+    card = dataclasses.replace(device_named(preset.card), context=CONTEXT_OF_THEN)
+    return snugfit.estimate(model, batch, step=step, optimizer=optimizer, device=card, pool=pool)

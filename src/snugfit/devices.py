@@ -1,6 +1,7 @@
 """The table of GPUs: bytes, FLOP/s and bandwidths, each row with its source; what no source gives is None, no guess.
 
-The rows stand in `devices.yaml`, which also says what counts as a source. Nothing else knows cards by name.
+The rows stand in `devices.yaml`, which also says what counts as a source. Nothing else knows cards by name, but
+`contexts.yaml`: what CUDA takes on them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit import calibrations
+from snugfit.contexts import Context, context_of, without_size
+from snugfit.contexts import measured as counted
 from snugfit.errors import InputError, did_you_mean
 from snugfit.units import GIB, MIB
 from snugfit.yaml_files import read_table
@@ -39,8 +42,8 @@ class Device:
     """Bytes a second between chip and memory."""
     host_link_bandwidth: float | None = None
     """Bytes a second between host and card, in one direction."""
-    context_bytes: int | None = None
-    """What CUDA takes for itself before the first tensor; None where no source gives it."""
+    context: Context | None = None
+    """What CUDA takes for itself; left out, it is that of contexts.yaml. None only on the processor."""
     corrects_in_memory: bool = False
     """Whether its error correction takes a share of the ordinary memory's bandwidth."""
     sustained_share: float | None = None
@@ -53,10 +56,19 @@ class Device:
     source: str = ""
     """Where the other numbers are from."""
 
+    def __post_init__(self) -> None:
+        if self.context is None and self.memory_bytes is not None and self.name != "cpu":
+            found = context_of(self.name, self.compute_capability, self.sm_count)
+            object.__setattr__(self, "context", found)
+
+    @property
+    def context_bytes(self) -> int:
+        """What CUDA takes for itself; 0 on the processor."""
+        return 0 if self.context is None else self.context.typical_bytes
+
 
 _UNITS = {
     "memory_mib": ("memory_bytes", MIB),
-    "context_mib": ("context_bytes", MIB),
     "gigabytes_per_second": ("memory_bandwidth", 1e9),
 }
 """Number in a row of the file -> the field it is for, and its unit."""
@@ -84,7 +96,7 @@ def _normal(text: str) -> str:
 def _aliases(device: Device) -> set[str]:
     """All ways to write a row's name: with or without the size, the driver's name, its number alone."""
     names = {device.name, _normal(device.vendor_name)}
-    short = re.sub(r"-\d+gb$", "", device.name)
+    short = without_size(device.name)
     names.add(short)
     if device.memory_bytes is not None and short == device.name and device.compute_capability is not None:
         # The number on the box is an even number of GiB, and the driver's total a little less.
@@ -158,7 +170,11 @@ def _local() -> Device:
     base = known[0] if len(known) == 1 else Device(name="local", vendor_name="", memory_source="")
     measured = calibrations.kept(card_identity(properties.name, torch.__version__))
     if measured is not None:
-        base = dataclasses.replace(base, **measured["row"], source=f"snugfit calibrate, {measured['date']}")
+        row = dict(measured["row"])
+        context = row.pop("context_bytes", None)
+        if context is not None:
+            row["context"] = counted(context)
+        base = dataclasses.replace(base, **row, source=f"snugfit calibrate, {measured['date']}")
     return dataclasses.replace(
         base,
         name="local",

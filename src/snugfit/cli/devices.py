@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit.cli import output
+from snugfit.contexts import readings_of
 from snugfit.device_kinds import CPU
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.fields import as_data
 from snugfit.report.console import card, table
 
-_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share")
+_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share", "context")
 """Fields of a device that have other names here, or none."""
 
 
@@ -58,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json({"devices": [_plain(device) for device in DEVICES]})
         return 0
-    titles = ("name", "memory", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
-    units = ("", "GiB", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "")
-    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 7), indent="", wrap_at=sys.maxsize)))
+    titles = ("name", "memory", "context", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
+    units = ("", "GiB", "MiB", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "")
+    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 8), indent="", wrap_at=sys.maxsize)))
     print()
     print("FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.")
+    print("context is what CUDA takes for itself: the median of readings of the card, ~ typical of its generation.")
     print("Also: local, the GPU of this machine. Sources: snugfit devices --json")
     return 0
 
@@ -97,8 +99,11 @@ def _row(device: Device) -> tuple[str, ...]:
         (device.memory_bandwidth, 1e9, 0),
         (device.host_link_bandwidth, 1e9, 0),
     )
-    cells = ["-" if value is None else f"{value / unit:.{digits}f}" for value, unit, digits in numbers]
-    return device.name + ("*" if device.bytes_only else ""), *cells, device.vendor_name
+    memory, *rates = ["-" if value is None else f"{value / unit:.{digits}f}" for value, unit, digits in numbers]
+    context = "-"
+    if device.context is not None:
+        context = f"{'~' if device.context.source == 'assumed' else ''}{device.context_bytes / 2**20:.0f}"
+    return device.name + ("*" if device.bytes_only else ""), memory, context, *rates, device.vendor_name
 
 
 def _plain(device: Device) -> dict[str, Any]:
@@ -107,4 +112,11 @@ def _plain(device: Device) -> dict[str, Any]:
         "memory_bytes_per_second": device.memory_bandwidth,
         "host_link_bytes_per_second": device.host_link_bandwidth,
     }
-    return {**as_data(device, without=_NOT_SHOWN), **rates}
+    context = device.context
+    taken = {
+        "context_bytes": None if context is None else context.typical_bytes,
+        "context_range_bytes": None if context is None else list(context.range_bytes),
+        "context_source": None if context is None else context.source,
+        "context_readings": dict(readings_of(device.name)),
+    }
+    return {**as_data(device, without=_NOT_SHOWN), **taken, **rates}

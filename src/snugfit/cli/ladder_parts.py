@@ -15,8 +15,8 @@ from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
 
 PREDICTED = (
-    "peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "total_bytes", "host_bytes", "anatomy_bytes",
-    "experts_bytes", "peak_phase", "step_seconds", "flops", "device",
+    "peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "context_source", "total_bytes", "host_bytes",
+    "anatomy_bytes", "experts_bytes", "peak_phase", "step_seconds", "flops", "device",
 )  # fmt: skip
 """What an entry keeps of an estimate."""
 _SHAPE = ("task", "image_size", "seq_len")

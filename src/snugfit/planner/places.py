@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from pathlib import Path
 
+from snugfit.contexts import measured
 from snugfit.device_kinds import CPU, CUDA, KINDS, default_device, free_bytes
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, SnugfitWarning
@@ -81,4 +82,4 @@ def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
 
     # CUDA's context is there as soon as this can be asked, so it is not taken off a second time.
     free = free_bytes(torch.device(CUDA))
-    return dataclasses.replace(place, card=dataclasses.replace(card, context_bytes=0)), free
+    return dataclasses.replace(place, card=dataclasses.replace(card, context=measured(0))), free

@@ -60,7 +60,7 @@ class Planner:
         self.place = place
         self.constraints = constraints
         self.laboratory = Laboratory(subject, place, pool)
-        self.margin = margin_for(place.personality.kind)
+        self.margin = margin_for(place.personality.kind, place.card.context)
         self._search: Search | None = None
         self._check = check
         self._checked: Checked | None = None
@@ -106,7 +106,7 @@ class Planner:
         Args:
             budget_bytes: The budget.
         """
-        return budget_bytes - self.margin.bytes_of(budget_bytes) - (self.place.card.context_bytes or 0)
+        return budget_bytes - self.margin.bytes_of(budget_bytes) - self.place.card.context_bytes
 
     def budget_bytes(self, need_bytes: int) -> int:
         """Returns the smallest budget, in whole MiB, that leaves a need free.
@@ -114,7 +114,7 @@ class Planner:
         Args:
             need_bytes: What a recipe needs.
         """
-        budget = int((need_bytes + (self.place.card.context_bytes or 0)) / (1 - self.margin.share)) // MIB * MIB
+        budget = int((need_bytes + self.place.card.context_bytes) / (1 - self.margin.share)) // MIB * MIB
         while self.capacity_bytes(budget) < need_bytes:
             budget += MIB
         return budget

@@ -135,7 +135,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     return Probe(
         recipe=recipe,
         need_bytes=held if place.on_cpu else replays.smallest_bytes,
-        total_bytes=held + (place.card.context_bytes or 0),
+        total_bytes=held + place.card.context_bytes,
         host_bytes=played.host_peak_bytes,
         build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,

@@ -24,7 +24,7 @@ def rehearsal(card: Device) -> Iterator[torch.device]:
     """
     assert card.memory_bytes is not None
     with card_present(
-        card.memory_bytes - (card.context_bytes or 0),
+        card.memory_bytes - card.context_bytes,
         capability=card.compute_capability or GENERATIONS[0],
         total_bytes=card.memory_bytes,
         name=card.vendor_name,

@@ -299,7 +299,7 @@ class Replays:
         """Returns whether the recording goes through on a card, and how much room is left.
 
         Args:
-            device: The card; its CUDA context is taken off, counted 0 where no source gives it.
+            device: The card; its CUDA context is taken off.
 
         Returns:
             Whether the replay at the card's size goes through, and the bytes left over the smallest size that suffices:
@@ -307,7 +307,7 @@ class Replays:
         """
         if device.memory_bytes is None:
             return True, None
-        capacity = device.memory_bytes - (device.context_bytes or 0)
+        capacity = device.memory_bytes - device.context_bytes
         if capacity >= self.unlimited.peak_reserved_bytes or self._goes_through(capacity):
             return True, max(capacity - self.smallest_bytes, 0)
         needed = self.smallest_bytes if self.smallest_bytes > capacity else self.unlimited.peak_reserved_bytes

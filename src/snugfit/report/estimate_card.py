@@ -91,9 +91,21 @@ def _total_in_words(estimate: Estimate) -> str:
         return " in tensors"
     if estimate.context_bytes is not None:
         reserved, context = format_bytes(estimate.peak_reserved_bytes), format_bytes(estimate.context_bytes)
-        return f" = {reserved} reserved + {context} CUDA context (measured: snugfit devices)"
-    why = "differs from card to card" if estimate.device == "all" else "no source gives it for this card"
-    return f" reserved; CUDA's own context is not in it ({why})"
+        return f" = {reserved} reserved + {context} CUDA context ({context_in_words(estimate)})"
+    return " reserved; CUDA's own context is not in it (differs from card to card, and is taken off each below)"
+
+
+def context_in_words(estimate: Estimate) -> str:
+    """Returns where CUDA's context is known from, and its range.
+
+    Args:
+        estimate: Of one card.
+    """
+    if estimate.context_range_bytes is None or estimate.context_source == "measured":
+        return "measured here"
+    least, most = map(format_bytes, estimate.context_range_bytes)
+    where = "read on such cards" if estimate.context_source == "published" else "typical of its generation"
+    return f"{where}, {least} to {most}: snugfit devices"
 
 
 def _time_in_words(estimate: Estimate) -> str:
@@ -198,4 +210,4 @@ def _limit(estimate: Estimate) -> tuple[str, int] | None:
     card = device_named(estimate.device)
     if card.memory_bytes is None:
         return None
-    return card.name, card.memory_bytes - (card.context_bytes or 0)
+    return card.name, card.memory_bytes - card.context_bytes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from snugfit.recipe import Recipe
 from snugfit.report.console import card, table
+from snugfit.report.estimate_card import context_in_words
 from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
@@ -65,10 +66,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if estimate.peak_reserved_bytes is not None:
         yield (
             "CUDA context",
-            f"{format_bytes(estimate.context_bytes)}, taken off the budget"
+            f"{format_bytes(estimate.context_bytes)}, taken off the budget ({context_in_words(estimate)})"
             if estimate.context_bytes
-            else "unknown for this card and counted 0: leave room for it, or measure it (snugfit profile)"
-            if estimate.context_bytes is None
             else "",
         )
     limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from snugfit.contexts import ContextSource
 from snugfit.devices import Device, device_named
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
@@ -58,9 +59,13 @@ class Estimate:
     peak_reserved_bytes: int | None
     """The most bytes in segments of the caching allocator, on a card without limit; None on cpu."""
     context_bytes: int | None
-    """What CUDA takes for itself; None where no source gives it."""
+    """What CUDA takes for itself; None for more than one card, and on cpu."""
+    context_range_bytes: tuple[int, int] | None
+    """The least and the most of it that was read."""
+    context_source: ContextSource | None
+    """Whether it was measured on this card, published for such cards, or assumed from the card's generation."""
     total_bytes: int
-    """Reserved (on cpu allocated) and context, the latter counted 0 when it is unknown."""
+    """Reserved (on cpu allocated) and context, the latter counted 0 for more than one card."""
     host_bytes: int
     """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads."""
     anatomy_bytes: dict[str, int]
@@ -193,8 +198,9 @@ def assemble(
     inside = anatomy(
         trace, config, largest=LARGEST, played=played, experts=headline.expert_modules, blocks=headline.block_names
     )
-    context = only.context_bytes if only is not None and not on_cpu else None
+    context = None if only is None else only.context
     reserved = None if on_cpu else played.peak_reserved_bytes
+    held = played.peak_allocated_bytes if on_cpu else played.peak_reserved_bytes
     timings = {id(card): _timings(recorded, card) for card, recorded in rows}
     workload = headline.workload
     return Estimate(
@@ -204,8 +210,10 @@ def assemble(
         parameters=headline.parameters,
         peak_allocated_bytes=played.peak_allocated_bytes,
         peak_reserved_bytes=reserved,
-        context_bytes=context,
-        total_bytes=(played.peak_allocated_bytes if reserved is None else reserved) + (context or 0),
+        context_bytes=None if context is None else context.typical_bytes,
+        context_range_bytes=None if context is None else context.range_bytes,
+        context_source=None if context is None else context.source,
+        total_bytes=held + (0 if only is None else only.context_bytes),
         host_bytes=played.host_peak_bytes,
         anatomy_bytes=inside.bytes_by_category,
         experts_bytes=inside.experts_bytes,

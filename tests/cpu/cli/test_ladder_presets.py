@@ -12,7 +12,8 @@ from snugfit.report.ladder_figure import peak_bytes
 from snugfit.run import contradictions
 
 ESTIMATED = {
-    "peak_allocated_bytes": 900, "peak_reserved_bytes": 1000, "context_bytes": 24, "total_bytes": 1024, "host_bytes": 0,
+    "peak_allocated_bytes": 900, "peak_reserved_bytes": 1000, "context_bytes": 24, "context_source": "published",
+    "total_bytes": 1024, "host_bytes": 0,
     "anatomy_bytes": {}, "experts_bytes": {}, "peak_phase": "backward", "step_seconds": 0.5, "flops": 1, "device": "x",
 }  # fmt: skip
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from snugfit.contexts import measured
 from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.constraints import Constraints
@@ -24,7 +27,11 @@ SPEEDS = HostSpeeds(
     threads=1,
 )
 CPU = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=SPEEDS)
-CARD = Place(card=device_named("rtx-3090"), personality=Personality(capability=(8, 6)))
+CARD = Place(
+    # The models are small: CUDA's context would be most of what they take.
+    card=dataclasses.replace(device_named("rtx-3090"), context=measured(0)),
+    personality=Personality(capability=(8, 6)),
+)
 
 
 class Block(nn.Module):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from snugfit.contexts import Context, measured
+from snugfit.devices import DEVICES
 from snugfit.errors import InputError, RecipeError
 from snugfit.measure.process_memory import kernel_bytes
 from snugfit.planner.constraints import Constraints, constraints_from
@@ -76,6 +78,17 @@ def test_the_margin_is_rounded_up_and_says_where_it_is_from():
         margin = margin_for(kind)
         assert 0 < margin.share < 0.1 and margin.source.startswith(f"{margin.share * 100:g} %")
         assert margin.bytes_of(1001) == -(-1001 * margin.share // 1)
+
+
+def test_the_margin_has_room_for_the_largest_context_that_was_read():
+    context = Context(typical_bytes=300, range_bytes=(250, 390), source="published")
+    margin = margin_for("cuda", context)
+    assert margin.bytes_of(1000) == 90 and margin.bytes_of(100_000) == 3000 and "at least the 90 B" in margin.source
+    assert margin_for("cuda", measured(300)) == margin_for("cuda")
+    for card in DEVICES:
+        if card.compute_capability is not None:
+            whole = margin_for("cuda", card.context).bytes_of(card.memory_bytes)
+            assert card.context_bytes + whole >= card.context.range_bytes[1]
 
 
 def test_free_host_memory_is_read_from_the_system(tmp_path):

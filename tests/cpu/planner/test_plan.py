@@ -8,6 +8,7 @@ import torch
 from benchmarks.prepared import check_prepared
 
 import snugfit
+from snugfit.devices import device_named
 from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.fields import field_infos
 from snugfit.planner.planner import Planner
@@ -145,6 +146,12 @@ def test_from_python(planning_pool):
         device="rtx-3090",
         pool=planning_pool,
     )
-    assert plan.recipe == Recipe() and plan.budget_bytes == 2**30 and plan.margin_bytes == 32212255
+    context = device_named("rtx-3090").context
+    assert plan.recipe == Recipe() and plan.budget_bytes == 2**30
+    assert plan.margin_bytes == max(32212255, context.above_typical_bytes) and "3 %" in plan.margin_source
+    room = 2**30 - plan.margin_bytes - context.typical_bytes
+    assert plan.estimate.devices[0].headroom_bytes == room - plan.estimate.smallest_bytes()
+    assert (plan.estimate.context_bytes, plan.estimate.context_source) == (context.typical_bytes, "published")
+    assert "read on such cards" in plan.explain()
     assert isinstance(plan, snugfit.Plan)
     check_prepared(planned.Stack, plan, real_batch(), TRAINED)

@@ -9,6 +9,7 @@ import snugfit
 from snugfit import InputError
 from snugfit.cli import main
 from snugfit.cli.ladder import _probed
+from snugfit.devices import device_named
 from snugfit.pretend_card.present import card_present
 from snugfit.runs.place import place_named
 
@@ -73,9 +74,9 @@ def test_a_language_model_takes_the_estimated_bytes(llama, tmp_path, capsys):
 
 
 def test_a_budget_is_kept_and_its_bytes_are_the_predicted_ones(tmp_path):
-    result = _rehearsed(tmp_path / "run", RESNET, budget="150MiB")
+    result = _rehearsed(tmp_path / "run", RESNET, budget="270MiB")
     assert result.recipe != snugfit.Recipe()
-    assert result.measured["peak_reserved_bytes"] <= 150 * MIB
+    assert result.measured["peak_reserved_bytes"] <= 270 * MIB - device_named("rtx-3060").context_bytes
     _same_bytes(result)
 
 

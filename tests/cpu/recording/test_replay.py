@@ -80,7 +80,7 @@ def test_smallest_card_is_smaller_than_the_reserved_peak():
 @dataclasses.dataclass
 class Card:
     memory_bytes: int | None
-    context_bytes: int | None = None
+    context_bytes: int = 0
 
 
 def test_fits_takes_the_context_off():

@@ -10,7 +10,8 @@ from small_models import CNN, MLP, ViT, cross_entropy
 
 import snugfit
 from snugfit import CannotSimulateError, InputError, Recipe, RecipeError, SnugfitWarning
-from snugfit.devices import DEVICES
+from snugfit.contexts import measured
+from snugfit.devices import DEVICES, Device
 from snugfit.recording.trace import CATEGORIES
 from snugfit.workers.pool import Pool
 
@@ -45,13 +46,14 @@ def test_attributes_are_the_json_keys_and_add_up(estimate):
     wanted = {
         "peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "total_bytes", "host_bytes", "anatomy_bytes",
         "peak_phase", "peak_operator", "step_seconds", "flops", "recipe", "fidelity", "torch_version", "devices",
+        "context_source", "context_range_bytes",
     }  # fmt: skip
     assert wanted <= set(plain) and all(hasattr(found, name) for name in wanted)
     assert set(plain["anatomy_bytes"]) == set(CATEGORIES)
     assert sum(plain["anatomy_bytes"].values()) == plain["peak_allocated_bytes"]
     assert plain["peak_reserved_bytes"] >= plain["peak_allocated_bytes"]
-    assert plain["total_bytes"] == plain["peak_reserved_bytes"]  # no source gives this card's context
-    assert plain["context_bytes"] is None and plain["recipe"] == Recipe().to_mapping()
+    assert plain["total_bytes"] == plain["peak_reserved_bytes"] + plain["context_bytes"]
+    assert plain["recipe"] == Recipe().to_mapping()
     assert plain["fidelity"]["level"] == "exact" and plain["step_seconds"] > 0 and plain["flops"] > 0
     assert plain["devices"] == [
         {"name": "a100-80gb", "fits": True, "headroom_bytes": plain["devices"][0]["headroom_bytes"],
@@ -60,9 +62,33 @@ def test_attributes_are_the_json_keys_and_add_up(estimate):
     assert plain["parameters"] == sum(weight.numel() for weight in MLP().parameters())
 
 
-def test_context_counts_where_it_is_known(estimate):
-    found = estimate(MLP(), mlp_batch(8), device="v100-16gb")
-    assert found.context_bytes > 0 and found.total_bytes == found.peak_reserved_bytes + found.context_bytes
+@pytest.mark.parametrize(
+    "device, source, words",
+    [
+        ("v100-16gb", "published", "(read on such cards, "),
+        ("rtx-3060", "assumed", "(typical of its generation, "),
+        (
+            Device(name="own", vendor_name="", memory_source="", memory_bytes=2**33),
+            "assumed",
+            "(typical of its generation, ",
+        ),
+    ],
+)
+def test_the_context_says_where_it_is_from(estimate, device, source, words):
+    found = estimate(MLP(), mlp_batch(8), device=device)
+    least, most = found.context_range_bytes
+    assert 0 < least <= found.context_bytes <= most and found.context_source == source
+    assert found.total_bytes == found.peak_reserved_bytes + found.context_bytes
+    assert words in found.card()
+
+
+def test_the_context_is_taken_off_every_card(estimate):
+    found = estimate(MLP(), mlp_batch(8), device="all")
+    assert found.context_bytes is None and found.context_source is None
+    room = {row.name: row.headroom_bytes for row in found.devices}
+    for card in DEVICES:
+        if card.compute_capability == (8, 0):  # whose recording the numbers of all cards are of
+            assert room[card.name] == card.memory_bytes - card.context_bytes - found.smallest_bytes()
 
 
 def test_cpu_counts_tensors_without_rounding(estimate):
@@ -91,14 +117,14 @@ def test_fits_is_a_replay_at_the_size(estimate):
     found = estimate(MLP(width=1024), mlp_batch(4096), device="t4")
     smallest = found.smallest_bytes()
     card = next(device for device in DEVICES if device.name == "t4-16gb")
-    assert found.devices[0].headroom_bytes == card.memory_bytes - smallest
+    assert found.devices[0].headroom_bytes == card.memory_bytes - card.context_bytes - smallest
     assert found.fits("t4") and not found.fits(_sized(card, smallest - 2**22)) and found.fits(_sized(card, smallest))
 
 
 def _sized(card, size):
     import dataclasses
 
-    return dataclasses.replace(card, memory_bytes=size, context_bytes=None)
+    return dataclasses.replace(card, memory_bytes=size, context=measured(0))
 
 
 def test_the_model_stays_as_it_was(estimate):
