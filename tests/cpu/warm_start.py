@@ -55,6 +55,7 @@ SERVER_OF = {
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
     ("snugfit.workers.worker",): "torch",
+    ("run_code",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 
