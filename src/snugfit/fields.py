@@ -63,6 +63,7 @@ def field_infos(cls: Any) -> dict[str, FieldInfo]:
     return infos
 
 
+@functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """Returns the docstring that stands under each field of a class, there or in a base, in one line each.
 

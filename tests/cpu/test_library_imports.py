@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 
-import patience
 import pytest
+from run_code import run_code
 
 from snugfit.errors import SnugfitWarning
 from snugfit.library_imports import TALKATIVE, importing
@@ -24,9 +22,7 @@ IMPORTS = {
 
 @pytest.mark.parametrize("name", IMPORTS)
 def test_nothing_is_said_at_import(name):
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS[name]], capture_output=True, text=True, timeout=patience.SECONDS
-    )
+    done = run_code(IMPORTS[name])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

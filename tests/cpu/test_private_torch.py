@@ -5,13 +5,12 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-import patience
 import pytest
 import torch
+from run_code import run_code
 from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
@@ -26,9 +25,7 @@ HEADERS = Path(torch.__path__[0]) / "include"
 
 def in_a_worker(code):
     """Runs code in a process of its own, in which a fake accelerator may be registered."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience.SECONDS, check=False
-    )
+    done = run_code(code)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -55,11 +55,13 @@ SERVER_OF = {
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
     ("snugfit.workers.worker",): "torch",
+    ("run_code",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 
-LATE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM"})
-"""Variables that libraries set when a test imports them (scikit-learn, datasets), and that no import here reads."""
+LATE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"})
+"""Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
+that no import here reads."""
 
 _KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds"})
 _HIGH = 500

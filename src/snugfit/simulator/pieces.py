@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Repeat, Trace
-from snugfit.techniques.microbatch.apply import split_batch, tensors_of
+from snugfit.techniques.microbatch.apply import batch_length, cut, split_batch, tensors_of
 
 FIRST_STEP, LATER_STEPS = 2, 3
 """Microbatches of one shape that are simulated in a row, in the first step and in those after it."""
@@ -43,6 +43,8 @@ class FewerPieces:
             A shorter list, in the same order.
         """
         most = LATER_STEPS if self.left_out else FIRST_STEP
+        if self._split is split_batch and size < batch_length(batch):
+            return self._cut(batch, size, most)
         kept: list[Any] = []
         left_out: list[tuple[int, int]] = []
         before, alike = None, 0
@@ -58,6 +60,15 @@ class FewerPieces:
                 left_out[-1] = (left_out[-1][0], left_out[-1][1] + 1)
         self.left_out.append(left_out)
         return kept
+
+    def _cut(self, batch: Any, size: int, most: int) -> list[Any]:
+        """Cuts along dimension 0, where all pieces but the last are alike: only those that are kept."""
+        length = batch_length(batch)
+        whole = length // size
+        kept = min(whole, most)
+        self.left_out.append([(kept - 1, whole - kept)] if whole > kept else [])
+        rest = [whole * size] if length % size else []
+        return [cut(batch, start, size, length) for start in [*range(0, kept * size, size), *rest]]
 
 
 def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat, ...] | None:

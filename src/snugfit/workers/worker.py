@@ -53,6 +53,7 @@ def _serve() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    imported = len(sys.modules)
     pickle.dump("ready", answers)
     answers.flush()
     while True:
@@ -61,6 +62,9 @@ def _serve() -> None:
         pickle.dump(_answer(path, folder, request, skeleton.loads), answers)
         answers.flush()
         gc.collect()
+        if len(sys.modules) > imported:  # libraries that a request brought stay, and need not be looked through again
+            gc.freeze()
+            imported = len(sys.modules)
 
 
 def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> bytes:

@@ -19,13 +19,15 @@ SAMPLES, STEPS = 10, 3
 
 BESIDE_THE_MODEL = {"optimizer_impl", "offload_optimizer", "step_in_backward"}
 """Fields that change nothing in what `compile` compiles."""
+WITH_ATTENTION = {"vit"}
 
 
 def _compiled(model, fields):
     """What `compile` compiles, the same for cases that can share it; None where it does nothing."""
     if "compile" not in fields:
         return None
-    return model, *sorted((name, value) for name, value in fields.items() if name not in BESIDE_THE_MODEL)
+    beside = BESIDE_THE_MODEL if model in WITH_ATTENTION else BESIDE_THE_MODEL | {"attention"}
+    return model, *sorted((name, value) for name, value in fields.items() if name not in beside)
 
 
 CASES = [

@@ -144,14 +144,16 @@ def split_batch(batch: Any, size: int) -> list[Any]:
     length = batch_length(batch)
     if size >= length:
         return [batch]
+    return [cut(batch, start, size, length) for start in range(0, length, size)]
 
-    def cut(start: int) -> Callable[[Tensor], Tensor]:
-        def piece(tensor: Tensor) -> Tensor:
-            return tensor[start : start + size] if tensor.dim() and tensor.shape[0] == length else tensor
 
-        return piece
+def cut(batch: Any, start: int, size: int, length: int) -> Any:
+    """Returns one piece of a batch of this length, from a sample on."""
 
-    return [map_tensors(batch, cut(start)) for start in range(0, length, size)]
+    def piece(tensor: Tensor) -> Tensor:
+        return tensor[start : start + size] if tensor.dim() and tensor.shape[0] == length else tensor
+
+    return map_tensors(batch, piece)
 
 
 def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Tensor]:
