@@ -33,8 +33,8 @@ BACKEND = "pretend"
 
 @functools.cache
 def register() -> None:
-    """Makes the process group known to `torch.distributed`; a second call does nothing."""
-    if torch.distributed.is_available():
+    """Makes the process group known to `torch.distributed`, where that has gloo; a second call does nothing."""
+    if torch.distributed.is_gloo_available():
         collectives.register_process_group(BACKEND, DEVICE_TYPE)
 
 
