@@ -638,3 +638,65 @@ for _ in range(3):
 """
     )
     assert said.split("\n")[:3] == ["integer division or modulo by zero"] * 3
+
+
+def test_in_fake_mode():
+    seen = []
+
+    class Watch(private_torch.DirectMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(private_torch.in_fake_mode())
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        torch.ones(2)
+        with private_torch.new_fake_mode():
+            torch.ones(2)
+    assert seen[0] is False and seen[-1] is True
+
+
+def test_collectives():
+    """What a mode sees of them, and what it may return in their place; register_process_group and before_groups_change."""
+    said = in_a_worker(
+        """
+import torch, torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from snugfit import private_torch
+from snugfit.private_torch import collectives
+collectives.register_process_group("ours", "privateuseone")
+before = []
+class Watch(private_torch.DirectMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == collectives.FUNCTIONAL:
+            with self:
+                return private_torch.run_explicit_body(func, args, kwargs or {})
+        if func.namespace != collectives.COLLECTIVES:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip([one.name for one in func._schema.arguments], args))
+        print(func, collectives.group_of(named["process_group"]).size(), collectives.is_average(named["reduce_op"]))
+        named["reduce_op"] = collectives.sum_of_ranks()
+        work = collectives.start(func, list(named.values()))
+        return collectives.result_of(func, args, lambda: print("waits", work.wait()))
+with collectives.before_groups_change(lambda: before.append(1)):
+    dist.init_process_group("ours", store=dist.HashStore(), rank=0, world_size=1)
+    with Watch():
+        ones = torch.ones(3)
+        dist.all_reduce(ones, dist.ReduceOp.AVG)
+        print(functional.all_reduce(ones, "sum", dist.group.WORLD).tolist())
+        try:
+            dist.all_reduce(ones, dist._make_nccl_premul_sum(2.0))
+        except NotImplementedError as error:
+            print(error)
+    dist.destroy_process_group()
+print(len(before))
+"""
+    )
+    assert said.splitlines() == [
+        "c10d.allreduce_.default 1 True",
+        "waits True",
+        "c10d.allreduce_.default 1 False",
+        "waits True",
+        "[1.0, 1.0, 1.0]",
+        "the pretend card has no PREMUL_SUM; reduce by SUM and multiply the result.",
+        "2",
+    ]

@@ -26,6 +26,9 @@ class Stream:
     """A stream of the fake accelerator: a number, and what its next operator has to wait for."""
 
     _made = 0
+    device_index = 0
+    device_type = 20
+    """Number of PrivateUse1 among torch's device types."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, number: int | None = None) -> None:
         """Makes a stream.
@@ -44,6 +47,11 @@ class Stream:
     def device(self) -> torch.device:
         """The device it belongs to."""
         return torch.device(DEVICE_TYPE, 0)
+
+    @property
+    def stream_id(self) -> int:
+        """Its number."""
+        return self.number
 
     def wait_event(self, event: Event | None) -> None:
         """Lets what is queued from now on wait for an event."""

@@ -19,6 +19,7 @@ from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.replaced import Change, replaced
+from snugfit.private_torch import FakeTensor
 
 
 def device_of(value: Any) -> Any:
@@ -43,6 +44,8 @@ class _CudaMeansSim(TorchFunctionMode):
             return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
         if func == _IS_CUDA:
             return args[0].device.type == DEVICE_TYPE
+        if func == _SET_DATA and (type(args[0]) is FakeTensor) != (type(args[1]) is FakeTensor):
+            return _move(*args)
         if func is torch.device:  # its type and its index may come apart
             return device_of(func(*args, **kwargs))
         if "device" in kwargs:
@@ -56,6 +59,14 @@ class _CudaMeansSim(TorchFunctionMode):
 
 _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _move(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """`tensor.data = tensor.to(device)`, which torch refuses where one of both is a fake tensor and the other is not."""
+    is_weight = isinstance(tensor, torch.nn.Parameter)
+    moved = torch.nn.Parameter(data, tensor.requires_grad) if is_weight else data.detach()
+    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
 
 
 def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:

@@ -21,15 +21,17 @@ from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
+from snugfit.pretend_card.ranks import Ranks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch import FakeTensor, collectives
 from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _set_swaps = torch.__future__.set_swap_module_params_on_conversion
+_KNOWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _POISON = 0xFF
 """Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
 
@@ -99,6 +101,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(personality, builder=self.memory)  # type: ignore[arg-type]
         self.values.of(self)
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.ranks = Ranks(self.streams, self.find)
         self._random = RandomState(seed)
         self.sync_debug_mode: int | str = "default"
 
@@ -118,18 +121,36 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         # A parameter that moves to a card stays the same object, and so tied; one that turns into a fake one must be told.
         self._entered.callback(_set_swaps, torch.__future__.get_swap_module_params_on_conversion())
         _set_swaps(True)
+        self._entered.enter_context(collectives.before_groups_change(self._leave_ranks))
         super().__enter__()
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Takes the card away; other ranks get what they still wait for, unless an error ends the run."""
+        if error == (None, None, None):
+            self._leave_ranks()
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on the card, or on the host where the card has no part in it."""
+        if not all(kind in _KNOWN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
+            return NotImplemented  # a DTensor comes again as the tensor in it
+        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
+            return func(*args, **(kwargs or {}))
         if func is _add and private_torch.summed_in_place(args):
             func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         kwargs = kwargs or {}
+        if func.namespace == collectives.FUNCTIONAL:
+            with self._also_inside():
+                return private_torch.run_explicit_body(func, args, kwargs)
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
+        if func.namespace == collectives.COLLECTIVES:
+            if any(ours):
+                return self.ranks.issue(func, args, lambda: self._stream)
+            self.ranks.finish()
         device = kwargs.get("device")
         to_card = device is not None and torch.device(device).type == DEVICE_TYPE
         if not to_card and not any(ours):
@@ -231,6 +252,10 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def _poison(self, block: torch.Tensor, stream: int) -> None:
         self.streams.put(stream, lambda: block.fill_(_POISON))
+
+    def _leave_ranks(self) -> None:
+        with private_torch.without_modes():
+            self.ranks.leave()
 
     def _wait_for_all(self) -> None:
         with private_torch.without_modes():

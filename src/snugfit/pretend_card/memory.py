@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from snugfit import private_torch
 from snugfit.errors import TrainingError
 from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
@@ -92,6 +93,10 @@ class CardMemory:
 
     def resize(self, storage: int, nbytes: int) -> None:
         """Gives a storage a block of another size, with what fits of the old one's bytes."""
+        with private_torch.without_modes():  # no operator resizes it: Python does, where modes are on
+            self._resize(storage, nbytes)
+
+    def _resize(self, storage: int, nbytes: int) -> None:
         before = self.bytes_of(storage)
         old = self._blocks.pop(storage, None)
         if nbytes:

@@ -13,6 +13,7 @@ from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim
+from snugfit.pretend_card import ranks
 from snugfit.pretend_card.card import PretendCard
 from snugfit.pretend_card.statistics import CardStatistics
 from snugfit.private_torch import FakeTensor
@@ -46,6 +47,7 @@ def card_present(
         The card; `personality.device` is where its tensors are, `memory.allocator` what they take.
     """
     registration.register()
+    ranks.register()
     card = PretendCard(Personality(capability=capability), capacity_bytes, config, seed=seed, eager=eager)
     statistics = CardStatistics(card.memory, total_bytes=total_bytes, name=name, capability=capability)
     with card, cuda_means_sim(), replaced([*statistics.changes(backend), *_as_on_a_card(card)]):

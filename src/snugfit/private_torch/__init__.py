@@ -91,6 +91,11 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
+def in_fake_mode() -> bool:
+    """Returns whether a fake mode is entered; it lies under all modes of ours, whichever was entered first."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def forget_conversions(mode: FakeTensorMode) -> None:
     """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
 

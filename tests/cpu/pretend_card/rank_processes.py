@@ -1,0 +1,99 @@
+"""Processes that stand for ranks, and what they do on their pretend cards; the tests are in `test_ranks.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from pathlib import Path
+
+SECONDS = 240
+"""After which ranks that do not answer are ended: none of it takes a tenth, on a machine with nothing else to do."""
+
+
+def _serve(rank, world, ends):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        task = ends.recv()
+        if task is None:
+            return
+        function, arguments = task
+        try:
+            ends.send((True, function(rank, world, *arguments)))
+        except Exception:
+            ends.send((False, traceback.format_exc()))
+            return  # its card may be in any state, and other ranks wait for it in vain
+
+
+class Ranks:
+    """Processes that do one thing after the other together."""
+
+    def __init__(self, world):
+        """Names their number; they are started when they are needed, and again after one failed."""
+        self.world = world
+        self._ends, self._processes = [], []
+
+    def _start(self):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rank_tasks"])
+        for rank in range(self.world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def do(self, function, *arguments):
+        """Returns what a function returned on each rank; it gets a place to meet before its arguments."""
+        if not self._processes:
+            self._start()
+        with tempfile.TemporaryDirectory() as folder:
+            for ends in self._ends:
+                ends.send((function, (str(Path(folder) / "meeting"), *arguments)))
+            answers = [self._answer(ends) for ends in self._ends]
+        failed = [f"rank {rank}: {said}" for rank, (well, said) in enumerate(answers) if not well]
+        if failed:
+            self.end()
+            raise AssertionError("\n".join(failed))
+        return [said for _, said in answers]
+
+    def _answer(self, ends):
+        try:
+            return ends.recv() if ends.poll(SECONDS) else (False, "does not answer")
+        except EOFError:
+            return False, "is gone"
+
+    def end(self):
+        """Ends the processes."""
+        for ends, process in zip(self._ends, self._processes, strict=True):
+            with contextlib.suppress(OSError):
+                ends.send(None)
+            process.join(2)
+            process.kill()
+        self._ends, self._processes = [], []
+
+
+@contextlib.contextmanager
+def card_among_others(rank, world, meeting, seed, **card):
+    """This rank's card, with a process group over all ranks; yields the card."""
+    import torch.distributed as dist
+
+    from snugfit.pretend_card.present import card_present
+
+    with card_present(None, seed=100 * seed + rank, **card) as present:
+        dist.init_process_group(
+            "pretend",
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=world,
+            timeout=datetime.timedelta(seconds=SECONDS),
+        )
+        yield present
+        dist.destroy_process_group()  # not after an error: others may wait for this rank, and learn of it when it is gone
