@@ -15,7 +15,7 @@ from typing import Any
 
 from snugfit.errors import InputError, warn
 
-FORMAT = 1
+FORMAT = 2
 """Changes when what is measured, or how, changes: older files are then not found."""
 
 

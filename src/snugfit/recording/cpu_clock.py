@@ -43,6 +43,10 @@ class HostSpeeds:
     """What stands around an operator in backward and in the update; None: as in forward."""
     parameter_seconds: float = 0.0
     """What stands around a parameter in an update."""
+    step_seconds: float = 0.0
+    """What of a step is outside of its phases."""
+    busy_factor: float = 1.0
+    """How much longer operators take in a step, where caches hold other things, than one by one."""
 
     def around(self, phase: str) -> float:
         """Returns what stands around an operator.
@@ -143,7 +147,7 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
         if run.device == "link":
             link += seconds
         by_phase[run.phase] = by_phase.get(run.phase, 0.0) + seconds
-    updating = speeds.parameter_seconds * _gradients(trace, step)
+    updating = speeds.parameter_seconds * _gradients(trace, step) + speeds.step_seconds
     total, issued = total + updating, issued + updating
     if updating:
         by_phase[_UPDATE] = by_phase.get(_UPDATE, 0.0) + updating
@@ -177,7 +181,7 @@ def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
     if run.kernels == 0 and run.device == "device":
         return 0.0
     if run.seconds is not None and speeds.call_seconds is not None:
-        return speeds.around(run.phase) + max(run.seconds - speeds.call_seconds, 0.0)
+        return speeds.around(run.phase) + max(run.seconds - speeds.call_seconds, 0.0) * speeds.busy_factor
     seconds = speeds.memory_seconds(run.read_bytes + run.written_bytes, run.operator)
     if run.flops:
         count = run.product[0] if run.product else 1

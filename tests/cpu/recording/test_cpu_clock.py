@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.measure import host_speeds
+from snugfit.measure import around_operators, host_speeds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.trace import OperatorRun, TraceBuilder
 
@@ -47,28 +47,30 @@ def test_a_step_is_the_sum():
 
 def test_an_operator_that_was_timed_counts_by_its_time_and_what_stands_around_it():
     timed = dataclasses.replace(
-        SPEEDS, call_seconds=2e-6, backward_operator_seconds=4e-6, parameter_seconds=7e-6
+        SPEEDS, call_seconds=2e-6, backward_operator_seconds=4e-6, parameter_seconds=7e-6, step_seconds=1e-3,
     )  # fmt: skip
     run = op(read=10**9)._replace(seconds=5e-5)
     assert cpu_run_seconds(run, timed) == pytest.approx(1e-5 + 4.8e-5)
     assert cpu_run_seconds(run._replace(phase="backward"), timed) == pytest.approx(4e-6 + 4.8e-5)
     assert cpu_run_seconds(run._replace(seconds=1e-6), timed) == pytest.approx(1e-5)
+    busy = dataclasses.replace(timed, busy_factor=1.5)
+    assert cpu_run_seconds(run, busy) == pytest.approx(1e-5 + 4.8e-5 * 1.5)
     assert cpu_run_seconds(run, SPEEDS) == pytest.approx(1e-5 + 1e9 * 3e-11)
     build = TraceBuilder()
     for _ in range(3):
         build.alloc(100, category="gradients", phase="backward")
     build.run(run)
     timing = cpu_clock(build.build(), timed)
-    assert timing.step_seconds == pytest.approx(5.8e-5 + 3 * 7e-6)
-    assert timing.phase_seconds["optimizer"] == pytest.approx(3 * 7e-6)
+    assert timing.step_seconds == pytest.approx(5.8e-5 + 3 * 7e-6 + 1e-3)
+    assert timing.phase_seconds["optimizer"] == pytest.approx(3 * 7e-6 + 1e-3)
 
 
 def test_the_calibration_collects_the_operators_that_compute():
-    with host_speeds._Calls() as calls:
+    with around_operators._Calls() as calls:
         F.relu(torch.ones(2, 3).transpose(0, 1) @ torch.ones(2, 3))
-    names = [call.func._opname for call in calls.found]
+    names = [call.func._opname for _, call in calls.found]
     assert names[-2:] == ["mm", "relu"] and "transpose" not in names
-    assert torch.equal(calls.found[-1](), torch.full((3, 3), 2.0))
+    assert torch.equal(calls.found[-1][1](), torch.full((3, 3), 2.0))
 
 
 def test_speeds_of_this_machine_are_plausible_and_draw_no_random_number():
