@@ -55,7 +55,8 @@ def around_operators(call_seconds: float) -> dict[str, float]:
     """Returns the host's seconds by phase, and how much longer operators take in a step.
 
     The seconds are those around an operator in `forward` and `backward`, from a step on next to nothing; and around a
-    parameter in `optimizer`, and of a step `OUTSIDE`, from one on tensors of a common size. `BUSY` is how much longer operators take in a step, where caches hold other things, than one by one.
+    parameter in `optimizer`, and of a step `OUTSIDE`, from one on tensors of a common size. `BUSY` is how much longer
+    operators take in a step, where caches hold other things, than one by one.
 
     Args:
         call_seconds: What the call of an operator costs by itself.
