@@ -1,0 +1,159 @@
+"""Predicted bytes of the accuracy list against what a pretend card counts, and the operator that fails where memory ends.
+
+Each configuration of `benchmarks/gpu/configurations.py`, as small as it is on a CPU but with `MORE` times the samples, is
+simulated for a card and trained on a pretend card without an end; then on one that has a share of the reserved peak, until
+an operator finds no room.
+
+    nice python -m benchmarks.card_bytes [--match vit] [--minutes 10] [--again]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import snugfit
+from benchmarks.gpu.configurations import BY_NAME, cases
+from benchmarks.gpu.part import Place
+from benchmarks.gpu.training_run import TrainingRun, built
+from benchmarks.held_out import take_course
+from benchmarks.results_file import RESULTS, write
+from snugfit.fake_device.personality import Personality
+from snugfit.pretend_card.memory import CardMemory
+from snugfit.pretend_card.present import card_present
+from snugfit.recording.replay import replay
+from snugfit.runs.place import place_named
+from snugfit.simulator.session import STEPS, simulate_training
+
+NAME = "card_bytes"
+MORE = 8
+"""Samples for one of the list: with its few, the workspace of the matrix library is half of the memory."""
+PLACE = Place(kind="cuda", card="pretend card", torch_version=torch.__version__, capability=(8, 0))
+SHARES = (90, 80, 70, 60)
+"""Percent of the reserved peak that the card has; each configuration is tried at one of them, in turn."""
+CARD = place_named("rehearse:a100-40gb")
+Asked = tuple[str, str, str]
+"""Phase, operator and module."""
+
+
+class Ended(Exception):
+    """Memory ended; carries who asked."""
+
+
+def measured(run: TrainingRun, capacity_bytes: int | None) -> tuple[dict[str, int], Asked | None]:
+    """Trains on a pretend card, up to its end.
+
+    Args:
+        run: What is trained.
+        capacity_bytes: What the card has; None for no end.
+
+    Returns:
+        Its peaks, and who found no room first; None where all did.
+    """
+    torch.manual_seed(0)
+    with card_present(capacity_bytes, seed=1) as card:
+        failed = first_failure(card.memory)
+        device = card.personality.device
+        try:
+            trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
+            take_course(trainer, run.batch, run.arguments, steps=STEPS, evaluate=run.evaluate)
+        except Ended:
+            pass
+        allocator = card.memory.allocator
+        peaks = {"allocated_bytes": allocator.peak_allocated_bytes, "reserved_bytes": allocator.peak_reserved_bytes}
+        return peaks, failed()
+
+
+def first_failure(memory: CardMemory) -> Callable[[], Asked | None]:
+    """Lets a card's first failure end the run.
+
+    Args:
+        memory: The card's memory.
+
+    Returns:
+        Gives phase, operator and module of who found no room; None as long as all did.
+    """
+    found: list[Asked] = []
+
+    def watched(request: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*given: Any, **named: Any) -> Any:
+            try:
+                return request(*given, **named)
+            except torch.OutOfMemoryError:
+                found.append((named.get("phase", ""), named.get("operator", ""), named.get("module", "")))
+                raise Ended from None
+
+        return ask
+
+    for name in ("alloc", "workspace"):
+        setattr(memory, name, watched(getattr(memory, name)))
+    return lambda: found[0] if found else None
+
+
+def row(name: str, share: int) -> dict[str, Any]:
+    """Returns what was predicted of a configuration and what was counted.
+
+    Args:
+        name: Its name.
+        share: Percent of the reserved peak at which it is tried again.
+    """
+    configuration = BY_NAME[name]
+    run = dataclasses.replace(configuration, scale=MORE * configuration.scale).run("cpu")
+    with torch.device("meta"):
+        batch = run.batch()
+    trace = simulate_training(
+        run.build, run.recipe, batch, personality=Personality(), evaluate=run.evaluate, arguments=run.arguments
+    ).trace
+    unlimited = replay(trace)
+    counted, _ = measured(run, None)
+    capacity = unlimited.peak_reserved_bytes * share // 100
+    shortage = replay(trace, capacity_bytes=capacity).shortage
+    _, failed = measured(run, capacity)
+    return {
+        "name": name,
+        "predicted": {
+            "allocated_bytes": unlimited.peak_allocated_bytes, "reserved_bytes": unlimited.peak_reserved_bytes
+        },
+        "counted": counted,
+        "limit_percent": share,
+        "predicted_to_fail": None if shortage is None else [shortage.phase, shortage.operator, shortage.module],
+        "failed": None if failed is None else list(failed),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--match", default="", help="only configurations with this in their name")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
+    parser.add_argument("--again", action="store_true", help="also those that are there already")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    path = RESULTS / f"{NAME}.json"
+    known = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() and not args.again else []
+    rows = {one["name"]: one for one in known}
+    ends = time.monotonic() + 60 * args.minutes
+    for number, name in enumerate(case.name for case in cases(PLACE)):
+        if time.monotonic() > ends:
+            break
+        if name in rows or args.match not in name:
+            continue
+        try:
+            CARD.check(BY_NAME[name].held("cpu"))
+            rows[name] = row(name, SHARES[number % len(SHARES)])
+        except snugfit.InputError as refused:
+            rows[name] = {"name": name, "left_out": str(refused)}
+        except Exception as error:
+            rows[name] = {"name": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        print(json.dumps(rows[name]), flush=True)
+        write(NAME, {"rows": list(rows.values())})
+
+
+if __name__ == "__main__":
+    main()
