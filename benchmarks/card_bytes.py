@@ -1,7 +1,7 @@
 """Predicted bytes of the accuracy list against what a pretend card counts, and the operator that fails where memory ends.
 
 Each configuration of `benchmarks/gpu/configurations.py`, as small as it is on a CPU but with `MORE` times the samples, is
-simulated for a card and trained on a pretend card without an end; then on one that has a share of the reserved peak, until
+simulated for a card and trained on a pretend card that has just the reserved peak; then on one that has a share of it, until
 an operator finds no room.
 
     nice python -m benchmarks.card_bytes [--match vit] [--minutes 10] [--again]
@@ -10,11 +10,12 @@ an operator finds no room.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,101 +32,105 @@ from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.runs.place import place_named
 from snugfit.simulator.session import STEPS, simulate_training
+from snugfit.techniques.microbatch.apply import map_tensors
 
 NAME = "card_bytes"
 MORE = 8
 """Samples for one of the list: with its few, the workspace of the matrix library is half of the memory."""
 PLACE = Place(kind="cuda", card="pretend card", torch_version=torch.__version__, capability=(8, 0))
 SHARES = (90, 80, 70, 60)
-"""Percent of the reserved peak that the card has; each configuration is tried at one of them, in turn."""
+"""Percent of the reserved peak; each configuration is tried on a card with all of it, and with one of these, in turn."""
 CARD = place_named("rehearse:a100-40gb")
 Asked = tuple[str, str, str]
 """Phase, operator and module."""
 
 
 class Ended(Exception):
-    """Memory ended; carries who asked."""
+    """Memory ended."""
 
 
-def measured(run: TrainingRun, capacity_bytes: int | None) -> tuple[dict[str, int], Asked | None]:
+def measured(run: TrainingRun, capacity_bytes: int) -> tuple[dict[str, int], Asked | None]:
     """Trains on a pretend card, up to its end.
 
     Args:
         run: What is trained.
-        capacity_bytes: What the card has; None for no end.
+        capacity_bytes: What the card has.
 
     Returns:
         Its peaks, and who found no room first; None where all did.
     """
     torch.manual_seed(0)
     with card_present(capacity_bytes, seed=1) as card:
-        failed = first_failure(card.memory)
+        failures = ending_at_the_first(card.memory)
         device = card.personality.device
-        try:
-            trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
+        with contextlib.suppress(Ended):
+            model = built(run, device)
+            card.watch(model)
+            trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
+            card.watch(trainer.model)
             take_course(trainer, run.batch, run.arguments, steps=STEPS, evaluate=run.evaluate)
-        except Ended:
-            pass
         allocator = card.memory.allocator
         peaks = {"allocated_bytes": allocator.peak_allocated_bytes, "reserved_bytes": allocator.peak_reserved_bytes}
-        return peaks, failed()
+        return peaks, failures[0] if failures else None
 
 
-def first_failure(memory: CardMemory) -> Callable[[], Asked | None]:
-    """Lets a card's first failure end the run.
+def ending_at_the_first(memory: CardMemory) -> list[Asked]:
+    """Lets the first request that a card cannot serve end the run, where recovery would go on.
 
     Args:
         memory: The card's memory.
 
     Returns:
-        Gives phase, operator and module of who found no room; None as long as all did.
+        Who asked, once that has happened.
     """
-    found: list[Asked] = []
+    failures: list[Asked] = []
 
     def watched(request: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*given: Any, **named: Any) -> Any:
             try:
                 return request(*given, **named)
             except torch.OutOfMemoryError:
-                found.append((named.get("phase", ""), named.get("operator", ""), named.get("module", "")))
+                failures.append((named.get("phase", ""), named.get("operator", ""), named.get("module", "")))
                 raise Ended from None
 
         return ask
 
     for name in ("alloc", "workspace"):
         setattr(memory, name, watched(getattr(memory, name)))
-    return lambda: found[0] if found else None
+    return failures
 
 
-def row(name: str, share: int) -> dict[str, Any]:
-    """Returns what was predicted of a configuration and what was counted.
+def compared(run: TrainingRun, model: Any, shares: Iterable[int]) -> dict[str, Any]:
+    """Returns what was predicted of a run and what was counted.
 
     Args:
-        name: Its name.
-        share: Percent of the reserved peak at which it is tried again.
+        run: What is trained.
+        model: What is simulated: the same model without memory, or a function that builds it.
+        shares: Percent of the reserved peak with which it is tried again, until an operator finds no room.
     """
-    configuration = BY_NAME[name]
-    run = dataclasses.replace(configuration, scale=MORE * configuration.scale).run("cpu")
-    with torch.device("meta"):
-        batch = run.batch()
+    batch = map_tensors(run.batch(), lambda tensor: tensor.to("meta"))
     trace = simulate_training(
-        run.build, run.recipe, batch, personality=Personality(), evaluate=run.evaluate, arguments=run.arguments
+        model, run.recipe, batch, personality=Personality(), evaluate=run.evaluate, arguments=run.arguments
     ).trace
-    unlimited = replay(trace)
-    counted, _ = measured(run, None)
-    capacity = unlimited.peak_reserved_bytes * share // 100
-    shortage = replay(trace, capacity_bytes=capacity).shortage
-    _, failed = measured(run, capacity)
+    whole = replay(trace)
+    counted, failed = measured(run, whole.peak_reserved_bytes)
+    limits = []
+    for share in shares:
+        capacity = whole.peak_reserved_bytes * share // 100
+        shortage = replay(trace, capacity_bytes=capacity).shortage
+        _, failed_there = measured(run, capacity)
+        limits.append(
+            {
+                "percent": share,
+                "predicted": None if shortage is None else [shortage.phase, shortage.operator, shortage.module],
+                "failed": None if failed_there is None else list(failed_there),
+            }
+        )
     return {
-        "name": name,
-        "predicted": {
-            "allocated_bytes": unlimited.peak_allocated_bytes, "reserved_bytes": unlimited.peak_reserved_bytes
-        },
+        "predicted": {"allocated_bytes": whole.peak_allocated_bytes, "reserved_bytes": whole.peak_reserved_bytes},
         "counted": counted,
-        "limit_percent": share,
-        "predicted_to_fail": None if shortage is None else [shortage.phase, shortage.operator, shortage.module],
-        "failed": None if failed is None else list(failed),
-    }  # fmt: skip
+        "limits": [{"percent": 100, "predicted": None, "failed": None if failed is None else list(failed)}, *limits],
+    }
 
 
 def main() -> None:
@@ -144,9 +149,11 @@ def main() -> None:
             break
         if name in rows or args.match not in name:
             continue
+        configuration = BY_NAME[name]
+        run = dataclasses.replace(configuration, scale=MORE * configuration.scale).run("cpu")
         try:
-            CARD.check(BY_NAME[name].held("cpu"))
-            rows[name] = row(name, SHARES[number % len(SHARES)])
+            CARD.check(run.recipe)
+            rows[name] = {"name": name, **compared(run, run.build, [SHARES[number % len(SHARES)]])}
         except snugfit.InputError as refused:
             rows[name] = {"name": name, "left_out": str(refused)}
         except Exception as error:

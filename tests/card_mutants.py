@@ -62,6 +62,7 @@ REASONS: dict[str, str] = {}
 """Mutant -> why no test can notice it."""
 SECONDS = 40
 """Processor time after which tests of a mutant are taken to have no end."""
+RESULT = ROOT / "benchmarks" / "results" / "card_mutants.json"
 LIBRARIES = ("torch", "torchvision.models", "torch._dynamo", "torch._decomp", "hypothesis", "pytest", "numpy", "yaml")
 
 
@@ -73,12 +74,14 @@ def mutants(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[Any, str]]:
+    # In a loop that lets go of one after the other, the mutant lets go of none; it does not go round for ever.
+    in_loops = {id(one) for loop in ast.walk(tree) if isinstance(loop, ast.While) for one in loop.body}
     begun = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     at_begin = {id(one) for function in begun for one in ast.walk(function)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             if _name(node.value) in STATEMENTS or HOLDS in ast.unparse(node):
-                yield node, "pass"
+                yield node, "break" if id(node) in in_loops else "pass"
         elif isinstance(node, ast.Delete) or (isinstance(node, ast.Assign) and COUNTED in ast.unparse(node)):
             yield node, "pass"
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
@@ -154,11 +157,14 @@ def _first_failure(package: Path, tests: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("--match", default="", help="only mutants with this in their file or text")
+    parser.add_argument(
+        "--match", default="", help="only mutants with this in their file or text; the others are as kept"
+    )
     parser.add_argument("--list", action="store_true", help="say what would be taken out")
     parser.add_argument("--write", action="store_true", help="keep the result with those of the benchmarks")
     args = parser.parse_args()
-    rows = []
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))["mutants"] if args.match and RESULT.exists() else []
+    rows = [row for row in kept if args.match not in f"{row['file']} {row['taken_out']}"]
     for name in () if args.list else LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +176,8 @@ def main() -> None:
             wanted = [
                 (what, source)
                 for what, source in mutants(original)
-                if args.match in f"{file} {what}" and any(word in what for word in ONLY.get(file, ("",)))
+                if args.match in f"{file} {what.partition(': ')[2]}"
+                and any(word in what for word in ONLY.get(file, ("",)))
             ]
             if args.list:
                 print(*(f"{file} {what}" for what, _ in wanted), sep="\n")
@@ -188,13 +195,14 @@ def main() -> None:
             place.write_text(original, encoding="utf-8")
     if args.list:
         return
+    rows.sort(key=lambda row: list(FILES).index(row["file"]))
     count = sum(row["noticed_by"] is not None for row in rows)
     print(f"{count} of {len(rows)} mutants are noticed")
     if args.write:
         sys.path.insert(0, str(ROOT))
         from benchmarks.results_file import write
 
-        write("card_mutants", {"noticed": count, "mutants": rows})
+        write(RESULT.stem, {"noticed": count, "mutants": rows})
     unexplained = [row for row in rows if row["noticed_by"] is None and not row["reason"]]
     if unexplained:
         sys.exit(f"neither noticed nor explained: {json.dumps(unexplained, indent=1)}")
