@@ -33,6 +33,7 @@ from snugfit.recording.replay import replay
 from snugfit.runs.place import place_named
 from snugfit.simulator.session import STEPS, simulate_training
 from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.training.phases import listen, phase
 
 NAME = "card_bytes"
 MORE = 8
@@ -60,12 +61,15 @@ def measured(run: TrainingRun, capacity_bytes: int) -> tuple[dict[str, int], Ask
         Its peaks, and who found no room first; None where all did.
     """
     torch.manual_seed(0)
-    with card_present(capacity_bytes, seed=1) as card:
+    with torch.device("meta"):
+        run.build()  # its library is imported: a card tells those that are there that its tensors have values
+    with card_present(capacity_bytes, seed=1) as card, listen(card.on_phase):
         failures = ending_at_the_first(card.memory)
         device = card.personality.device
         with contextlib.suppress(Ended):
-            model = built(run, device)
-            card.watch(model)
+            with phase("build"):
+                model = built(run, device)
+                card.watch(model)
             trainer = snugfit.prepare(model, run.recipe, device=device, **run.arguments)
             card.watch(trainer.model)
             take_course(trainer, run.batch, run.arguments, steps=STEPS, evaluate=run.evaluate)
