@@ -29,7 +29,7 @@ test-card: $(VENV)/.dev  ## what needs a card, on the pretend card (or a GPU, wh
 	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 tests/gpu tests/cpu/pretend_card
 
 card-mutants: $(VENV)/.dev  ## takes out each wait and event of the copying code, and says which the tests notice
-	OMP_NUM_THREADS=1 $(RUN) tests/card_mutants.py
+	OMP_NUM_THREADS=1 $(RUN) tests/card_mutants.py --write
 
 test-torch:  ## the whole test suite with another torch, in an environment of its own: make test-torch VERSION=2.11.0
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }

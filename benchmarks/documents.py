@@ -92,11 +92,28 @@ def contexts_table() -> str:
     return "\n".join(lines)
 
 
+def mutants_table(results: dict[str, Any]) -> str:
+    """How many waits, events, marks and releases are missed where they are taken out, a row a file."""
+    rows = results["mutants"]
+    lines = ["| file | taken out | noticed |", "|---|---|---|"]
+    for file in dict.fromkeys(row["file"] for row in rows):
+        noticed = [row["noticed_by"] is not None for row in rows if row["file"] == file]
+        lines.append(f"| `{file}` | {len(noticed)} | {sum(noticed)} |")
+    lines.append(f"| all | {len(rows)} | {results['noticed']} |")
+    unseen = [f"- `{row['file']}`, `{row['taken_out']}`: {row['reason']}" for row in rows if row["noticed_by"] is None]
+    machine = results["machine"]
+    said = f"Tried {machine['date']} with torch {machine['torch']}."
+    return "\n".join(
+        [*lines, "", said + (" Noticed by nothing:" if unseen else ""), *(["", *unseen] if unseen else [])]
+    )
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
     ("docs/planning.md", "plan_quality", quality_table),
     ("docs/text.md", "text_training", training_table),
+    ("docs/devices.md", "card_mutants", mutants_table),
 )
 """Document, result, and what makes the text between the marks of that name."""
 

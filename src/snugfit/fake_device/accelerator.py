@@ -106,12 +106,13 @@ class Event:
         (stream or backend.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """The host waits for it."""
-        backend.observer("synchronize", backend.current.number, self.run)
+        """The host waits for it; not for one that was never recorded."""
+        if self.run is not None:
+            backend.observer("synchronize", backend.current.number, self.run)
 
     def query(self) -> bool:
-        """Returns whether it has happened."""
-        return backend.observer("query", backend.current.number, self.run) is not False
+        """Returns whether it has happened; so has one that was never recorded."""
+        return self.run is None or backend.observer("query", backend.current.number, self.run) is not False
 
     def elapsed_time(self, other: Event) -> float:
         """Returns 0: a recording knows no time."""

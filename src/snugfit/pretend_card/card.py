@@ -15,6 +15,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device.accelerator import RandomState, backend
+from snugfit.fake_device.fake_calls import LIFT
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.read_values import ReadValues
@@ -154,6 +155,10 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         to_card = device is not None and torch.device(device).type == DEVICE_TYPE
         if not to_card and not any(ours):
+            if func is LIFT and args[0].device.type == DEVICE_TYPE:
+                return super().__torch_dispatch__(
+                    _to_copy, types, (private_torch.given_values(args[0]),), {"device": args[0].device}
+                )
             return self._on_host(func, args, kwargs)
         if func is _to_copy and device is not None and not to_card:
             return self._to_host(args[0], kwargs)

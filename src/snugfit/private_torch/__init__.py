@@ -480,8 +480,15 @@ def _update_in_place(*_: Any, **__: Any) -> None:
 
 
 def _copy_values(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copies nothing: fake tensors have no values."""
+    """Copies nothing: fake tensors have no values. Who computes with values finds them beside the tensor."""
+    target._given_values = source  # type: ignore[attr-defined]
     return target
+
+
+def given_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the CPU tensor from which torch made one of the accelerator, for `torch.tensor(..., device=...)`."""
+    values: torch.Tensor = tensor._given_values  # type: ignore[attr-defined]
+    return values
 
 
 def skip_dispatch_rules(mode_class: type) -> None:

@@ -22,6 +22,14 @@ def test_numbers_are_those_of_the_cpu():
         assert made[1, 2].item() == 6 and made.sum().item() == 66
 
 
+def test_tensors_are_made_of_values_on_the_card():
+    with card_present(64 * MIB):
+        one, many = torch.tensor(2.0, device="cuda"), torch.tensor([[1, 2], [3, 4]], device="cuda")
+        assert (one * 3).item() == 6 and many.sum(0).cpu().tolist() == [4, 6]
+        assert torch.cuda.memory_allocated() == 2 * 512
+        assert torch.as_tensor([5.0], device="cuda").add_(one).item() == 7
+
+
 def test_what_depends_on_values_is_answered_with_values():
     with card_present(64 * MIB):
         values = torch.tensor([3.0, -1.0, 0.0, 7.0]).cuda()

@@ -28,7 +28,7 @@ class HostUpdate(ParameterUpdate):
         super().__init__(optimizer, weight, number)
         self._pool, self._copies = setup.pool, setup.copies
         self._host = nn.Parameter(self._pool.copy_of(weight))
-        self._gradient = self._pool.empty(weight.shape, weight.dtype)
+        self._gradient = self._host.grad = self._pool.empty(weight.shape, weight.dtype)
         self._arriving: tuple[Tensor, Any] | None = None
         self._pooled: dict[str, Tensor] = {}
 
@@ -49,11 +49,10 @@ class HostUpdate(ParameterUpdate):
     def arrived(self) -> None:
         """Waits for the gradient."""
         assert self._arriving is not None
-        gradient, mark = self._arriving
+        _, mark = self._arriving
         self._copies.host_waits_for(mark)
         self._copies.compute_waits_for(mark)
         self._arriving = None
-        del gradient
 
     def held(self) -> list[Tensor]:
         """Returns the weight, and what is on the host."""
@@ -66,14 +65,12 @@ class HostUpdate(ParameterUpdate):
         """Updates the host's copy; the gradient must have arrived, so the flag is not looked at."""
         self._keep_state_in_pool()  # which somebody may have loaded
         state = self.optimizer.state
-        self._host.grad = self._gradient
         try:
             if self.weight in state:
                 state[self._host] = state.pop(self.weight)
             with self.alone(self._host):
                 self.optimizer.step()
         finally:
-            self._host.grad = None
             if self._host in state:
                 state[self.weight] = state.pop(self._host)
 
