@@ -84,7 +84,8 @@ class FakeCalls:
                 raise
         private_torch.forget_conversions(self._factory.mode)
         if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
-            result.constant = None  # torch computes with such values, and on this device there are none
+            # Made of values below all modes, it has no bytes yet; and torch would compute with values that are not here.
+            result = self._factory.empty(result.shape, result.stride(), result.dtype, result.device)
         return Call(args, kwargs, result)
 
     def _fakes(self, value: Any) -> Any:

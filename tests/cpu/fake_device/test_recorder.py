@@ -373,3 +373,17 @@ def test_inference_mode_inside_a_step(kind):
         personality=Personality(kind=kind),
     ).trace  # fmt: skip
     assert sum(run.operator == "aten.cat.default" for run in trace.runs) % 2 == 0
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_tensors_made_of_values_take_memory(kind):
+    def step(model, optimizer, batch):
+        tables = [torch.tensor([1.0] * 256, device=batch[0].device) for _ in range(3)]
+        (model(batch[0]) * tables[0][0]).sum().backward()
+        optimizer.step()
+
+    trace = simulate_step(
+        step, lambda: torch.nn.Linear(4, 4), lambda parameters: torch.optim.SGD(parameters, lr=0.1), (torch.ones(6, 4),),
+        personality=Personality(kind=kind), steps=2,
+    ).trace  # fmt: skip
+    assert sum(storage.nbytes == 1024 and storage.place == "device" for storage in trace.storages) == 2 * 3
