@@ -56,8 +56,8 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
 def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -> dict[str, Any]:
     """Predicts a run of `snugfit train` for a place that need not be here."""
     from benchmarks.gpu import training_run
-    from snugfit.runs.chosen import described
     from snugfit.runs.parts import open_matching_data, with_task
+    from snugfit.runs.planned import described
     from snugfit.simulator.batch_shapes import skeleton_of
     from snugfit.simulator.session import simulate_training
 

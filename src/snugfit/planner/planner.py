@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
+from snugfit.errors import DoesNotFitError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
@@ -177,7 +176,7 @@ class Planner:
         if found is not None and found.separates is False:
             allowed = pinned or "different" in self.constraints.allow
             what = "microbatches change the update" if allowed else "microbatches are left out of the plan"
-            warnings.warn(f"{what}: {found.sentence} {found.advice}", SnugfitWarning, stacklevel=4)
+            warn(f"{what}: {found.sentence} {found.advice}")
 
     def _look_first(self) -> None:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
@@ -208,7 +207,7 @@ class Planner:
         usable = search.space.usable()
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
-            warnings.warn(message, SnugfitWarning, stacklevel=4)
+            warn(message)
         return Plan(
             recipe=best.recipe,
             estimate=self._estimate(best, budget_bytes),

@@ -11,12 +11,11 @@ trains to its end is done whatever it took, so it ends with exit code 0; the mes
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import SnugfitWarning, option
-from snugfit.fields import as_typed
+from snugfit.errors import option, warn
+from snugfit.fields import as_data, as_typed
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
 
@@ -42,17 +41,6 @@ class OverBudget:
     """By how much that was over the budget."""
     next_recipe: Recipe | None
     """What the run goes on with; None: the same, because there is nothing that needs less, or nothing to be done."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns it as plain data."""
-        following = None if self.next_recipe is None else self.next_recipe.to_mapping()
-        return {
-            "during": self.during,
-            "recipe": self.recipe.to_mapping(),
-            "peak_tensor_bytes": self.peak_tensor_bytes,
-            "over_bytes": self.over_bytes,
-            "next_recipe": following,
-        }
 
 
 class BudgetWatch:
@@ -137,11 +125,9 @@ class BudgetWatch:
         self.exceeded.append(over)
         promised = self._predicted.get("peak_tensor_bytes")
         beside = f"; {format_bytes(promised)} were predicted" if first and promised is not None else ""
-        warnings.warn(
+        warn(
             f"{what} took {format_bytes(peak)} of tensors, {format_bytes(over.over_bytes)} over the budget of "
             f"{format_bytes(self._budget_bytes)}{beside}. {self._follows(over, change)}",
-            SnugfitWarning,
-            stacklevel=3,
         )
 
     def _follows(self, over: OverBudget, change: bool) -> str:
@@ -173,7 +159,7 @@ class BudgetWatch:
             return {"over_budget_bytes": None, "over_budget": []}
         found: dict[str, Any] = {
             "over_budget_bytes": max(0, peak - self._budget_bytes),
-            "over_budget": [one.to_mapping() for one in self.exceeded],
+            "over_budget": as_data(self.exceeded),
         }
         if self.exceeded:
             found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None

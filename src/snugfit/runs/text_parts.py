@@ -1,21 +1,24 @@
-"""Models and data of text: opened, matched, and saved so that transformers loads them. Imports no torch by itself."""
+"""Models and data of text: opened, matched, and saved so that transformers loads them."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from snugfit.errors import InputError
 from snugfit.runs.model_parts import hub_name, starting_weights
 from snugfit.runs.request import Request
+from snugfit.workloads.data import Splits
+from snugfit.workloads.hf import load_config
+from snugfit.workloads.hf_files import directory_of, save_beside
+from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
+from snugfit.workloads.tasks import TEXT_TASKS
+from snugfit.workloads.text import TextOptions, open_text
+from snugfit.workloads.text.tokenizer import check_vocabulary, end_id, load_tokenizer, pad_id
 
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.workloads.data import Splits
-
-TEXT_TASKS = ("text-classification", "causal-lm")
 _SAME_OPTIONS = ("task", "packing", "text_column", "label_column", "prompt_column", "samples")
 
 
@@ -33,11 +36,6 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     Raises:
         InputError: Data or tokenizer cannot be had, or they do not go with the model.
     """
-    from snugfit.workloads.hf_files import directory_of
-    from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
-    from snugfit.workloads.text import TextOptions, open_text
-    from snugfit.workloads.text.tokenizer import check_vocabulary, load_tokenizer
-
     assert request.task is not None
     name = hub_name(request)
     vocabulary = vocabulary_size(model)
@@ -80,8 +78,6 @@ def text_model_args(request: Request, data: Splits, given: dict[str, Any]) -> di
     Returns:
         All fields that are changed; other models take only the user's.
     """
-    from snugfit.workloads.text.tokenizer import end_id, pad_id
-
     if hub_name(request) is None:
         return given
     fields: dict[str, Any] = {}
@@ -108,9 +104,6 @@ def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request
     Raises:
         OSError: A file cannot be written.
     """
-    from snugfit.workloads.hf import load_config
-    from snugfit.workloads.hf_files import save_beside
-
     name = hub_name(request)
     if name is not None:
         use_cache = getattr(load_config(name), "use_cache", None)
