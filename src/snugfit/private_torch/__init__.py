@@ -14,7 +14,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch._subclasses import fake_tensor
 from torch.nn import modules
 from torch.utils import _python_dispatch, _pytree
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
 
@@ -511,8 +512,7 @@ def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
     torch.clear_autocast_cache = clear
 
 
-@contextmanager
-def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[None]:
     """Calls a function whenever Python resizes a storage, as FSDP does to free and bring back parameters.
 
     Args:
@@ -528,11 +528,7 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Itera
         callback(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+    return attributes_set([torch.UntypedStorage], resize_=resize)
 
 
 def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:

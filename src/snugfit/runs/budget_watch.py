@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import option, warn
 from snugfit.fields import as_data, as_typed
 from snugfit.recipe import Recipe
+from snugfit.training.course import Observer
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class OverBudget:
     """What the run goes on with; None: the same, because there is nothing that needs less, or nothing to be done."""
 
 
-class BudgetWatch:
+class BudgetWatch(Observer):
     """Stands between the loop and the meter, and holds what was measured against the budget."""
 
     def __init__(self, meter: Meter, trainer: Trainer, predicted: Mapping[str, Any] | None) -> None:
