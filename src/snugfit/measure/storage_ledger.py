@@ -95,13 +95,8 @@ class StorageLedger:
         )
         ref = _StorageRef(storage, self._gone)
         ref.key, ref.index, ref.size, ref.on_device = key, number, size, on_device
-        ref.forward, ref.epoch, ref.claimed, ref.value = (
-            self.forward and phase not in _NOT_FORWARD,
-            self.epoch,
-            False,
-            None,
-        )
-        ref.phase = phase
+        ref.forward = self.forward and phase not in _NOT_FORWARD
+        ref.epoch, ref.phase, ref.claimed, ref.value = self.epoch, phase, False, None
         self._alive[key] = ref
         if ref.on_device:
             self.grow(ref.size)
