@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,8 +21,6 @@ from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.base import Setup
 from snugfit.techniques.own_optimizer import Groups, own_optimizer
 from snugfit.workload import Workload
-
-OptimizerFunction = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
