@@ -1,4 +1,4 @@
-"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it.
+"""Predicted and measured memory of every configuration of the list; `benchmarks/report` makes the distribution of it.
 
 Each row is one process of `snugfit train --predict --json`: what it predicts, and what it then measures of itself, from
 building to evaluation. Models whose kind of data `snugfit train` does not read (segmentation, sequence to sequence, masks)
