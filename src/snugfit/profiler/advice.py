@@ -139,13 +139,8 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
             continue  # this technique does not go with this model or optimizer
         saved = peak - replay(changed, config).peak_allocated_bytes
         if saved >= WORTH_SHARE * peak:
-            what: dict[str, Any] = {
-                "recipe": settings,
-                "optimizer_arguments": optimizer_arguments,
-                "text": text,
-                "saved_bytes": saved,
-            }
-            suggestions.append(Suggestion(**what, **_more(plain, changed, device)))
+            found: dict[str, Any] = {"recipe": settings, "optimizer_arguments": optimizer_arguments, "text": text}
+            suggestions.append(Suggestion(saved_bytes=saved, **found, **_more(plain, changed, device)))
     suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
     return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
 
