@@ -43,8 +43,6 @@ class FolderImages(splits.BatchedImages):
         self.paths, self.labels = list(map(str, paths)), labels
         self.unreadable: set[str] = set()
         self._options = options
-        self._mean = np.asarray(splits.IMAGENET_MEAN, dtype=np.float32).reshape(1, 3, 1, 1) * 255
-        self._std = np.asarray(splits.IMAGENET_STD, dtype=np.float32).reshape(1, 3, 1, 1) * 255
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
@@ -60,9 +58,8 @@ class FolderImages(splits.BatchedImages):
             InputError: A file cannot be decoded, and `strict`; or no file can.
         """
         places, pictures = zip(*(self._readable(int(index)) for index in indices), strict=True)
-        images = splits.to_tensor(
-            np.stack(pictures), self._mean, self._std, self._options.channels, self._options.image_size
-        )
+        scale = splits.IMAGENET_MEAN, splits.IMAGENET_STD
+        images = splits.to_tensor(np.stack(pictures), *scale, self._options.channels, self._options.image_size)
         return images, torch.from_numpy(self.labels[np.asarray(places, dtype=np.int64)])
 
     def _readable(self, index: int) -> tuple[int, splits.Bytes]:
