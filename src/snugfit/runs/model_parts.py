@@ -44,8 +44,7 @@ def without_weights(spec: str, **given: Any) -> torch.nn.Module:
 def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
     """Returns the model without memory, to look at; the one that was given as it is."""
     if request.given is None or request.given.model is None:
-        return without_weights(request.model, **_told(request, num_classes))
-
+        return without_weights(request.model, **told(request, num_classes))
     model: Any = request.given.model
     return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
 
@@ -53,14 +52,14 @@ def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Modul
 def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
     """The model with memory and random values, to try; one that was given is tried itself."""
     if request.given is None or request.given.model is None:
-        return build_model(request.model, **_told(request, num_classes))
+        return build_model(request.model, **told(request, num_classes))
     model: Any = request.given.model
     made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
     return made
 
 
-def _told(request: Request, num_classes: int | None) -> dict[str, Any]:
-
+def told(request: Request, num_classes: int | None) -> dict[str, Any]:
+    """Returns what was said of a named model, as it is built by it."""
     return {"model_args": parse_model_args(request.model_args), "num_classes": num_classes, "task": request.task}
 
 

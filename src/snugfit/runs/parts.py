@@ -145,18 +145,14 @@ def build_trainer(
         InputError: The model cannot be built, or the recipe cannot be carried out on it.
     """
     settings, recipe, given = request.settings, chosen.recipe, request.given
-    model_args = parse_model_args(request.model_args)
-    model_args = text_parts.text_model_args(request, data, model_args)
+    built_by = text_parts.built_by(request, data)
     seed_everything(settings.seed)
     model: Any = None if given is None else given.model
     with phase("build"):
         model = model or build_model(
             request.model,
-            model_args=model_args,
-            num_classes=data.num_classes,
-            task=request.task,
+            **built_by,
             weights=starting_weights(request),
-            freeze=settings.freeze,
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=held_in(recipe),

@@ -19,12 +19,11 @@ from snugfit.runs.model_parts import without_weights
 from snugfit.runs.parts import TRAITS, what_is_learned
 from snugfit.runs.place import RunPlace
 from snugfit.runs.request import Request
-from snugfit.runs.text_parts import text_model_args
+from snugfit.runs.text_parts import built_by
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.simulator.estimate import estimate
 from snugfit.simulator.subjects import given_subject
 from snugfit.workloads.data import Splits
-from snugfit.workloads.models import parse_model_args
 from snugfit.workloads.tasks import Task
 from snugfit.workloads.text.ragged import Ragged
 
@@ -72,20 +71,11 @@ def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dic
     """
     settings, given = request.settings, request.given
     assert settings.batch_size is not None
-    model_args = parse_model_args(request.model_args)
-    model_args = text_model_args(request, data, model_args)
     model: Any = None if given is None else given.model
     skipped: tuple[str, ...] = ("weights", *TRAITS)  # traits are read off the model
     if model is None:
         skipped = (*skipped, "freeze")  # frozen when it is built
-        model = partial(
-            without_weights,
-            request.model,
-            model_args=model_args,
-            num_classes=data.num_classes,
-            task=request.task,
-            freeze=settings.freeze,
-        )
+        model = partial(without_weights, request.model, **built_by(request, data))
     told = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
     arguments = {**told, **what_is_learned(request, task), "optimizer": settings.optimizer}
     return model, widest_batch(data.train, settings.batch_size), arguments

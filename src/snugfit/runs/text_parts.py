@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
-from snugfit.runs.model_parts import hub_name, starting_weights
+from snugfit.runs.model_parts import hub_name, starting_weights, told
 from snugfit.runs.request import Request
 from snugfit.workloads.data import Splits
 from snugfit.workloads.hf import load_config
@@ -67,19 +67,19 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     )
 
 
-def text_model_args(request: Request, data: Splits, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config fields of a `hf:` model that follow from the data.
+def built_by(request: Request, data: Splits) -> dict[str, Any]:
+    """Returns what a named model is built by; that of a `hf:` model has config fields that follow from the data.
 
     Args:
-        request: What is to be trained.
+        request: What is to be trained; fields that the user set win.
         data: Its labels and tokenizer.
-        given: Fields that the user set; they win.
-
-    Returns:
-        All fields that are changed; other models take only the user's.
     """
-    if hub_name(request) is None:
-        return given
+    given = told(request, data.num_classes)
+    arguments = given["model_args"] if hub_name(request) is None else _config_fields(request, data, given["model_args"])
+    return {**given, "model_args": arguments, "freeze": request.settings.freeze}
+
+
+def _config_fields(request: Request, data: Splits, given: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if data.tokenizer is not None:
         fields["pad_token_id"] = pad_id(data.tokenizer)
