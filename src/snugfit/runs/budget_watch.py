@@ -56,7 +56,8 @@ class BudgetWatch(Observer):
             predicted: What was promised; None, or without `budget_bytes`: there is no budget.
         """
         self._meter, self._trainer = meter, trainer
-        self._predicted = predicted
+        self._predicted = predicted or {}
+        self._budget_bytes: int | None = self._predicted.get("budget_bytes")
         self._at_end = False
         self._measured: list[tuple[int, Recipe]] = []
         self._seen_since_change = True
@@ -87,24 +88,15 @@ class BudgetWatch(Observer):
         if self._over():
             self._tell("the evaluation", "evaluation", change=True)
 
-    @property
-    def _has_budget(self) -> bool:
-        return self._predicted is not None and "budget_bytes" in self._predicted
-
-    @property
-    def _budget_bytes(self) -> int:
-        assert self._predicted is not None
-        return int(self._predicted["budget_bytes"])
-
     def _over(self) -> bool:
-        if not self._has_budget or self._at_end:
+        if self._budget_bytes is None or self._at_end:
             return False
         peak = self._meter.recent_peak_bytes()
         return peak is not None and peak > self._budget_bytes
 
     def _tell(self, what: str, during: str, *, change: bool) -> None:
         peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
-        assert peak is not None and self._predicted is not None
+        assert peak is not None and self._budget_bytes is not None
         if during.startswith("step"):  # an evaluation alone does not tell what a recipe's steps take
             self._measured.append((peak, before))
         self._seen_since_change = False
@@ -156,7 +148,7 @@ class BudgetWatch(Observer):
             None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
-        if not self._has_budget or peak is None:
+        if self._budget_bytes is None or peak is None:
             return {"over_budget_bytes": None, "over_budget": []}
         found: dict[str, Any] = {
             "over_budget_bytes": max(0, peak - self._budget_bytes),
