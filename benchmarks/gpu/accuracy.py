@@ -1,4 +1,4 @@
-"""Predicted and measured memory of every configuration of the list; `benchmarks/report.py` makes the distribution of it.
+"""Predicted and measured memory of every configuration of the list; `benchmarks/report` makes the distribution of it.
 
 Each row is one process of `snugfit train --predict --json`: what it predicts, and what it then measures of itself, from
 building to evaluation. Models whose kind of data `snugfit train` does not read (segmentation, sequence to sequence, masks)
@@ -56,8 +56,8 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
 def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -> dict[str, Any]:
     """Predicts a run of `snugfit train` for a place that need not be here."""
     from benchmarks.gpu import training_run
-    from snugfit.runs.chosen import described
     from snugfit.runs.parts import open_matching_data, with_task
+    from snugfit.runs.planned import described
     from snugfit.simulator.batch_shapes import skeleton_of
     from snugfit.simulator.session import simulate_training
 

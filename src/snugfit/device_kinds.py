@@ -41,8 +41,6 @@ class DeviceKind:
     """Whether torch counts what is allocated and reserved on it, and can give reserved memory back."""
     limited: bool = False
     """Whether a process can be held to a part of its memory."""
-    history: bool = False
-    """Whether torch can keep the events of its allocator."""
     fused_optimizers: bool = False
     """Whether torch updates all tensors of Adam, AdamW and SGD by one kernel there."""
     triton: bool = False
@@ -63,7 +61,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         DeviceKind(name=CPU, fused_optimizers=True, planned=CPU, seen="every test"),
-        _card(CUDA, history=True, triton=True, planned="local", seen="the pretend card; no GPU yet"),
+        _card(CUDA, triton=True, planned="local", seen="the pretend card; no GPU yet"),
         _card(SIMULATED, seen="every test"),
         _card("xpu"),
         DeviceKind(name="mps", fused_optimizers=True),

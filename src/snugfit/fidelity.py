@@ -16,6 +16,19 @@ from snugfit.techniques.declaration import LEVELS, Level, said
 from snugfit.techniques.microbatch import splits
 from snugfit.workload import Workload
 
+_COMPARED = (
+    "lr",
+    "lr_schedule",
+    "warmup_steps",
+    "clip_norm",
+    "weight_decay",
+    "momentum",
+    "betas",
+    "no_decay",
+    "freeze",
+)
+"""Training settings that are another training where they differ from the reference."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
@@ -84,16 +97,6 @@ def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterato
         yield "optimizer", named.level, named.reason.format(reference.optimizer)
     if workload.batch_size != reference.batch_size:
         yield "batch_size", "different", f"a batch of {workload.batch_size} is not one of {reference.batch_size}."
-    for name in (
-        "lr",
-        "lr_schedule",
-        "warmup_steps",
-        "clip_norm",
-        "weight_decay",
-        "momentum",
-        "betas",
-        "no_decay",
-        "freeze",
-    ):
+    for name in _COMPARED:
         if getattr(workload, name) != getattr(reference, name):
             yield name, "different", f"{name} is {getattr(workload, name)}, not {getattr(reference, name)}."

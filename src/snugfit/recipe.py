@@ -7,13 +7,20 @@ says what is learned (that is the `Workload`), so two recipes can always be comp
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import snugfit.techniques as techniques
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import SettingsBase, type_problems, whatever_was_meant
-from snugfit.recipe_rules import NAMES, problems
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import said
+from snugfit.techniques.spellings import SWITCH_WORDS, meant, suggestion
+
+_NAMES = {field: keywords for row in TECHNIQUES for field, keywords in row.names.items()}
+"""Fields that take names of modules or patterns -> their words that are no names."""
+_FREE = {row.fields[0]: row.free_word for row in TECHNIQUES if row.free_word}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,10 +55,10 @@ class Recipe(
     SUBJECT = "recipe"
 
     def __post_init__(self) -> None:
-        for name, keywords in NAMES.items():
+        for name, keywords in _NAMES.items():
             object.__setattr__(self, name, _names(getattr(self, name), keywords))
         wrong = type_problems(self)
-        found = [*wrong.values(), *whatever_was_meant(self, wrong, problems)]
+        found = [*wrong.values(), *whatever_was_meant(self, wrong, _problems)]
         if found:
             raise RecipeError(found)
 
@@ -107,3 +114,20 @@ def _names(value: Any, keywords: tuple[str, ...]) -> Any:
     if not value or value in keywords or (":" in value and any(":" in word for word in keywords)):
         return value
     return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    """A sentence for each value, and each pair of fields, that no workload can make sense of: what was given, what to do."""
+    for name in _NAMES:
+        value = getattr(recipe, name)
+        if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):
+            yield f"{name} is {value!r}; give a word such as none or all, or names of modules separated by commas."
+        elif isinstance(value, tuple) and len(value) == 1 and value[0].lower() in SWITCH_WORDS:
+            yield f"{name} is {value[0]!r}, which is no name of a module; {suggestion(name, value[0], ())}"
+    for name, what in _FREE.items():
+        value = getattr(recipe, name)
+        known = meant(name, value, ())
+        if known and value not in known:
+            yield f"{name} is {value!r}, which is no {what}; {suggestion(name, value, ())}"
+    for row in TECHNIQUES:
+        yield from said(row.rules, recipe)

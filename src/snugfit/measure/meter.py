@@ -13,12 +13,16 @@ host pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
-from snugfit.device_kinds import CPU, KINDS, SIMULATED, kind_of
+from snugfit.device_kinds import CPU, KINDS, SIMULATED, kind_of, memory_in_use
 from snugfit.errors import InputError
 from snugfit.measure.card import CardMeter
 from snugfit.measure.cpu import CpuMeter
+from snugfit.measure.process_memory import read_process_memory
 
 Meter = CpuMeter | CardMeter
 
@@ -44,3 +48,26 @@ def meter_for(device: torch.device | str, *, window_steps: int = 3) -> Meter:
     raise InputError(
         f"device {device.type!r} cannot be measured: torch does not count its memory. Use {CPU} or {known}."
     )
+
+
+def memory_reader(device: torch.device) -> Callable[[], tuple[int, int] | None]:
+    """Returns a function that reads how much memory a training takes, as the system counts it.
+
+    Args:
+        device: Where the model is trained.
+
+    Returns:
+        Function giving (now, peak) in bytes: what torch has allocated on a card; on the CPU the process's resident bytes
+        above those at this call, so call it before the model is built; None where unknown.
+    """
+    if device.type != CPU:
+        return partial(memory_in_use, device)
+    baseline = read_process_memory()
+
+    def above_baseline() -> tuple[int, int] | None:
+        now = read_process_memory()
+        if now is None or baseline is None:
+            return None
+        return max(0, now.rss_bytes - baseline.rss_bytes), max(0, now.peak_rss_bytes - baseline.rss_bytes)
+
+    return above_baseline

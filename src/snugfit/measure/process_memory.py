@@ -1,4 +1,4 @@
-"""Memory of this process as the Linux kernel counts it. Imports no torch.
+"""Memory of this process as the Linux kernel counts it, and what the system has left. Imports no torch.
 
 Source: proc(5): /proc/PID/status (VmRSS, VmHWM, RssFile) and /proc/PID/clear_refs (5 resets the peak); mallopt(3).
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +80,27 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
+
+
+def free_host_bytes() -> int | None:
+    """Returns the host memory that is free, None where the system does not say.
+
+    Returns:
+        Bytes: `MemAvailable` of Linux, or what a control group leaves, whichever is less.
+    """
+    known = [size for size in (kernel_bytes(_MEMINFO).get("MemAvailable"), _left_in_group(_CGROUP)) if size is not None]
+    return min(known, default=None)
+
+
+def _left_in_group(folder: Path) -> int | None:
+    """What a version 2 control group leaves; its page cache is given back under pressure and counts as free."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        rows = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    if not limit.isdecimal():
+        return None
+    cached = next((int(row.split()[1]) for row in rows if row.startswith("inactive_file ")), 0)
+    return max(int(limit) - used + cached, 0)

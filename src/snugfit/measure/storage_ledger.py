@@ -10,11 +10,12 @@ of the rest, what a forward pass made and a backward pass saw is an activation, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 
+from snugfit.attributes import attributes_set
 from snugfit.recording.trace import TraceBuilder
 
 _NOT_FORWARD = ("build", "load", "optimizer")
@@ -52,8 +53,8 @@ class StorageLedger:
         """Number of times that backward was entered so far."""
         self.forward = True
         """Whether what is made now is made by a forward pass."""
-        self.host_pool = 0
-        """More than 0 while everything that is made counts as host memory."""
+        self.in_host_pool = False
+        """Whether everything that is made counts as host memory."""
         self._device_type = device_type
         self._alive: dict[int, _StorageRef] = {}
 
@@ -82,7 +83,7 @@ class StorageLedger:
         if key in self._alive or device == "meta":
             return
         size = storage.nbytes()
-        on_device = device == self._device_type and not self.host_pool
+        on_device = device == self._device_type and not self.in_host_pool
         number = self.builder.alloc(  # first of all: a card with an end may refuse
             size,
             place="device" if on_device else "host",
@@ -94,13 +95,8 @@ class StorageLedger:
         )
         ref = _StorageRef(storage, self._gone)
         ref.key, ref.index, ref.size, ref.on_device = key, number, size, on_device
-        ref.forward, ref.epoch, ref.claimed, ref.value = (
-            self.forward and phase not in _NOT_FORWARD,
-            self.epoch,
-            False,
-            None,
-        )
-        ref.phase = phase
+        ref.forward = self.forward and phase not in _NOT_FORWARD
+        ref.epoch, ref.phase, ref.claimed, ref.value = self.epoch, phase, False, None
         self._alive[key] = ref
         if ref.on_device:
             self.grow(ref.size)
@@ -179,14 +175,9 @@ class StorageLedger:
         for ref in self._alive.values():
             self._decide(ref)
 
-    @contextmanager
-    def as_host(self) -> Iterator[None]:
-        """Counts all that is made inside as host memory, also in a run on cpu."""
-        self.host_pool += 1
-        try:
-            yield
-        finally:
-            self.host_pool -= 1
+    def as_host(self) -> AbstractContextManager[None]:
+        """Returns a context that counts all that is made inside as host memory, also in a run on cpu."""
+        return attributes_set([self], in_host_pool=True)
 
     def _set(self, ref: _StorageRef, category: str) -> None:
         ref.claimed = True

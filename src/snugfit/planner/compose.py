@@ -39,10 +39,8 @@ class Composed:
     """Memory it needs."""
     seconds: float
     """Time of a step."""
-    checkpointed: tuple[int, ...] = ()
-    """Indices of the blocks that are checkpointed."""
-    offloaded: tuple[int, ...] = ()
-    """Indices of the blocks whose activations are offloaded."""
+    blocks: Mapping[str, tuple[int, ...]]
+    """What is done to some blocks (`again`, `away`) -> their indices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -210,9 +208,10 @@ class Composition:
         if found is None:
             return None
         need = min(self.level(size, update, found) * overhead, capacity_bytes)
-        taken, moved = (tuple(block for block in sorted(found) if found[block] is way) for way in (again, away))
+        done = {"again": again, "away": away}
+        blocks = {how: tuple(block for block in sorted(found) if found[block] is way) for how, way in done.items()}
         extra = sum(way.seconds[block] for block, way in found.items())
-        return Composed(need, self.plain_seconds(size, update) + extra, taken, moved)
+        return Composed(need, self.plain_seconds(size, update) + extra, blocks)
 
     def _first_blocks(self, size: int, update: str, room_bytes: float, again: Way) -> int | None:
         """How many blocks from the front must be checkpointed to fit; None where all of them do not suffice."""

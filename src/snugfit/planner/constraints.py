@@ -94,7 +94,7 @@ def constraints_from(
         InputError: A size or a level is not understood.
         RecipeError: Listing every mistake in pins and bans.
     """
-    from snugfit.planner.host_memory import free_host_bytes
+    from snugfit.measure.process_memory import free_host_bytes
 
     infos = field_infos(Recipe)
     problems: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import NEVER, Space
+from snugfit.planner.space import BY_BLOCK, NEVER, POINTS, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes
@@ -57,14 +57,10 @@ def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
 
 def _in_words(best: Probe, name: str) -> str:
     value = getattr(best.recipe, name)
-    blocks = best.recorded.block_names
-    if name in ("checkpoint", "offload_activations") and blocks:
-        if name == "checkpoint" and best.recipe.checkpoint_count is not None:
-            return f"{best.recipe.checkpoint_count[1]} of {len(blocks)} blocks"
-        if isinstance(value, tuple):
-            return f"{len(value)} of {len(blocks)} blocks"
-        if value == "all" and name == "checkpoint":
-            return f"all {len(blocks)} blocks"
+    blocks, by = len(best.recorded.block_names), _OWNERS[name].by_block
+    count = None if by is None or not blocks else by.count(value, blocks)
+    if count is not None:
+        return f"all {blocks} blocks" if count == blocks else f"{count} of {blocks} blocks"
     return "on" if value is True else as_typed(value)
 
 
@@ -74,19 +70,20 @@ def _why_on(space: Space, best: Probe, name: str) -> str:
     if off is None:
         return (_OWNERS[name].because or "without it the step does not fit, or takes longer") + "."
     text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
-    if name == "checkpoint" and best.recipe.checkpoint not in ("all", "selective"):
-        everything = _nearest(space, best, name, lambda value: value == "all")
+    by = _OWNERS[name].by_block
+    if by is not None and by.in_words and getattr(best.recipe, name) not in [one.get(name) for one in POINTS.values()]:
+        everything = _nearest(space, best, name, lambda value: value == by.everywhere[name])
         if everything is not None and everything[1].seconds > best.seconds:
             more = format_seconds(everything[1].seconds - best.seconds)
-            text += f"; checkpointing all blocks would take {more} more"
+            text += f"; {by.in_words} would take {more} more"
     return text + _seen(off[0], best, name) + "."
 
 
 def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
-    if name == "microbatch_size":
+    if name == SIZE:
         trials: list[Changes] = [space.size_change(size) for size in space.sizes()[1:4]]
         if not trials and space.batch is not None and space.batch > 1:
-            trials = [{"microbatch_size": space.batch // 2}]
+            trials = [{SIZE: space.batch // 2}]
     else:
         trials = _TRIALS.get(name, [])
     if _OWNERS[name].nothing_to_switch and name not in best.recorded.switchable:
@@ -110,7 +107,7 @@ def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
 def _instead(best: Probe, name: str) -> str:
     """What the plan does in place of a technique that is off."""
     instead = _OWNERS[name].instead
-    found = instead(best.recipe, _in_words(best, "checkpoint")) if instead is not None else ""
+    found = instead(best.recipe, _in_words(best, BY_BLOCK["again"][0])) if instead is not None else ""
     return found and f"; {found}"
 
 

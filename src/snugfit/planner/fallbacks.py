@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from snugfit.errors import RecipeError
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import Space
+from snugfit.planner.space import SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Changes
@@ -79,7 +79,7 @@ def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, microbatches halved, all at once."""
     own = best.recipe.to_mapping()
     turns = space.effective(_TURNS, best)
-    sizes: list[Changes] = [{"microbatch_size": size} for size in _smaller(space, best.recipe)]
+    sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]
     everything: dict[str, object] = {}
     for change in (*turns, *sizes[-1:]):
         if space.allowed(own, everything, change):
@@ -90,7 +90,7 @@ def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
 
 def _smaller(space: Space, recipe: Recipe) -> Iterable[int]:
     """A half and a quarter of the microbatch, and one sample."""
-    size = recipe.microbatch_size or space.batch
-    if size is None or "microbatch_size" in space.constraints.pins:
+    size = getattr(recipe, SIZE) or space.batch
+    if size is None or SIZE in space.constraints.pins:
         return ()
     return sorted({max(size // 2, 1), max(size // 4, 1), 1} - {size}, reverse=True)

@@ -17,9 +17,10 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place
+from snugfit.planner.smallest import Smallest
+from snugfit.planner.space import BY_BLOCK, SIZE
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import Subject, named_subject
-from snugfit.techniques.declaration import Changes
 from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 MAXIMIZED = ("batch-size", "seq-len")
 _MOST = 2**20
 """No batch and no sequence is tried beyond this size."""
-_FRUGAL: tuple[Changes, ...] = (
-    {"checkpoint": "all", "offload_activations": "checkpoints", "offload_optimizer": True, "step_in_backward": True},
-    {"checkpoint": "all", "offload_activations": "checkpoints", "offload_optimizer": True},
-    {"checkpoint": "all", "offload_optimizer": True},
-    {"checkpoint": "all", "step_in_backward": True},
-    {"checkpoint": "all"},
-    {"offload_activations": "all"},
-    {},
-)
-"""Recipes that need little; the first that is allowed and fits decides."""
 
 
 def plan_for_largest(
@@ -72,8 +63,8 @@ def plan_for_largest(
     name = what.replace("_", "-")
     if name not in MAXIMIZED:
         raise InputError(f"--maximize is {what!r}; {did_you_mean(name, MAXIMIZED)}")
-    if name == "batch-size" and "microbatch_size" not in constraints.pins:
-        constraints = dataclasses.replace(constraints, pins={**constraints.pins, "microbatch_size": None})
+    if name == "batch-size" and SIZE not in constraints.pins:
+        constraints = dataclasses.replace(constraints, pins={**constraints.pins, SIZE: None})
 
     def at(size: int) -> Subject:
         if name == "batch-size":
@@ -114,7 +105,7 @@ def _largest(fits: Callable[[int, int], bool]) -> int | None:
 
 
 def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
-    """Whether any of the frugal recipes fits; a smaller size is told that does, or 0."""
+    """Whether a recipe that needs little fits; a smaller size is told that does, or 0."""
     try:
         space = planner.space()
     except (DoesNotFitError, SequenceTooLongError):
@@ -124,8 +115,7 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
             return False
         raise
     capacity = planner.capacity_bytes(budget_bytes)
-    for change in _FRUGAL:
-        seen = space.tried(change)
+    for seen in planner.ever_leaner(Smallest(space), lambda: space.tried(BY_BLOCK["away"][1].everywhere)):
         if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
             return True
     return False

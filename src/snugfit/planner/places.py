@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 
 from snugfit.contexts import measured
 from snugfit.device_kinds import CPU, CUDA, KINDS, default_device, free_bytes
 from snugfit.devices import Device, device_named
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.probe import Place, no_speeds
 from snugfit.recording.generations import GENERATIONS
@@ -66,11 +65,9 @@ def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
     if budget is not None:
         size = parse_bytes(budget, what="budget")
         if card.memory_bytes is not None and size > card.memory_bytes:
-            warnings.warn(
+            warn(
                 f"the budget of {format_bytes(size)} is more than {card.name} has; planned for its "
                 f"{format_bytes(card.memory_bytes)}.",
-                SnugfitWarning,
-                stacklevel=3,
             )
             size = card.memory_bytes
         return place, size

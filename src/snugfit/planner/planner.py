@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, RecipeError, SnugfitWarning
+from snugfit.errors import DoesNotFitError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
@@ -20,7 +19,7 @@ from snugfit.planner.probe import Laboratory, Place, Probe
 from snugfit.planner.search import Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import POINTS, Space
+from snugfit.planner.space import BY_BLOCK, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
@@ -165,8 +164,8 @@ class Planner:
         probe = self.laboratory.need(self.constraints.base())
         workload = probe.recorded.workload
         assert workload is not None
-        pinned = self.constraints.pins.get("microbatch_size")
-        free = self.constraints.is_free("microbatch_size") and workload.batch_size != 1
+        pinned = self.constraints.pins.get(SIZE)
+        free = self.constraints.is_free(SIZE) and workload.batch_size != 1
         ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
         if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
             return
@@ -177,38 +176,38 @@ class Planner:
         if found is not None and found.separates is False:
             allowed = pinned or "different" in self.constraints.allow
             what = "microbatches change the update" if allowed else "microbatches are left out of the plan"
-            warnings.warn(f"{what}: {found.sentence} {found.advice}", SnugfitWarning, stacklevel=4)
+            warn(f"{what}: {found.sentence} {found.advice}")
 
     def _look_first(self) -> None:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
-        if self.constraints.is_free("checkpoint"):
+        field, by = BY_BLOCK["again"]
+        if self.constraints.is_free(field):
             base = self.constraints.base()
             with contextlib.suppress(RecipeError):
-                self.laboratory.look([base, base.replace(**POINTS["checkpoint"])])
+                self.laboratory.look([base, base.replace(**by.everywhere)])
 
     def _insist(self, budget_bytes: int, capacity: int) -> None:
         """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
         self._look_first()
-        space, level = self.space(), _widest(self.constraints)
-        smallest = Smallest(space)
-        looks: tuple[Callable[[], Probe | None], ...] = (
-            lambda: self.laboratory.need(space.base),
-            lambda: space.tried(POINTS["checkpoint"]),
-            lambda: smallest.start(level),
-            lambda: smallest.find(level),
-        )
-        for look in looks:
-            seen = look()
+        smallest = Smallest(self.space())
+        for seen in self.ever_leaner(smallest, lambda: smallest.find(_widest(self.constraints))):
             if seen is not None and seen.need_bytes <= capacity:
                 return
         raise self._does_not_fit(budget_bytes, smallest)
+
+    def ever_leaner(self, smallest: Smallest, last: Callable[[], Probe | None]) -> Iterator[Probe | None]:
+        """Yields the plain recipe, one with every block computed again, one with all that saves at once, and the last."""
+        yield self.laboratory.need(smallest.space.base)
+        yield smallest.space.tried(BY_BLOCK["again"][1].everywhere)
+        yield smallest.start(_widest(self.constraints))
+        yield last()
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
         usable = search.space.usable()
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
-            warnings.warn(message, SnugfitWarning, stacklevel=4)
+            warn(message)
         return Plan(
             recipe=best.recipe,
             estimate=self._estimate(best, budget_bytes),

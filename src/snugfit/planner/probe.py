@@ -54,15 +54,10 @@ class Place:
         Args:
             recorded: A recording on this kind of device.
         """
-        trace, timings = recorded.trace, list[Timing]()
-        for step in recorded.steady_steps:
-            one = (
-                clock(trace, self.card, step=step) if self.speeds is None else cpu_clock(trace, self.speeds, step=step)
-            )
-            if one is None:
-                return None
-            timings.append(one)
-        return Timing.mean(timings)
+        trace, speeds = recorded.trace, self.speeds
+        if speeds is None:
+            return recorded.timing(lambda step: clock(trace, self.card, step=step))
+        return recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
 
     def seconds_of(self, run: OperatorRun) -> float:
         """Returns how long an operator keeps the busier of card and host.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from snugfit.planner.compose import Composition
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import POINTS, SWITCHES, Space
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, POINTS, SWITCHES, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import Changes
 
@@ -97,9 +97,10 @@ class Search:
     def _built_elsewhere(self, probe: Probe) -> Changes:
         """Where the model is to be built instead, if building decides what a recipe needs; no change otherwise."""
         too_much_on_host = self.space.exceeds_host(probe)
-        if probe.recipe.init != "host" or not (probe.build_decides or too_much_on_host):
+        change = AT_BUILD.least
+        chosen = any(getattr(probe.recipe, name) != getattr(Recipe(), name) for name in change)
+        if chosen or not (probe.build_decides or too_much_on_host):
             return {}
-        change: Changes = {"init": "device"}
         other = self.space.tried(probe.recipe.to_mapping(), change)
         if other is None:
             return {}
@@ -158,8 +159,8 @@ class Search:
             probes=self.laboratory.probes,
             small_size=self.small_size,
             serial=space.on_cpu,
-            checkpointed=space.seen(variant, large, POINTS["checkpoint"]),
-            offloaded=space.seen(variant, large, POINTS["offload"]),
+            checkpointed=space.seen(variant, large, BY_BLOCK["again"][1].everywhere),
+            offloaded=space.seen(variant, large, BY_BLOCK["away"][1].everywhere),
             updates={name: found for name, found in updates.items() if found is not None},
         )
 
@@ -261,12 +262,9 @@ class Search:
         for mode, offload in _CHOICES.items():
             room = capacity_bytes / self._bytes_off(group, mode)
             chosen = composition.chosen(size, update, room, offload=offload)
-            if chosen is None or not (chosen.checkpointed or chosen.offloaded):
+            if chosen is None or not any(chosen.blocks.values()):
                 continue
-            change = {
-                "checkpoint": block_choice(chosen.checkpointed, names),
-                "offload_activations": tuple(names[i] for i in chosen.offloaded) or "none",
-            }
+            change = {field: by.value(chosen.blocks[how], names) for how, (field, by) in BY_BLOCK.items()}
             yield from self._candidate(
                 group, mode, (chosen.seconds, chosen.need_bytes), (*common, change), capacity_bytes
             )
@@ -294,25 +292,6 @@ class Search:
         if known is not None and abs(factor - known) < 0.002 and seen.need_bytes > candidate.need_bytes:
             factor *= 1.004  # the same guess again would only just fail again
         self._bytes_factor[candidate.group, candidate.mode] = factor
-
-
-def block_choice(chosen: tuple[int, ...], names: tuple[str, ...]) -> str | tuple[str, ...]:
-    """Returns the shortest way to say which blocks are meant.
-
-    Args:
-        chosen: Indices of blocks.
-        names: Names of all blocks.
-
-    Returns:
-        `none`, `all`, `blocks:K`, or the names.
-    """
-    if not chosen:
-        return "none"
-    if len(chosen) == len(names):
-        return "all"
-    if chosen == tuple(range(len(chosen))):
-        return f"blocks:{len(chosen)}"
-    return tuple(names[i] for i in chosen)
 
 
 def _of_relatives(factors: Mapping[tuple[Group, str], float], group: Group, mode: str) -> float | None:

@@ -43,7 +43,7 @@ class Smallest:
         Args:
             space: The recipes there are.
         """
-        self._space = space
+        self.space = space
         self._laboratory = space.laboratory
         self._settled = False
         self._widened: set[Level] = set()
@@ -69,12 +69,12 @@ class Smallest:
         return _leanest(space)
 
     def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
-        return self._space.effective(changes, self._laboratory.probes.get(self._space.base))
+        return self.space.effective(changes, self._laboratory.probes.get(self.space.base))
 
     def _wider(self, level: Level) -> Space:
-        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self._space.constraints.allow
-        constraints = dataclasses.replace(self._space.constraints, allow=allowed)
-        return dataclasses.replace(self._space, constraints=constraints)
+        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow
+        constraints = dataclasses.replace(self.space.constraints, allow=allowed)
+        return dataclasses.replace(self.space, constraints=constraints)
 
     def find(self, level: Level) -> Probe | None:
         """Returns the recipe of the least memory.

@@ -16,7 +16,7 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Laboratory, Probe
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Changes, Choice, Situation
+from snugfit.techniques.declaration import LEVELS, ByBlock, Changes, Choice, Situation
 from snugfit.workload import Workload
 
 PLAIN = "plain"
@@ -29,6 +29,14 @@ POINTS: Mapping[str, Changes] = {
     **{name: change for row in TECHNIQUES for name, change in row.points.items()},
 }
 """What can be done to all blocks alike; choices of some blocks lie between them."""
+BY_BLOCK: Mapping[str, tuple[str, ByBlock]] = {
+    row.by_block.how: (row.fields[0], row.by_block) for row in TECHNIQUES if row.by_block is not None
+}
+"""What is done to blocks one by one, `again` (computed again) and `away` (kept on the host): the field, and how."""
+SIZE = next(row.fields[0] for row in TECHNIQUES if row.may_change == "batch")
+"""The field that cuts the batch, a dimension of its own in the search."""
+AT_BUILD = next(row for row in TECHNIQUES if row.at_build)
+"""What decides how the model is built, and nothing about a step."""
 NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
 """Fields that are only used when they are pinned, and why."""
 _ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fields)
@@ -69,7 +77,7 @@ class Space:
         given = self.base.to_mapping()
         for change in changes:
             given.update(change)
-        if self.laboratory.subject.built and given["init"] != self.base.init:
+        if self.laboratory.subject.built and any(given[name] != getattr(self.base, name) for name in AT_BUILD.fields):
             return "the model is built already; to choose where, give its name, or a function that builds it."
         if self.on_cpu and self._moves_to_host(given):
             return "on a cpu the host is the same memory, so moving things there saves nothing."
@@ -141,10 +149,10 @@ class Space:
 
     def sizes(self) -> list[int]:
         """Returns the sizes of microbatch, largest first: halves and thirds of the batch that are allowed."""
-        pinned = self.constraints.pins.get("microbatch_size")
+        pinned = self.constraints.pins.get(SIZE)
         if self.batch is None:
             return [pinned] if pinned is not None else []
-        if "microbatch_size" in self.constraints.pins:
+        if SIZE in self.constraints.pins:
             return [pinned or self.batch]
         counts = sorted({n for power in range(self.batch.bit_length() + 1) for n in (2**power, 3 * 2**power)})
         found = {-(-self.batch // n) for n in counts if n <= self.batch} | {1}
@@ -152,9 +160,7 @@ class Space:
 
     def size_change(self, size: int) -> Changes:
         """Returns the change that sets a size of microbatch."""
-        if "microbatch_size" in self.constraints.pins:
-            return {}
-        return {"microbatch_size": None if size == self.batch else size}
+        return {} if SIZE in self.constraints.pins else {SIZE: None if size == self.batch else size}
 
     def updates(self) -> dict[str, Changes]:
         """Returns the ways of updating, plain first."""

@@ -14,49 +14,35 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.modules.batchnorm import _NormBase as NormBase
-from torch.nn.modules.conv import _ConvNd as ConvNd
-from torch.nn.modules.dropout import _DropoutNd as DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch._subclasses import fake_tensor
+from torch.nn import modules
+from torch.utils import _python_dispatch, _pytree
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
 
-__all__ = [
-    "DATA_DEPENDENT",
-    "UNSUPPORTED",
-    "BatchNorm",
-    "ConvNd",
-    "DropoutNd",
-    "FakeTensor",
-    "FakeTensorMode",
-    "InstanceNorm",
-    "NormBase",
-    "TorchDispatchMode",
-    "current_mode",
-    "tree_leaves",
-    "tree_map",
-]
-
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+FakeTensor = fake_tensor.FakeTensor
+FakeTensorMode = fake_tensor.FakeTensorMode
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+current_mode = _python_dispatch._get_current_dispatch_mode
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
+BatchNorm = modules.batchnorm._BatchNorm
+NormBase = modules.batchnorm._NormBase
+ConvNd = modules.conv._ConvNd
+DropoutNd = modules.dropout._DropoutNd
+InstanceNorm = modules.instancenorm._InstanceNorm
+DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 """Raised by an operator whose result depends on values that fake tensors do not have."""
-UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError)
+UNSUPPORTED = (
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedFakeTensorException,
+    NotImplementedError,
+)
 """Raised by an operator without a fake version."""
 
 _make_subclass = torch.Tensor._make_subclass
@@ -88,7 +74,7 @@ class DirectMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def without_modes() -> Any:
     """Returns a context in which operators run for real, whatever modes are active."""
-    return _disable_current_modes()
+    return _python_dispatch._disable_current_modes()
 
 
 def in_fake_mode() -> bool:
@@ -545,8 +531,7 @@ def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
     torch.clear_autocast_cache = clear
 
 
-@contextmanager
-def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[None]:
     """Calls a function whenever Python resizes a storage, as FSDP does to free and bring back parameters.
 
     Args:
@@ -562,11 +547,7 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Itera
         callback(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+    return attributes_set([torch.UntypedStorage], resize_=resize)
 
 
 def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
@@ -674,7 +655,7 @@ def nothing_above(gradients: bool | None) -> Iterator[None]:
         Nothing.
     """
     with ExitStack() as around:
-        around.enter_context(_disable_current_modes())
+        around.enter_context(_python_dispatch._disable_current_modes())
         around.enter_context(torch._C.DisableTorchFunction())
         around.enter_context(torch._C._DisableAutocast())
         around.enter_context(torch._C._AutoDispatchBelowAutograd())

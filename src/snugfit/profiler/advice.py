@@ -39,7 +39,7 @@ WORTH_SHARE = 0.02
 class Suggestion:
     """One technique and what it would do."""
 
-    settings: dict[str, Any]
+    recipe: dict[str, Any]
     """The recipe's fields; empty where the advice is an argument of an optimizer that recipes have no name for."""
     optimizer_arguments: dict[str, Any]
     """What the script's own optimizer would be given; empty where the advice is no argument of it."""
@@ -47,10 +47,10 @@ class Suggestion:
     """What would be done, such as `checkpointing these 24 blocks`."""
     saved_bytes: int
     """How much lower the peak would be."""
-    more_time: float
-    """Share of a step's time, or of its floating-point operations where the card's speed is not known, that is added."""
-    time_is_flops: bool
-    """Whether `more_time` counts floating-point operations."""
+    more_time: float | None = None
+    """Share of a step's time that is added; None where the card's speed is not known."""
+    more_flops: float | None = None
+    """There, share of its floating-point operations."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,13 +139,8 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
             continue  # this technique does not go with this model or optimizer
         saved = peak - replay(changed, config).peak_allocated_bytes
         if saved >= WORTH_SHARE * peak:
-            more, in_flops = _more_time(plain, changed, device)
-            suggestions.append(
-                Suggestion(
-                    settings=settings, optimizer_arguments=optimizer_arguments, text=text,
-                    saved_bytes=saved, more_time=more, time_is_flops=in_flops,
-                )
-            )  # fmt: skip
+            found: dict[str, Any] = {"recipe": settings, "optimizer_arguments": optimizer_arguments, "text": text}
+            suggestions.append(Suggestion(saved_bytes=saved, **found, **_more(plain, changed, device)))
     suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
     return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
 
@@ -247,14 +242,14 @@ def _precision(device_type: str) -> str:
     return "16-mixed" if torch.get_autocast_dtype(device_type) == torch.float16 else "bf16-mixed"
 
 
-def _more_time(plain: Trace, changed: Trace, device: Device | None) -> tuple[float, bool]:
-    """Returns what a step takes more, as a share, and whether it is counted in floating-point operations."""
+def _more(plain: Trace, changed: Trace, device: Device | None) -> dict[str, Any]:
+    """Returns what a step takes more, as a share: of its time, else of its floating-point operations."""
     if device is not None:
         before, after = clock(plain, device), clock(changed, device)
         if before is not None and after is not None:
-            return after.step_seconds / before.step_seconds - 1, False
+            return {"more_time": after.step_seconds / before.step_seconds - 1}
     before_flops = _last_step_flops(plain)
-    return (_last_step_flops(changed) / before_flops - 1 if before_flops else 0.0), True
+    return {"more_flops": _last_step_flops(changed) / before_flops - 1 if before_flops else 0.0}
 
 
 def _last_step_flops(trace: Trace) -> int:

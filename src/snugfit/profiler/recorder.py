@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from snugfit import private_torch
+from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
@@ -312,14 +313,9 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._end()
                 self._on_enough()
 
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
+    def _unwatched(self) -> AbstractContextManager[None]:
         """Lets operators pass without taking them down, for what the profile itself does."""
-        self._on = False
-        try:
-            yield
-        finally:
-            self._on = True
+        return attributes_set([self], _on=False)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

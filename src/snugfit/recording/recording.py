@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from snugfit.recording.clock import Timing
 from snugfit.recording.generations import Capability, on_generation
 from snugfit.recording.trace import Trace
 from snugfit.workload import Workload
@@ -60,3 +61,9 @@ class Recording:
         """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
         last = self.batches + 1 if self.steps is None else self.steps
         return range(min(1, last - 1), last)
+
+    def timing(self, clocked: Callable[[int], Timing | None]) -> Timing | None:
+        """Returns the mean timing of the steady steps; None where the clock knows no speed."""
+        timings = [clocked(step) for step in self.steady_steps]
+        known = [one for one in timings if one is not None]
+        return Timing.mean(known) if len(known) == len(timings) else None

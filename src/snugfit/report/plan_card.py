@@ -9,15 +9,13 @@ from snugfit.recipe import Recipe
 from snugfit.report.console import card, table
 from snugfit.report.estimate_card import context_in_words
 from snugfit.report.words import recipe_in_words
+from snugfit.techniques import TECHNIQUES
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.planner.plan_result import Plan
 
-_QUIET = (
-    "workers", "pin_memory", "prefetch", "compile_memory_budget", "adapter_rank", "adapter_alpha", "adapter_dropout",
-    "adapter_targets", "adapter_head", "double_quantize", "init", "accumulate_dtype", "stochastic_rounding",
-)  # fmt: skip
+_QUIET = {field for row in TECHNIQUES for field in row.fields[0 if row.quiet else 1 :]}
 """Fields that the card only names when they are on; the JSON has all."""
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from snugfit.fields import as_data
 from snugfit.report.console import card, table
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
 from snugfit.report.timeline import Drawing, drawing_of
@@ -92,29 +92,18 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         "peak_reserved_bytes": profile.reserved_peak_bytes,
         "host_bytes": profile.host_peak_bytes,
         "anatomy_bytes": anatomy.bytes_by_category,
-        "largest_tensors": [
-            {name: value for name, value in dataclasses.asdict(tensor).items() if name != "nbytes"}
-            for tensor in anatomy.largest
-        ],
+        "largest_tensors": [as_data(tensor, without=("nbytes",)) for tensor in anatomy.largest],
         "blocks": [
             {"name": block.name, "size_bytes": block.size_bytes, "anatomy_bytes": block.bytes_by_category}
             for block in anatomy.blocks
         ],
         "advice": {
-            "suggestions": [
-                {
-                    "recipe": suggestion.settings, "optimizer_arguments": suggestion.optimizer_arguments,
-                    "text": _sentence(suggestion), "saved_bytes": suggestion.saved_bytes,
-                    "more_time": None if suggestion.time_is_flops else suggestion.more_time,
-                    "more_flops": suggestion.more_time if suggestion.time_is_flops else None,
-                }
-                for suggestion in profile.advice.suggestions
-            ],
+            "suggestions": [{**as_data(one), "text": _sentence(one)} for one in profile.advice.suggestions],
             "simulated_peak_bytes": profile.advice.simulated_peak_bytes,
             "missing": profile.advice.missing or None,
         },
         "notes": list(profile.notes),
-    }  # fmt: skip
+    }
 
 
 def profile_drawing(profile: Profile) -> Drawing:
@@ -159,10 +148,12 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(suggestion: Suggestion) -> str:
-    what = "arithmetic" if suggestion.time_is_flops else "time"
-    percent = round(100 * suggestion.more_time)
+    what, more = (
+        ("time", suggestion.more_time) if suggestion.more_flops is None else ("arithmetic", suggestion.more_flops)
+    )
+    percent = round(100 * (more or 0.0))
     cost = f"about {percent} % more {what}" if percent > 0 else f"no more {what}"
-    fields = ", ".join(f"{name}={value}" for name, value in suggestion.settings.items())
+    fields = ", ".join(f"{name}={value}" for name, value in suggestion.recipe.items())
     text = suggestion.text[0].upper() + suggestion.text[1:]
     return (
         f"{text} would save about {format_bytes(suggestion.saved_bytes)} for {cost}{f' ({fields})' if fields else ''}."

@@ -11,13 +11,13 @@ trains to its end is done whatever it took, so it ends with exit code 0; the mes
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import SnugfitWarning, option
-from snugfit.fields import as_typed
+from snugfit.errors import option, warn
+from snugfit.fields import as_data, as_typed
 from snugfit.recipe import Recipe
+from snugfit.training.course import Observer
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,19 +43,8 @@ class OverBudget:
     next_recipe: Recipe | None
     """What the run goes on with; None: the same, because there is nothing that needs less, or nothing to be done."""
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns it as plain data."""
-        following = None if self.next_recipe is None else self.next_recipe.to_mapping()
-        return {
-            "during": self.during,
-            "recipe": self.recipe.to_mapping(),
-            "peak_tensor_bytes": self.peak_tensor_bytes,
-            "over_bytes": self.over_bytes,
-            "next_recipe": following,
-        }
 
-
-class BudgetWatch:
+class BudgetWatch(Observer):
     """Stands between the loop and the meter, and holds what was measured against the budget."""
 
     def __init__(self, meter: Meter, trainer: Trainer, predicted: Mapping[str, Any] | None) -> None:
@@ -67,7 +56,8 @@ class BudgetWatch:
             predicted: What was promised; None, or without `budget_bytes`: there is no budget.
         """
         self._meter, self._trainer = meter, trainer
-        self._predicted = predicted
+        self._predicted = predicted or {}
+        self._budget_bytes: int | None = self._predicted.get("budget_bytes")
         self._at_end = False
         self._measured: list[tuple[int, Recipe]] = []
         self._seen_since_change = True
@@ -98,24 +88,15 @@ class BudgetWatch:
         if self._over():
             self._tell("the evaluation", "evaluation", change=True)
 
-    @property
-    def _has_budget(self) -> bool:
-        return self._predicted is not None and "budget_bytes" in self._predicted
-
-    @property
-    def _budget_bytes(self) -> int:
-        assert self._predicted is not None
-        return int(self._predicted["budget_bytes"])
-
     def _over(self) -> bool:
-        if not self._has_budget or self._at_end:
+        if self._budget_bytes is None or self._at_end:
             return False
         peak = self._meter.recent_peak_bytes()
         return peak is not None and peak > self._budget_bytes
 
     def _tell(self, what: str, during: str, *, change: bool) -> None:
         peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
-        assert peak is not None and self._predicted is not None
+        assert peak is not None and self._budget_bytes is not None
         if during.startswith("step"):  # an evaluation alone does not tell what a recipe's steps take
             self._measured.append((peak, before))
         self._seen_since_change = False
@@ -137,11 +118,9 @@ class BudgetWatch:
         self.exceeded.append(over)
         promised = self._predicted.get("peak_tensor_bytes")
         beside = f"; {format_bytes(promised)} were predicted" if first and promised is not None else ""
-        warnings.warn(
+        warn(
             f"{what} took {format_bytes(peak)} of tensors, {format_bytes(over.over_bytes)} over the budget of "
             f"{format_bytes(self._budget_bytes)}{beside}. {self._follows(over, change)}",
-            SnugfitWarning,
-            stacklevel=3,
         )
 
     def _follows(self, over: OverBudget, change: bool) -> str:
@@ -169,11 +148,11 @@ class BudgetWatch:
             None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
-        if not self._has_budget or peak is None:
+        if self._budget_bytes is None or peak is None:
             return {"over_budget_bytes": None, "over_budget": []}
         found: dict[str, Any] = {
             "over_budget_bytes": max(0, peak - self._budget_bytes),
-            "over_budget": [one.to_mapping() for one in self.exceeded],
+            "over_budget": as_data(self.exceeded),
         }
         if self.exceeded:
             found["peak_tensor_bytes_at_end"] = self._meter.recent_peak_bytes() if self._seen_since_change else None

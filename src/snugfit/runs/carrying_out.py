@@ -1,4 +1,4 @@
-"""Carries a run out: parts, measurement, loop, result. Imports no torch until it is called."""
+"""Carries a run out: parts, measurement, loop, result."""
 
 from __future__ import annotations
 
@@ -7,41 +7,36 @@ import dataclasses
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
 
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, TrainingError, TrainingStopped
+from snugfit.measure.meter import Meter, memory_reader, meter_for
+from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
+from snugfit.runs.given import check_batch
+from snugfit.runs.parts import build_trainer, open_matching_data, with_task
 from snugfit.runs.place import RunPlace, place_named
-from snugfit.runs.request import Request, resume_command
+from snugfit.runs.request import How, Request, resume_command
 from snugfit.runs.result import TrainResult
+from snugfit.runs.text_parts import save_for_transformers
+from snugfit.training.adapter_file import save_trained
+from snugfit.training.loop import Loop, LoopResult, steps_of_run
+from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
-
-if TYPE_CHECKING:
-    from snugfit.measure.meter import Meter
-    from snugfit.training.loop import Loop, LoopResult
-    from snugfit.training.step import Trainer
-    from snugfit.workloads.data import Splits
-    from snugfit.workloads.tasks import Task
+from snugfit.training.run_results import taken_in
+from snugfit.training.stop_signal import StopSignal
+from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
+from snugfit.workloads.data import Splits
+from snugfit.workloads.tasks import Task
 
 _SHOWN_FILES = 10
 """Unreadable files that the result names; it counts all."""
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class How:
-    """What about a run is no part of the run."""
-
-    download: bool
-    """Whether data and models may be fetched."""
-    tensorboard: bool
-    """Whether event files are written."""
-    progress: bool
-    """Whether progress is shown."""
-    resume: bool
-    """Whether the run goes on."""
 
 
 def carry_out(
@@ -63,13 +58,6 @@ def carry_out(
         TrainingError: Training failed; says what is saved.
         TrainingStopped: A signal stopped it.
     """
-    from snugfit.measure.meter import meter_for
-    from snugfit.runs.budget_watch import BudgetWatch
-    from snugfit.runs.parts import build_trainer, open_matching_data, with_task
-    from snugfit.training.loop import steps_of_run
-    from snugfit.training.progress import memory_reader
-    from snugfit.training.tensorboard import check_tensorboard
-
     where = place_named(request.device)
     request, task = with_task(request, download=how.download)
     data = open_matching_data(request, task, download=how.download)
@@ -94,20 +82,20 @@ def carry_out(
         trainer = build_trainer(chosen, request, data, device, task, total_steps)
         built()
         if given is not None and settings.evaluate:
-            from snugfit.runs.given import check_batch
-
             check_batch(trainer, data, task)
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
-                loop, result = _run_loop(how, trainer, data, task, run_dir, total_steps, watch, memory)
+                # Signals are caught from here on: what is trained is never lost between two statements.
+                with StopSignal(_announce_stop) as stop, tensorboard_rows(run_dir.path, wanted=how.tensorboard) as rows:
+                    loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=rows)
+                    result = _run(loop, stop, how, memory)
                 if result.stopped_by is not None:
                     message = f"stopped after step {result.steps}. {_saved(run_dir, request)}"
                     raise TrainingStopped(message, result.stopped_by)
                 measured = meter.result(trainer.peak_host_bytes)
-                unreadable = getattr(data, "unreadable", ())
-                summary = _summary(loop, request, chosen, where, measured, result, unreadable) | watch.result(measured)
-                _write_results(run_dir, trainer, request, data, summary)
+                summary = _summary(loop, request, chosen, where, measured, result) | watch.result(measured)
+                _write_results(loop, request, summary)
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir, request)}") from error
             except TrainingStopped:
@@ -125,8 +113,6 @@ def _measuring(meter: Meter, model: Any) -> Iterator[Callable[[], None]]:
 
     Yields what is to be called when the run is built: weights that were there before belong to the run, too.
     """
-    from torch import nn
-
     meter.start(model if isinstance(model, nn.Module) else None)
     try:
         yield meter.built
@@ -134,35 +120,19 @@ def _measuring(meter: Meter, model: Any) -> Iterator[Callable[[], None]]:
         meter.result(0)
 
 
-def _run_loop(
-    how: How,
-    trainer: Trainer,
-    data: Splits,
-    task: Task,
-    run_dir: RunDirectory,
-    total_steps: int,
-    watch: Any,
-    memory: Callable[[], tuple[int, int] | None],
-) -> tuple[Loop, LoopResult]:
-    from snugfit.training.loop import Loop
-    from snugfit.training.progress import Progress
-    from snugfit.training.stop_signal import StopSignal
-    from snugfit.training.tensorboard import tensorboard_rows
-
-    # Signals are caught from here on: what is trained is never lost between two statements.
-    with StopSignal(_announce_stop) as stop, tensorboard_rows(run_dir.path, wanted=how.tensorboard) as on_row:
-        loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=on_row)
-        if how.resume:
-            if loop.resume():
-                _LOGGER.info("going on after step %d of %d steps.", trainer.steps_done, total_steps)
-            else:
-                _LOGGER.info("no checkpoint was saved yet; starting over, %d steps.", total_steps)
-        if not how.progress:
-            return loop, loop.train(stop)
-        loop.progress = Progress(total_steps=total_steps, steps_done=trainer.steps_done, memory=memory)
-        try:
-            return loop, loop.train(stop)
-        finally:
+def _run(loop: Loop, stop: StopSignal, how: How, memory: Callable[[], tuple[int, int] | None]) -> LoopResult:
+    done, total = loop.trainer.steps_done, loop.total_steps
+    if how.resume and loop.resume():
+        done = loop.trainer.steps_done
+        _LOGGER.info("going on after step %d of %d steps.", done, total)
+    elif how.resume:
+        _LOGGER.info("no checkpoint was saved yet; starting over, %d steps.", total)
+    if how.progress:
+        loop.progress = Progress(total_steps=total, steps_done=done, memory=memory)
+    try:
+        return loop.train(stop)
+    finally:
+        if loop.progress is not None:
             loop.progress.close()
 
 
@@ -185,11 +155,8 @@ def _summary(
     where: RunPlace,
     measured: Mapping[str, int | None],
     result: LoopResult,
-    unreadable: Sequence[str],
 ) -> dict[str, Any]:
-    import torch
-
-    trainer, task = loop.trainer, loop.task
+    trainer, task, unreadable = loop.trainer, loop.task, loop.data.unreadable
     workload = trainer.workload.replace(max_steps=request.settings.max_steps)
     return {
         "recipe": trainer.recipe.to_mapping(),
@@ -212,18 +179,13 @@ def _summary(
     }
 
 
-def _write_results(
-    run_dir: RunDirectory, trainer: Trainer, request: Request, data: Splits, summary: Mapping[str, Any]
-) -> None:
+def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any]) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
-    from snugfit.runs.text_parts import save_for_transformers
-    from snugfit.training.adapter_file import save_trained
-    from snugfit.training.run_results import taken_in
-
+    path, model = loop.run_dir.path, loop.trainer.model
     try:
-        save_trained(run_dir.path, trainer.model)
-        with taken_in(run_dir.path) as folder:
-            save_for_transformers(folder, trainer.model, request, data)
+        save_trained(path, model)
+        with taken_in(path) as folder:
+            save_for_transformers(folder, model, request, loop.data)
     except OSError as error:
-        raise TrainingError(f"the model cannot be written to {run_dir.path}: {error.strerror}.") from error
-    run_dir.write_summary(summary)
+        raise TrainingError(f"the model cannot be written to {path}: {error.strerror}.") from error
+    loop.run_dir.write_summary(summary)

@@ -1,4 +1,4 @@
-"""`snugfit train --budget`: the plan of a run, from the data it will read. torch is imported by the functions."""
+"""The recipe of a run, and what a plan adds to it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snugfit.device_kinds import limited
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
-from snugfit.planner.constraints import Constraints
 from snugfit.recipe import Recipe
-from snugfit.runs import text_parts
-from snugfit.runs.model_parts import without_weights
-from snugfit.runs.parts import TRAITS, what_is_learned
-from snugfit.runs.place import RunPlace
-from snugfit.runs.request import Request
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -28,8 +21,6 @@ if TYPE_CHECKING:
 
     from snugfit.planner.plan_result import Plan
     from snugfit.simulator.prediction import Estimate
-    from snugfit.workloads.data import Splits
-    from snugfit.workloads.tasks import Task
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,118 +60,6 @@ class Chosen:
     def budget_bytes(self) -> int | None:
         """The budget; None where there is none, with or without a prediction."""
         return None if self.predicted is None else self.predicted.get("budget_bytes")
-
-
-def plan_training(
-    request: Request, data: Splits, task: Task, where: RunPlace, budget: str | int, constraints: Constraints
-) -> Plan:
-    """Plans a run for its widest batch.
-
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-        where: Where to train; its memory limits the budget.
-        budget: Device memory, as typed.
-        constraints: Pins, bans and what may be given up.
-
-    Returns:
-        The plan.
-
-    Raises:
-        InputError: The model cannot be built, or the budget cannot be used.
-        DoesNotFitError: Nothing fits; names the smallest budgets that would.
-        CannotSimulateError: Something in the model needs values.
-    """
-    from snugfit.planner.places import budget_for, place_for
-    from snugfit.planner.planner import Planner
-    from snugfit.planner.separable import given_check
-    from snugfit.simulator.batch_shapes import skeleton_of
-    from snugfit.simulator.subjects import given_subject
-
-    place, size = budget_for(place_for(where.planned), budget)
-    model, batch, arguments = described(request, data, task)
-    shapes = skeleton_of(batch)
-    subject = dataclasses.replace(given_subject(model, shapes, arguments), title=request.model)
-    check = given_check(model, batch, shapes, arguments)
-    with Planner(subject, place, constraints, check=check) as planner:
-        return planner.at(size)
-
-
-def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dict[str, Any]]:
-    """Returns what is trained as `snugfit.estimate` and `snugfit.plan` take it.
-
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-
-    Returns:
-        The model, or what builds it without weights; the widest batch of the data; loss, optimizer and settings.
-    """
-    from snugfit.workloads.models import parse_model_args
-
-    settings, given = request.settings, request.given
-    assert settings.batch_size is not None
-    model_args = parse_model_args(request.model_args)
-    model_args = text_parts.text_model_args(request, data, model_args)
-    model: Any = None if given is None else given.model
-    skipped: tuple[str, ...] = ("weights", *TRAITS)  # traits are read off the model
-    if model is None:
-        skipped = (*skipped, "freeze")  # frozen when it is built
-        model = partial(
-            without_weights,
-            request.model,
-            model_args=model_args,
-            num_classes=data.num_classes,
-            task=request.task,
-            freeze=settings.freeze,
-        )
-    told = {name: value for name, value in settings.to_mapping(defaults=False).items() if name not in skipped}
-    arguments = {**told, **what_is_learned(request, task), "optimizer": settings.optimizer}
-    return model, widest_batch(data.train, settings.batch_size), arguments
-
-
-def predicted_for(request: Request, data: Splits, task: Task, where: RunPlace, recipe: Recipe) -> dict[str, Any]:
-    """Predicts a run by a recipe that was given.
-
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-        where: Where to train.
-        recipe: How the step is held in memory.
-
-    Returns:
-        What the prediction says, under the names of what is measured.
-
-    Raises:
-        CannotSimulateError: Something in the model needs values.
-    """
-    from snugfit.simulator.estimate import estimate
-
-    model, batch, arguments = described(request, data, task)
-    found = estimate(model, batch, recipe=recipe, device=where.planned, **arguments)
-    return _under_measured_names(found)
-
-
-def widest_batch(dataset: Any, size: int) -> Any:
-    """Returns the batch that takes most memory: all images are alike, of texts the longest come together.
-
-    Args:
-        dataset: The training part.
-        size: Samples of a batch.
-
-    Returns:
-        The batch.
-    """
-    import numpy as np
-
-    from snugfit.workloads.text.ragged import Ragged
-
-    ids = getattr(dataset, "ids", None)
-    longest = np.argsort(ids.lengths, kind="stable")[-size:] if isinstance(ids, Ragged) else range(size)
-    return dataset.batch([int(index) for index in longest])
 
 
 def chosen_by(plan: Plan) -> Chosen:
@@ -248,7 +127,7 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
 
 def _predicted(plan: Plan) -> dict[str, Any]:
     """What a plan promises, under the names of what is measured."""
-    promised = _under_measured_names(plan.estimate)
+    promised = under_measured_names(plan.estimate)
     if "peak_reserved_bytes" in promised:
         # Near its limit CUDA gives cached segments back, so no more than what there is can be reserved.
         limit = plan.budget_bytes - plan.margin_bytes - (plan.estimate.context_bytes or 0)
@@ -261,7 +140,8 @@ def _predicted(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _under_measured_names(estimate: Estimate) -> dict[str, Any]:
+def under_measured_names(estimate: Estimate) -> dict[str, Any]:
+    """Returns what a prediction says, under the names of what is measured."""
     peak = estimate.peak_allocated_bytes
     if estimate.peak_reserved_bytes is None:
         peaks = {"peak_tensor_bytes": peak}

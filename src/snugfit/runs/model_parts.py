@@ -1,18 +1,22 @@
-"""Models of a request: their names, built to look at or to try, and shown a sample. Imports no torch by itself."""
+"""Models of a request: their names, built to look at or to try, and shown a sample."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from snugfit.errors import InputError, SnugfitError
+from snugfit.fake_device.materialise import without_memory
 from snugfit.runs.request import Request
-
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.workloads.data import Splits
-    from snugfit.workloads.tasks import Task
+from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.training.evaluation import undisturbed
+from snugfit.workloads.data import Splits
+from snugfit.workloads.hf_files import holds_weights
+from snugfit.workloads.model_files import describe
+from snugfit.workloads.models import build_model, parse_model_args
+from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, Task, classification_logits
 
 
 def hub_name(request: Request) -> str | None:
@@ -23,8 +27,6 @@ def hub_name(request: Request) -> str | None:
 
 def starting_weights(request: Request) -> str | None:
     """Returns the weights that training starts from: those asked for, else those that a `hf:` directory holds, else None."""
-    from snugfit.workloads.hf_files import holds_weights
-
     name = hub_name(request)
     if request.settings.weights is not None or name is None:
         return request.settings.weights
@@ -33,8 +35,6 @@ def starting_weights(request: Request) -> str | None:
 
 def without_weights(spec: str, **given: Any) -> torch.nn.Module:
     """Builds a model by its name without memory; for real on the way where its constructor needs values."""
-    from snugfit.workloads.models import build_model
-
     try:
         return build_model(spec, **given, init="device", device="meta")
     except InputError:
@@ -44,31 +44,22 @@ def without_weights(spec: str, **given: Any) -> torch.nn.Module:
 def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
     """Returns the model without memory, to look at; the one that was given as it is."""
     if request.given is None or request.given.model is None:
-        return without_weights(request.model, **_told(request, num_classes))
-    import torch
-
-    from snugfit.fake_device.materialise import without_memory
-
+        return without_weights(request.model, **told(request, num_classes))
     model: Any = request.given.model
     return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
 
 
 def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
     """The model with memory and random values, to try; one that was given is tried itself."""
-    import torch
-
-    from snugfit.workloads.models import build_model
-
     if request.given is None or request.given.model is None:
-        return build_model(request.model, **_told(request, num_classes))
+        return build_model(request.model, **told(request, num_classes))
     model: Any = request.given.model
     made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
     return made
 
 
-def _told(request: Request, num_classes: int | None) -> dict[str, Any]:
-    from snugfit.workloads.models import parse_model_args
-
+def told(request: Request, num_classes: int | None) -> dict[str, Any]:
+    """Returns what was said of a named model, as it is built by it."""
     return {"model_args": parse_model_args(request.model_args), "num_classes": num_classes, "task": request.task}
 
 
@@ -86,12 +77,6 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
     Raises:
         InputError: The model cannot take a sample, or has fewer outputs than there are labels.
     """
-    import torch
-
-    from snugfit.techniques.microbatch.apply import map_tensors
-    from snugfit.training.evaluation import undisturbed
-    from snugfit.workloads.model_files import describe
-    from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, classification_logits
 
     def scores(model: torch.nn.Module) -> int | None:
         place = next((weight.device for weight in model.parameters()), torch.device("cpu"))

@@ -1,30 +1,38 @@
-"""From a request to its parts: device, data, model, trainer. torch is imported by the functions, not by the file."""
+"""From a request to its parts: device, data, model, trainer."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from snugfit.errors import InputError
 from snugfit.runs import text_parts
+from snugfit.runs.chosen import Chosen
+from snugfit.runs.given import opened
 from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_weights
 from snugfit.runs.request import Request
+from snugfit.techniques.true_precision.apply import held_in
+from snugfit.training.phases import phase
+from snugfit.training.prepare import prepare
+from snugfit.training.random_state import seed_everything
+from snugfit.training.step import Trainer
+from snugfit.workloads.data import FORMS, Splits, open_data
+from snugfit.workloads.hf import is_kind
+from snugfit.workloads.hf_files import fetch
+from snugfit.workloads.model_batches import task_of
+from snugfit.workloads.model_shapes import input_channels, input_size, output_classes, vocabulary_size
+from snugfit.workloads.models import build_model, parse_model_args
+from snugfit.workloads.options import refuse
+from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, READ, TEXT_TASKS, Task, task_named
+from snugfit.workloads.text import TASK_OF_DATA
+from snugfit.workloads.text.packing import check_borders
 
-IMAGES = "image-classification"
-TRAINED = (IMAGES, *text_parts.TEXT_TASKS)
-"""Tasks that `snugfit train` reads data for."""
 TRAITS = ("batch_norm", "dropout")
 """Fields of the workload that are read off the model."""
 _TEXT_OPTIONS = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
 _IMAGE_OPTIONS = ("image_size", "strict")
-
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.runs.chosen import Chosen
-    from snugfit.training.step import Trainer
-    from snugfit.workloads.data import Splits
-    from snugfit.workloads.tasks import Task
 
 
 def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
@@ -40,19 +48,12 @@ def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
     Raises:
         InputError: There is no such task, or not for this model; or the model cannot be fetched.
     """
-    from snugfit.workloads.model_batches import task_of
-    from snugfit.workloads.tasks import task_named
-    from snugfit.workloads.text import TASK_OF_DATA
-
     given = request.given
     if given is not None and (given.data is not None or given.loss is not None):
         task = given.task(request.task)
         return dataclasses.replace(request, task=task.name), task
     name = hub_name(request)
     if name is not None:
-        from snugfit.workloads.hf import is_kind
-        from snugfit.workloads.hf_files import fetch
-
         if download:
             fetch(name)
         if is_kind(name):
@@ -62,9 +63,9 @@ def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
             )
     wanted = request.task or TASK_OF_DATA.get(request.data.partition(":")[0])
     found = task_of(request.model, wanted, _readable(request.data))
-    if found not in TRAINED:
+    if found not in READ:
         raise InputError(
-            f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(TRAINED)} only. "
+            f"task {found!r} can be estimated and planned, but `snugfit train` reads data for {', '.join(READ)} only. "
             "Train it from Python: snugfit.prepare(model, plan) and trainer.step(batch) in your own loop."
         )
     return dataclasses.replace(request, task=found), task_named(found)
@@ -72,12 +73,10 @@ def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
 
 def _readable(data: str) -> tuple[str, ...]:
     """The tasks that data of a kind can be for."""
-    from snugfit.workloads.data import FORMS
-
     if data == "random":
-        return TRAINED
+        return READ
     images = data.partition(":")[0] in {form.partition(":")[0] for form in FORMS}
-    return (IMAGES,) if images else text_parts.TEXT_TASKS
+    return (IMAGE_CLASSIFICATION,) if images else TEXT_TASKS
 
 
 def open_matching_data(request: Request, task: Task, *, download: bool) -> Splits:
@@ -94,20 +93,13 @@ def open_matching_data(request: Request, task: Task, *, download: bool) -> Split
     Raises:
         InputError: Model or data cannot be had, or they do not go together.
     """
-    from snugfit.workloads.data import open_data
-    from snugfit.workloads.model_shapes import input_channels, input_size, output_classes
-    from snugfit.workloads.models import parse_model_args
-    from snugfit.workloads.options import refuse
-
     given = {name: getattr(request, name) for name in (*_TEXT_OPTIONS, *_IMAGE_OPTIONS, "samples")}
     if request.given is not None and request.given.data is not None:
-        from snugfit.runs.given import opened
-
         refuse(given, (), "datasets that are given")
         return opened(request.given.data, request.given.collate)
     model_args = parse_model_args(request.model_args)
     model = skeleton(request)
-    if request.task in text_parts.TEXT_TASKS:
+    if request.task in TEXT_TASKS:
         refuse(given, (*_TEXT_OPTIONS, "samples"), str(request.task))
         data = text_parts.open_matching_text(request, model, download=download)
     else:
@@ -152,32 +144,18 @@ def build_trainer(
     Raises:
         InputError: The model cannot be built, or the recipe cannot be carried out on it.
     """
-    import torch
-
-    from snugfit.training.phases import phase
-    from snugfit.training.prepare import prepare
-    from snugfit.training.random_state import seed_everything
-    from snugfit.workloads.model_shapes import vocabulary_size
-    from snugfit.workloads.models import build_model, parse_model_args
-    from snugfit.workloads.text.packing import check_borders
-
     settings, recipe, given = request.settings, chosen.recipe, request.given
-    model_args = parse_model_args(request.model_args)
-    model_args = text_parts.text_model_args(request, data, model_args)
-    dtypes = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
+    built_by = text_parts.built_by(request, data)
     seed_everything(settings.seed)
     model: Any = None if given is None else given.model
     with phase("build"):
         model = model or build_model(
             request.model,
-            model_args=model_args,
-            num_classes=data.num_classes,
-            task=request.task,
+            **built_by,
             weights=starting_weights(request),
-            freeze=settings.freeze,
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
-            dtype=dtypes[recipe.true_precision],
+            dtype=held_in(recipe),
         )
         if request.packing:
             check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)

@@ -11,22 +11,12 @@ from snugfit.device_kinds import CUDA, KINDS, REHEARSE, SIMULATED, default_devic
 from snugfit.devices import Device, device_named
 from snugfit.errors import InputError, did_you_mean
 from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import said
 
 if TYPE_CHECKING:
     import torch
 
-ANY = "anything but none"
-_COMPILED = "it is compiled on a card, and the compiler knows no card that is pretended"
-_PAGES = "its pages are moved by CUDA's driver"
-_ONLY_ON_CARDS = {
-    ("compile", ANY): _COMPILED,
-    ("optimizer", "adamw4bit"): _COMPILED,
-    ("optimizer", "adamwfp8"): _COMPILED,
-    ("optimizer", "paged-adamw"): _PAGES,
-    ("optimizer", "paged-adamw8bit"): _PAGES,
-    ("loss_impl", "fused"): "its kernels are written for cards",
-}
-"""Field of a recipe and its value -> why only a real card has it."""
 _OWN = tuple(name for name in KINDS if name != SIMULATED)
 
 
@@ -65,10 +55,10 @@ class RunPlace:
         Raises:
             InputError: It asks for what only a real card has.
         """
-        for (field, value), why in _ONLY_ON_CARDS.items() if self.card is not None else ():
-            asked = getattr(recipe, field)
-            if asked == value or (value == ANY and asked != "none"):
-                raise InputError(f"{field}={asked} cannot be rehearsed: {why}. Rehearse without it.")
+        for row in TECHNIQUES if self.card is not None else ():
+            for why in said(row.only_on_cards, recipe):
+                field = row.fields[0]
+                raise InputError(f"{field}={getattr(recipe, field)} cannot be rehearsed: {why}. Rehearse without it.")
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[torch.device]:

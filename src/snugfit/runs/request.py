@@ -7,12 +7,11 @@ import dataclasses
 import re
 import shlex
 import typing
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, SnugfitWarning, option
+from snugfit.errors import InputError, RecipeError, option, warn
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
@@ -101,6 +100,20 @@ class Request:
         return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class How:
+    """What about a run is no part of the run."""
+
+    download: bool
+    """Whether data and models may be fetched."""
+    tensorboard: bool
+    """Whether event files are written."""
+    progress: bool
+    """Whether progress is shown."""
+    resume: bool
+    """Whether the run goes on."""
+
+
 NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
 """What a run directory keeps of a request."""
 
@@ -149,10 +162,9 @@ def resumed_request(
     Run(wanted, settings)
     if changed:
         told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
-        warnings.warn(
+        warn(
             f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that "
             "was never stopped.",
-            SnugfitWarning,
         )
     return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)
 

@@ -1,21 +1,24 @@
-"""Models and data of text: opened, matched, and saved so that transformers loads them. Imports no torch by itself."""
+"""Models and data of text: opened, matched, and saved so that transformers loads them."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from snugfit.errors import InputError
-from snugfit.runs.model_parts import hub_name, starting_weights
+from snugfit.runs.model_parts import hub_name, starting_weights, told
 from snugfit.runs.request import Request
+from snugfit.workloads.data import Splits
+from snugfit.workloads.hf import load_config
+from snugfit.workloads.hf_files import directory_of, save_beside
+from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
+from snugfit.workloads.tasks import TEXT_TASKS
+from snugfit.workloads.text import TextOptions, open_text
+from snugfit.workloads.text.tokenizer import check_vocabulary, end_id, load_tokenizer, pad_id
 
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.workloads.data import Splits
-
-TEXT_TASKS = ("text-classification", "causal-lm")
 _SAME_OPTIONS = ("task", "packing", "text_column", "label_column", "prompt_column", "samples")
 
 
@@ -33,11 +36,6 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     Raises:
         InputError: Data or tokenizer cannot be had, or they do not go with the model.
     """
-    from snugfit.workloads.hf_files import directory_of
-    from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
-    from snugfit.workloads.text import TextOptions, open_text
-    from snugfit.workloads.text.tokenizer import check_vocabulary, load_tokenizer
-
     assert request.task is not None
     name = hub_name(request)
     vocabulary = vocabulary_size(model)
@@ -69,21 +67,19 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
     )
 
 
-def text_model_args(request: Request, data: Splits, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config fields of a `hf:` model that follow from the data.
+def built_by(request: Request, data: Splits) -> dict[str, Any]:
+    """Returns what a named model is built by; that of a `hf:` model has config fields that follow from the data.
 
     Args:
-        request: What is to be trained.
+        request: What is to be trained; fields that the user set win.
         data: Its labels and tokenizer.
-        given: Fields that the user set; they win.
-
-    Returns:
-        All fields that are changed; other models take only the user's.
     """
-    from snugfit.workloads.text.tokenizer import end_id, pad_id
+    given = told(request, data.num_classes)
+    arguments = given["model_args"] if hub_name(request) is None else _config_fields(request, data, given["model_args"])
+    return {**given, "model_args": arguments, "freeze": request.settings.freeze}
 
-    if hub_name(request) is None:
-        return given
+
+def _config_fields(request: Request, data: Splits, given: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if data.tokenizer is not None:
         fields["pad_token_id"] = pad_id(data.tokenizer)
@@ -108,9 +104,6 @@ def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request
     Raises:
         OSError: A file cannot be written.
     """
-    from snugfit.workloads.hf import load_config
-    from snugfit.workloads.hf_files import save_beside
-
     name = hub_name(request)
     if name is not None:
         use_cache = getattr(load_config(name), "use_cache", None)

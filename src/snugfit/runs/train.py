@@ -13,10 +13,9 @@ from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
-from snugfit.runs.carrying_out import How, carry_out
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.place import RunPlace
-from snugfit.runs.request import NAMES, Request, default_run_dir, model_arguments, resumed_request
+from snugfit.runs.request import NAMES, How, Request, default_run_dir, model_arguments, resumed_request
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
 from snugfit.units import parse_bytes
@@ -160,6 +159,8 @@ def train(
                 return TrainResult.of(summary)
             run.check_checkpoints()
             before = choices.chosen_before(by, run.read_plan())
+            from snugfit.runs.carrying_out import carry_out
+
             return carry_out(
                 request, how, lambda *_: before, lambda known, by: run.described(by.recipe, known.to_mapping())
             )
@@ -171,11 +172,16 @@ def train(
     def choose(known: Request, opened: Splits, task: Task, where: RunPlace) -> Chosen:
         if planned is not None:
             return choices.chosen_by(planned)
-        if budget is not None:
-            assert limits is not None
-            return choices.chosen_by(choices.plan_training(known, opened, task, where, budget, limits))
-        predicted = choices.predicted_for(known, opened, task, where, by) if predict else None
-        return Chosen(recipe=by, predicted=predicted)
+        if budget is None and not predict:
+            return Chosen(recipe=by)
+        from snugfit.runs.planned import plan_training, predicted_for
+
+        if budget is None:
+            return Chosen(recipe=by, predicted=predicted_for(known, opened, task, where, by))
+        assert limits is not None
+        return choices.chosen_by(plan_training(known, opened, task, where, budget, limits))
+
+    from snugfit.runs.carrying_out import carry_out
 
     return carry_out(
         request,

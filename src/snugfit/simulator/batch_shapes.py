@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch.apply import is_dataclass_instance, tensors_of, with_fields
+from snugfit.techniques.microbatch.apply import map_tensors, tensors_of
 
 
 def skeleton_of(batch: Any) -> Any:
@@ -46,22 +45,17 @@ def lives_on_host(batch: Any) -> bool:
     return any(tensor.device.type == "cpu" for tensor in tensors_of(batch))
 
 
-def _skeleton(value: Any) -> Any:
+def _skeleton(batch: Any) -> Any:
+    return map_tensors(batch, _without_memory, lambda value: isinstance(value, torch.Tensor) or _is_pair(value))
+
+
+def _without_memory(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if _is_pair(value):
-        shape, dtype = value
-        if any(size < 0 for size in shape):
-            raise InputError(f"the shape {tuple(shape)} has a negative size. Give sizes of 0 and more.")
-        return torch.empty(tuple(shape), dtype=dtype, device="meta")
-    if isinstance(value, Mapping):
-        return {key: _skeleton(part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_skeleton(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if is_dataclass_instance(value):
-        return with_fields(value, _skeleton)
-    return value
+    shape, dtype = value
+    if any(size < 0 for size in shape):
+        raise InputError(f"the shape {tuple(shape)} has a negative size. Give sizes of 0 and more.")
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
 def _is_pair(value: Any) -> bool:

@@ -8,12 +8,11 @@ worker only.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError, warn
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
@@ -22,7 +21,6 @@ from snugfit.recording.recording import Recording
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import NamedModel
-from snugfit.simulator.session import record_step
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
 from snugfit.workload import Workload, algorithm_and_storage
 
@@ -106,6 +104,8 @@ def estimate(
     settings = {**settings, "assume": assumptions}
     shapes = skeleton_of(batch)
     if step is not None:
+        from snugfit.simulator.session import record_step
+
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps)
         return _estimated(functools.partial(record, on_host=lives_on_host(batch)), cards, None, title, pool)
     arguments = {
@@ -208,11 +208,9 @@ def _estimated(
 
     workers = pool or shared_pool()
     if recipe is not None and recipe.compile != "none":
-        warnings.warn(
+        warn(
             f"compile={recipe.compile!r} is predicted as if the step ran eagerly; a compiled one mostly takes less memory "
             "and time. Measure it to know.",
-            SnugfitWarning,
-            stacklevel=3,
         )
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
     recorded: dict[Personality, Recording] = {}
@@ -221,7 +219,7 @@ def _estimated(
         doing = f"a training step of {title}"
         recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
-        warnings.warn(message, SnugfitWarning, stacklevel=3)
+        warn(message)
     return assemble(
         [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
         headline=next(iter(recorded.values())),

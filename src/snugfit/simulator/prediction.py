@@ -17,7 +17,7 @@ from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
-from snugfit.recording.clock import Timing, clock, runs_of_step
+from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
@@ -201,7 +201,7 @@ def assemble(
     context = None if only is None else only.context
     reserved = None if on_cpu else played.peak_reserved_bytes
     held = played.peak_allocated_bytes if on_cpu else played.peak_reserved_bytes
-    timings = {id(card): _timings(recorded, card) for card, recorded in rows}
+    seconds = {id(card): _step_seconds(card, recorded) for card, recorded in rows}
     workload = headline.workload
     return Estimate(
         title=title,
@@ -224,13 +224,13 @@ def assemble(
         peak_step=next((mark.step for mark in reversed(trace.marks()) if mark.event <= played.peak_event), 0),
         peak_operator=played.peak_operator,
         peak_module=played.peak_module,
-        step_seconds=_mean_seconds(timings[id(only)]) if only is not None else None,
+        step_seconds=seconds[id(only)] if only is not None else None,
         flops=_flops(headline),
         recipe=recipe,
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
         processor=headline.processor,
-        devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
+        devices=tuple(_fit(card, replays[id(recorded)], seconds[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
@@ -239,23 +239,19 @@ def assemble(
     )
 
 
-def _fit(card: Device, replays: Replays, timings: Sequence[Timing | None]) -> DeviceFit:
+def _fit(card: Device, replays: Replays, seconds: float | None) -> DeviceFit:
     fits, headroom = replays.fits(card)
-    return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=_mean_seconds(timings))
+    return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=seconds)
 
 
-def _timings(recorded: Recording, card: Device) -> list[Timing | None]:
+def _step_seconds(card: Device, recorded: Recording) -> float | None:
+    trace = recorded.trace
+    speeds = kept_speeds(recorded.processor, recorded.torch_version) if recorded.processor is not None else None
     if recorded.processor is None:
-        return [clock(recorded.trace, card, step=number) for number in recorded.steady_steps]
-    speeds = kept_speeds(recorded.processor, recorded.torch_version)
-    if speeds is None:
-        return [None]
-    return [cpu_clock(recorded.trace, speeds, step=number) for number in recorded.steady_steps]
-
-
-def _mean_seconds(timings: Sequence[Timing | None]) -> float | None:
-    seconds = [timing.step_seconds for timing in timings if timing is not None]
-    return sum(seconds) / len(seconds) if len(seconds) == len(timings) else None
+        timing = recorded.timing(lambda step: clock(trace, card, step=step))
+    else:
+        timing = None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
+    return None if timing is None else timing.step_seconds
 
 
 def _flops(recorded: Recording) -> int:

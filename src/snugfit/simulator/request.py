@@ -14,7 +14,6 @@ from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
-from snugfit.simulator.session import record_given, without_logs
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +63,8 @@ def record_named(
         InputError: The model does not exist, or does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
+    from snugfit.simulator.session import record_given, without_logs
+
     without_logs()
     task, model = build_named(named)
     from snugfit.workloads.model_batches import batch_for

@@ -1,7 +1,7 @@
 """What is recorded of a run, and in which order: building, first step, steady step, evaluation.
 
 `record_step` records a hand-written `step(model, optimizer, batch)` as it is; `record_given` records the very step of
-`snugfit.prepare`. What is known of the model and its batches goes along with either. Imports no torch.
+`snugfit.prepare`. What is known of the model and its batches goes along with either.
 """
 
 from __future__ import annotations
@@ -15,24 +15,45 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+import torch
+
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, warn
+from snugfit.fake_device.captured import captured_tensors
+from snugfit.fake_device.chance import MOST_TRIED, Chance
+from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
 from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.record import record
+from snugfit.fake_device.sparse_gradients import without_sparse_gradients
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
+from snugfit.recording.replay import replay
+from snugfit.simulator.lazy_modules import give_shapes
+from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.declaration import loaded
-from snugfit.workers import real_run
+from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
+from snugfit.techniques.own_optimizer import own_optimizer
+from snugfit.techniques.quantize.apply import load_libraries
+from snugfit.techniques.true_precision.apply import held_in
+from snugfit.training.course import Course
+from snugfit.training.evaluation import evaluated_at_once, task_of
+from snugfit.training.fallbacks import elements
+from snugfit.training.given_optimizer import name_of
+from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
+from snugfit.training.phases import phase
+from snugfit.training.prepare import prepare
+from snugfit.training.sparse_weights import check_sparse
+from snugfit.training.switch import take_over
+from snugfit.workers import real_run, skeleton
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workers.real_run import Refused
 from snugfit.workload import Workload, algorithm_and_storage
-
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.fake_device.chance import Chance
+from snugfit.workloads.model_files import describe
+from snugfit.workloads.traits import model_traits
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
@@ -72,11 +93,6 @@ def simulate_training(
 
 def built(model: Any) -> Any:
     """Returns the model itself, built without memory when it is a function."""
-    import torch
-
-    from snugfit.fake_device.materialise import without_memory
-    from snugfit.workloads.model_files import describe
-
     if isinstance(model, torch.nn.Module):
         return model
     try:
@@ -94,9 +110,6 @@ def built(model: Any) -> Any:
 
 def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
     """Records with the likelier answer where random numbers decide, then with the others; keeps what takes most memory."""
-    from snugfit.fake_device.chance import MOST_TRIED, Chance
-    from snugfit.recording.replay import replay
-
     chance = Chance()
     best = recorded(chance)
     alternatives = chance.alternatives()
@@ -144,21 +157,6 @@ def record_given(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
-    import torch
-
-    from snugfit.fake_device.materialise import Materialiser, remembered
-    from snugfit.fake_device.record import record
-    from snugfit.simulator.pieces import FewerPieces, repeats
-    from snugfit.techniques.own_optimizer import own_optimizer
-    from snugfit.techniques.quantize.apply import load_libraries
-    from snugfit.training.course import Course
-    from snugfit.training.evaluation import task_of
-    from snugfit.training.phases import phase
-    from snugfit.training.prepare import prepare
-    from snugfit.training.sparse_weights import check_sparse
-    from snugfit.training.switch import take_over
-    from snugfit.workloads.traits import model_traits
-
     if recipe.compile != "none":
         recipe = recipe.replace(compile="none", compile_memory_budget=None)
     subject = _Request(model, batch, arguments.get("forward"))
@@ -184,11 +182,10 @@ def record_given(
     def recorded(evaluation: _Evaluation | None, chance: Chance, **other: Any) -> Recording:
         def train(recorder: Any) -> None:
             with phase("build"):
-                final = {"16": torch.float16, "bf16": torch.bfloat16}.get(recipe.true_precision or "")
                 # Weights that are quantised go to the device layer by layer, from a model built on the host.
                 built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
                 fake = Materialiser()
-                fake.module(model, built_on, final if recipe.init != "host" else None)
+                fake.module(model, built_on, held_in(recipe) if recipe.init != "host" else None)
                 recorder.watch(model)
                 if isinstance(optimizer, torch.optim.Optimizer):
                     fake.optimizer(optimizer, built_on)
@@ -266,12 +263,6 @@ def record_step(
         InputError: The step cannot run.
         CannotSimulateError: Something in the step needs values.
     """
-    import torch
-
-    from snugfit.fake_device.materialise import Materialiser, remembered
-    from snugfit.fake_device.record import record
-    from snugfit.training.phases import phase
-
     subject = _Request(model, batch, None)
     model, batches, settings = subject.model, subject.batches, dict(settings)
     assumptions = settings.pop("assume", None)
@@ -314,7 +305,6 @@ class _Request:
     """The model and the batches of a request, whatever kind of step it asks for."""
 
     def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
-        from snugfit.simulator.lazy_modules import give_shapes
 
         self.model: torch.nn.Module = built(model)
         self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
@@ -322,16 +312,10 @@ class _Request:
 
     def captured(self, *others: Any) -> list[torch.Tensor]:
         """Returns the tensors that the code holds besides those and `others`."""
-        from snugfit.fake_device.captured import captured_tensors
-        from snugfit.workers import skeleton
-
         return captured_tensors(skeleton.arrived(), self.model, self.batches, *others)
 
     def recorded(self, run: Callable[[], Recording], personality: Personality, **facts: Any) -> Recording:
         """Returns what `run` records, with what is known of the model and its batches, and more facts."""
-        from snugfit.fake_device.sparse_gradients import without_sparse_gradients
-        from snugfit.techniques.blocks import find_blocks
-
         dense = without_sparse_gradients(self.model)
         block_names = tuple(find_blocks(self.model))
         weight_bytes, parameters = _weights(self.model)
@@ -371,10 +355,6 @@ class _Evaluation:
             recipe: How the step is held in memory.
             batches: The batches of training, without memory; the largest is taken.
         """
-        from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
-        from snugfit.training.evaluation import evaluated_at_once, task_of
-        from snugfit.training.fallbacks import elements
-
         batch = max(batches, key=elements)
         self._own = task is None
         self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
@@ -391,24 +371,19 @@ class _Evaluation:
             course: The run on fake tensors.
             place: Where the loader puts batches.
         """
-        from snugfit.fake_device.materialise import Materialiser
-
         try:
             course.evaluate(Materialiser().tree(batch, place) for batch in self._batches)
         except Exception as error:
             if not self._own:
                 raise
             reason = " ".join(str(error).split())[:300].rstrip(".")
-            warnings.warn(
+            warn(
                 "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
                 f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
-                SnugfitWarning,
-                stacklevel=2,
             )
 
 
 def _in_its_own_memory(tensor: Any) -> Any:
-    import torch
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
@@ -419,15 +394,12 @@ def _held_by(optimizer: Any) -> tuple[Any, ...]:
 
 
 def _workload(given: Mapping[str, Any], traits: Mapping[str, bool]) -> Workload:
-    from snugfit.training.given_optimizer import name_of
 
     plain = {name: given[name] for name in Workload.__dataclass_fields__ if given.get(name) is not None}
     return Workload.from_mapping({**traits, **plain, "optimizer": name_of(given.get("optimizer", "adamw"))})
 
 
 def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.Module) -> Callable[[Any], Any]:
-    from snugfit.techniques.own_optimizer import own_optimizer
-    from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 
     algorithm, storage = algorithm_and_storage(name)
     workload = Workload.from_mapping({**settings, "optimizer": algorithm})
@@ -450,8 +422,6 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
 
 def _refused(error: Exception, model: torch.nn.Module, personality: Personality) -> Refused:
     """An error of torch or of the user's code, with the module and the line in which it happened."""
-    import torch
-
     names = {id(module): name for name, module in model.named_modules() if name}
     module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -478,14 +448,12 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
 
 
 def _longest(batches: list[Any]) -> int | None:
-    from snugfit.techniques.microbatch.apply import first_tensor
 
     lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
     return max(lengths, default=None) or None
 
 
 def _shape(batches: list[Any]) -> str:
-    from snugfit.techniques.microbatch.apply import first_tensor
 
     shapes = []
     for batch in batches:

@@ -12,7 +12,6 @@ from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.simulator.request import NamedModel, record_named
-from snugfit.simulator.session import record_given
 from snugfit.workload import Workload
 
 BATCH_SIZE = 64
@@ -61,6 +60,8 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
         The subject.
     """
     import torch
+
+    from snugfit.simulator.session import record_given
 
     record = functools.partial(record_given, model, shapes, dict(arguments))
     return Subject(record=record, title=title_of(model), built=isinstance(model, torch.nn.Module))

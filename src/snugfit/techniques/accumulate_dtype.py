@@ -48,6 +48,7 @@ TECHNIQUE = Technique(
     may_change="update",
     follows=_follows,
     goes_with=("microbatch_size",),
+    quiet=True,
     because="it only matters where gradients of microbatches add up in 16-bit weights",
     example=(_CUT, {**_CUT, "accumulate_dtype": "fp32"}),
 )

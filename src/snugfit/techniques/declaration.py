@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -65,6 +65,22 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ByBlock:
+    """How something is done to blocks one by one, by the first field of its technique."""
+
+    how: Literal["again", "away"]
+    """Whether a block is computed again in backward, or what it holds goes away to the host."""
+    everywhere: Changes
+    """Done to all blocks."""
+    value: Callable[[Sequence[int], Sequence[str]], Any]
+    """Returns the value for some blocks, from their indices and the names of all blocks."""
+    count: Callable[[Any, int], int | None]
+    """Returns to how many blocks a value does it, told how many there are; None where it does not choose among them."""
+    in_words: str = ""
+    """What doing it to all blocks is called, to say what that would cost more."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerName:
     """An optimizer that can be asked for by name."""
 
@@ -116,6 +132,8 @@ class Technique:
     """Which workloads it cannot train."""
     lowers: Mapping[str, tuple[Level, OfBoth]] = dataclasses.field(default_factory=dict)
     """Why the update is not that of plain training, said of its first field."""
+    only_on_cards: Mapping[str, OfRecipe] = dataclasses.field(default_factory=dict)
+    """Why a rehearsal cannot have it, said of its first field."""
 
     # In a run
     hooks: str = ""
@@ -126,6 +144,8 @@ class Technique:
     """What a change in the middle of a run touches; empty: it stays as it is for the whole run."""
     per_parameter: bool = False
     """Whether parameters step one by one."""
+    at_build: bool = False
+    """Whether it is about building the model: no step depends on it."""
     updated_by: str = ""
     """`module:class` of the `ParameterUpdate` that does it; empty: on the device, as they are."""
 
@@ -145,6 +165,8 @@ class Technique:
     time; the text is what is said where it has nothing."""
     points: Mapping[str, Changes] = dataclasses.field(default_factory=dict)
     """What it can do to all blocks alike; choices of some blocks lie between these."""
+    by_block: ByBlock | None = None
+    """How it is done to some blocks; None: to all or none."""
     updates: tuple[Choice, ...] = ()
     """Ways of updating."""
     variants: tuple[Choice, ...] = ()
@@ -160,7 +182,9 @@ class Technique:
     because: str = ""
     """Why it is as it is, where no two simulated recipes show it."""
     instead: Callable[[Recipe, str], str] | None = None
-    """What the plan does in its place, from its recipe and the plan's words for `checkpoint`."""
+    """What the plan does in its place, from its recipe and the plan's words for the blocks that are computed again."""
+    quiet: bool = False
+    """Whether a plan's card names its first field only where it is on, as it does all others."""
 
     # On its page
     example: tuple[Changes, Changes] | None = None

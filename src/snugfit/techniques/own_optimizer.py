@@ -67,6 +67,18 @@ def own_optimizer(name: str | None) -> OwnOptimizer | None:
     return loaded(named.built_by)(named.name) if named is not None and named.built_by else None
 
 
+def parted_groups(groups: Groups, parting: Parting) -> Groups:
+    """Returns parameter groups of which each is parted in two, where it has parameters of both kinds."""
+    chosen, mark, other = parting
+    parted: Groups = []
+    for group in groups:
+        for marks, inside in ((mark, True), (other, False)):
+            weights = [weight for weight in group["params"] if (weight in chosen) is inside]
+            if weights:
+                parted.append({**group, **marks, "params": weights})
+    return parted
+
+
 def library_module(optimizer: str, library: str, module: str) -> Any:
     """Imports the one module of ours that takes an optimizer from a library; InputError where the library is missing."""
     instead = ", or use adamw or adafactor."

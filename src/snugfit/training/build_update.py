@@ -16,16 +16,10 @@ from snugfit.techniques.declaration import loaded
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate
+from snugfit.training import optimizers
 from snugfit.training.given_optimizer import GivenOptimizer
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health
-from snugfit.training.optimizers import (
-    choose_kernels,
-    device_of_update,
-    make_optimizer,
-    optimizer_groups,
-    parameter_groups,
-)
 from snugfit.training.update import Update
 
 
@@ -58,11 +52,13 @@ class UpdateBuilder:
         if own is not None:
             own.announce(device)
         given = self.given
-        base = parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
-        groups = optimizer_groups(self.model, base, recipe, workload)
+        base = optimizers.parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
+        groups = optimizers.optimizer_groups(self.model, base, recipe, workload)
         if given is not None:
             given.tell(recipe)
-        return make_optimizer(recipe, workload, groups, device_of_update(self.setup), sparse=self.sparse)
+        return optimizers.make_optimizer(
+            recipe, workload, groups, optimizers.device_of_update(self.setup), sparse=self.sparse
+        )
 
     def __call__(self, recipe: Recipe) -> Update:
         """Builds the update of a recipe.
@@ -76,7 +72,7 @@ class UpdateBuilder:
         gradients = Gradients({**self.named, **others}, setup.workload, summed=summed)
         gradients.drop()
         if self._made and not self.sparse:
-            choose_kernels(self.optimizer, setup)
+            optimizers.choose_kernels(self.optimizer, setup)
         return Update(
             self.optimizer,
             self._parts(setup),

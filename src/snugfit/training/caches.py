@@ -9,11 +9,12 @@ only, so the user's config says afterwards what it said before. A call that asks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
+
+from snugfit.attributes import attributes_set
 
 
 def caching_configs(model: nn.Module) -> list[Any]:
@@ -26,21 +27,13 @@ def caching_configs(model: nn.Module) -> list[Any]:
     return list({id(config): config for config in configs if isinstance(_use_cache(config), bool)}.values())
 
 
-@contextmanager
-def without_caches(configs: list[Any]) -> Iterator[None]:
-    """Keeps models from filling caches inside the context.
+def without_caches(configs: list[Any]) -> AbstractContextManager[None]:
+    """Returns a context inside which models fill no caches.
 
     Args:
         configs: From `caching_configs`; those that say `use_cache` say so again afterwards.
     """
-    asking = [config for config in configs if _use_cache(config)]
-    for config in asking:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in asking:
-            config.use_cache = True
+    return attributes_set([config for config in configs if _use_cache(config)], use_cache=False)
 
 
 def _use_cache(config: Any) -> Any:

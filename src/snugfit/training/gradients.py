@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from snugfit.attributes import attributes_set
 from snugfit.training.health import global_norm
 from snugfit.workload import Workload
 
@@ -45,14 +46,9 @@ class Gradients:
             self._sums[weight] = weight.grad.float()
         weight.grad = None
 
-    @contextmanager
-    def own_backward(self) -> Iterator[None]:
-        """Context of a backward pass of the step; in any other one its hooks do nothing."""
-        self.own = True
-        try:
-            yield
-        finally:
-            self.own = False
+    def own_backward(self) -> AbstractContextManager[None]:
+        """Returns the context of a backward pass of the step; in any other one its hooks do nothing."""
+        return attributes_set([self], own=True)
 
     def present(self) -> dict[str, Tensor]:
         """Returns the gradients there are, by parameter name."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -19,10 +18,8 @@ from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.base import Setup
-from snugfit.techniques.own_optimizer import Groups, own_optimizer
+from snugfit.techniques.own_optimizer import Groups, own_optimizer, parted_groups
 from snugfit.workload import Workload
-
-OptimizerFunction = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,17 +103,7 @@ def optimizer_groups(model: nn.Module, groups: Groups, recipe: Recipe, workload:
     """
     own = own_optimizer(recipe.optimizer or workload.optimizer)
     parting = own.parted(model) if own is not None else None
-    return groups if parting is None else _parted(groups, *parting)
-
-
-def _parted(groups: Groups, chosen: set[nn.Parameter], mark: dict[str, Any], other: dict[str, Any]) -> Groups:
-    parted: Groups = []
-    for group in groups:
-        for marks, inside in ((mark, True), (other, False)):
-            weights = [weight for weight in group["params"] if (weight in chosen) is inside]
-            if weights:
-                parted.append({**group, **marks, "params": weights})
-    return parted
+    return groups if parting is None else parted_groups(groups, parting)
 
 
 def make_optimizer(

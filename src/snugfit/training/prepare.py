@@ -27,11 +27,7 @@ from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
-from snugfit.training.optimizers import (
-    OPTIMIZER_TABLE,
-    check_takes_no_closure,
-    trained_parameters,
-)
+from snugfit.training.optimizers import OPTIMIZER_TABLE, check_takes_no_closure, trained_parameters
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
 from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of

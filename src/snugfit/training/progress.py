@@ -5,13 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
-from snugfit.device_kinds import CPU, memory_in_use
 from snugfit.units import format_bytes, format_seconds
 
 LINE_SECONDS = 30.0
@@ -97,35 +92,3 @@ class Progress:
         """Takes the bar away."""
         if self._bar is not None:
             self._bar.close()
-
-
-def memory_reader(device: torch.device) -> Callable[[], Memory | None]:
-    """Returns a function that reads how much memory a training takes, as the system counts it.
-
-    Args:
-        device: Where the model is trained.
-
-    Returns:
-        Function giving (now, peak) in bytes: what torch has allocated on a card; on the CPU the process's resident bytes
-        above those at this call, so call it before the model is built; None where unknown.
-    """
-    if device.type != CPU:
-        return partial(memory_in_use, device)
-    if not _STATUS.exists():
-        return lambda: None
-    baseline, _ = _resident_bytes()
-
-    def above_baseline() -> Memory:
-        now, peak = _resident_bytes()
-        return max(0, now - baseline), max(0, peak - baseline)
-
-    return above_baseline
-
-
-_STATUS = Path("/proc/self/status")
-
-
-def _resident_bytes() -> Memory:
-    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)
-    now, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # the kernel's kB are 1024 bytes
-    return now, peak

@@ -30,20 +30,9 @@ def steps_per_epoch(dataset: Any, batch_size: int) -> int:
         batch_size: Samples of one batch.
 
     Returns:
-        Number of batches, at least 1.
-
-    Raises:
-        InputError: The batch is larger than the data.
+        Number of batches; the last may be smaller.
     """
-    count = len(dataset)
-    if batch_size < 1:
-        raise InputError(f"batch size is {batch_size}; it must be at least 1.")
-    if batch_size > count:
-        raise InputError(
-            f"batch size {batch_size} is larger than the data, which has {count} samples. "
-            f"Give a batch size of at most {count}, or more data."
-        )
-    return -(-count // batch_size)
+    return -(-len(dataset) // batch_size)
 
 
 def batches(
@@ -75,13 +64,12 @@ def batches(
         Generator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
 
     Raises:
-        InputError: The batch is larger than the data; or, while iterating, a sample cannot be read.
+        InputError: While iterating, a sample cannot be read.
     """
-    steps = steps_per_epoch(dataset, batch_size)
     pin = usable_pin_memory(pin_memory)
     count = len(dataset)
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)
-    pieces = [order[step * batch_size : (step + 1) * batch_size] for step in range(start, steps)]
+    pieces = [order[first : first + batch_size] for first in range(start * batch_size, count, batch_size)]
     if workers == 0:
         return _load_here(dataset, pieces, pin)
     return _load_in_workers(dataset, pieces, pin, workers, prefetch, (seed + epoch) % 2**63)

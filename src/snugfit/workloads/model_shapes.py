@@ -8,7 +8,7 @@ import torch
 
 from snugfit.errors import SequenceTooLongError
 from snugfit.workloads import hf_sizes
-from snugfit.workloads.weights import LAYERS_WITH_CLASSES
+from snugfit.workloads.weights import LAYERS_WITH_CLASSES, outputs_of
 
 _TORCHVISION_SIZE = 224
 """Crop size of ImageNet training that torchvision's classification models share where nothing else is said."""
@@ -91,7 +91,7 @@ def output_classes(model: torch.nn.Module) -> int | None:
     """
     for module in reversed(list(model.modules())):
         if isinstance(module, LAYERS_WITH_CLASSES):
-            return int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
+            return outputs_of(module)
     return None
 
 

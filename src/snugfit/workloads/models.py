@@ -23,7 +23,6 @@ from snugfit.workloads import hf, model_files
 from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, replace_heads
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
-INITS = ("host", "device", "meta")
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
 
 
@@ -59,8 +58,6 @@ def build_model(
     Raises:
         InputError: Anything of this does not exist or does not fit.
     """
-    if init not in INITS:
-        raise InputError(f"init is {init!r}, which is unknown; {did_you_mean(init, INITS)}")
     device = torch.device(device)
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)

@@ -10,13 +10,13 @@ Source: pytorch/vision, `references/segmentation/train.py`, `references/detectio
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import InputError
 from snugfit.private_torch import BatchNorm, DropoutNd
 from snugfit.workloads.model_shapes import published_side, published_weights
@@ -127,25 +127,12 @@ def detector_loss(model: nn.Module, batch: Any) -> Tensor:
         model: A detector of torchvision.
         batch: (list of images, list of targets).
     """
-    with _returning_losses(model):
+    # Detectors return losses in training mode only. Layers whose values depend on the mode keep the one they have.
+    resting = [one for one in model.modules() if not one.training and not isinstance(one, BatchNorm | DropoutNd)]
+    with attributes_set(resting, training=True):
         losses: dict[str, Tensor] = model(*batch)
     total: Any = sum(losses.values())
     return cast(Tensor, total)
-
-
-@contextlib.contextmanager
-def _returning_losses(model: nn.Module) -> Iterator[None]:
-    """Detectors return losses in training mode only. Layers whose values depend on the mode keep the one they have."""
-    changed = [
-        module for module in model.modules() if not module.training and not isinstance(module, BatchNorm | DropoutNd)
-    ]
-    for module in changed:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module in changed:
-            module.training = False
 
 
 def split_detection(batch: Any, size: int) -> list[Any]:

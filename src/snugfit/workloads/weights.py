@@ -188,7 +188,7 @@ def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, ori
     # The model's own head is its last layer; an auxiliary head is the last layer of another child of the model.
     for part_name, part in model.named_children():
         layers = [(name, module) for name, module in part.named_modules() if isinstance(module, LAYERS_WITH_CLASSES)]
-        if layers and _outputs(layers[-1][1]) == old_classes:
+        if layers and outputs_of(layers[-1][1]) == old_classes:
             name = ".".join(piece for piece in (part_name, layers[-1][0]) if piece)
             heads[name] = layers[-1][1]
     if not heads:
@@ -203,7 +203,8 @@ def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, ori
     note(_head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
 
 
-def _outputs(layer: torch.nn.Module) -> int:
+def outputs_of(layer: torch.nn.Module) -> int:
+    """Returns how many outputs a layer of `LAYERS_WITH_CLASSES` has."""
     return int(getattr(layer, "out_features", 0) or getattr(layer, "out_channels", 0))
 
 

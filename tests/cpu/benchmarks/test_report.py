@@ -37,12 +37,12 @@ ROWS = [
 
 
 def test_the_spread_of_errors(report):
-    found = report.distribution(ROWS, "allocated_bytes")
+    found = report.memory.distribution(ROWS, "allocated_bytes")
     assert found["rows"] == 4 and found["median"] == pytest.approx(0.015)
     assert found["over"] == pytest.approx(0.02) and found["under"] == pytest.approx(-0.1)
     assert found["within_2_percent"] == 3
-    assert report.distribution([], "allocated_bytes") is None
-    assert report.distribution(ROWS, "reserved_bytes") is None
+    assert report.memory.distribution([], "allocated_bytes") is None
+    assert report.memory.distribution(ROWS, "reserved_bytes") is None
 
 
 def write(folder, rows):
@@ -93,7 +93,7 @@ def test_the_page_in_the_repository_is_the_one_that_its_results_make(report, tmp
     ],
 )
 def test_ticks_of_errors(report, errors, ticks):
-    assert report.percent_ticks(errors) == [*(-tick for tick in reversed(ticks)), 0, *ticks]
+    assert report.memory.percent_ticks(errors) == [*(-tick for tick in reversed(ticks)), 0, *ticks]
 
 
 @pytest.mark.parametrize("worst", [0.001, 0.3])
@@ -102,7 +102,7 @@ def test_the_figure_has_plain_percentages(report, tmp_path, monkeypatch, worst):
     kept = []
     monkeypatch.setattr(pyplot, "close", kept.append)
     rows = [row("a", round(2**24 * (1 + worst)), 2**24), row("b", 2**30, 2**30), row("c", 2**20, 2**20)]
-    assert report.figure(rows, "cpu-x", tmp_path / "a.png")
+    assert report.memory.figure(rows, "cpu-x", tmp_path / "a.png")
     monkeypatch.undo()
     [chart] = kept
     axes = chart.axes[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -191,6 +192,21 @@ class Line(NamedTuple):
 
 def wrong(words: str, *parts: str, code: int = 2) -> Line:
     return Line(words, parts, code)
+
+
+def every(words: str, values: str, *parts: str, code: int = 2) -> list[Line]:
+    """The same line with one value after the other, as typed; `{}` is the value, in the parts as the shell reads it."""
+    return [
+        wrong(
+            words.replace("{}", value), *(part.replace("{}", "".join(shlex.split(value))) for part in parts), code=code
+        )
+        for value in re.findall(r"'[^']*'|\S+", values)
+    ]
+
+
+def within(words: str, *lines: Line) -> list[Line]:
+    """Lines whose words stand in others, at `{}`."""
+    return [line._replace(words=words.replace("{}", line.words)) for line in lines]
 
 
 def make_folder(folder: Path) -> None:

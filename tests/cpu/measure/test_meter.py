@@ -10,10 +10,11 @@ import sys
 
 import patience
 import pytest
+import torch
 
 from snugfit.errors import InputError
 from snugfit.measure.fresh import TUNED_ENVIRONMENT
-from snugfit.measure.meter import meter_for
+from snugfit.measure.meter import memory_reader, meter_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's peak is read from /proc")
 
@@ -99,3 +100,15 @@ def test_unknown_device_and_window_are_refused():
         meter_for("meta")
     with pytest.raises(InputError, match="at least 1"):
         meter_for("cpu", window_steps=0)
+
+
+@linux
+def test_memory_counts_what_is_taken_after():
+    read = memory_reader(torch.device("cpu"))
+    before, _ = read()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    now, peak = read()
+    assert 60 * 2**20 < now - before < 80 * 2**20
+    assert peak >= now
+    del held
+    assert memory_reader(torch.device("meta"))() is None

@@ -3,7 +3,8 @@
 import planned
 import pytest
 
-from snugfit.planner.search import Search, block_choice
+from snugfit.planner.search import Search
+from snugfit.planner.space import BY_BLOCK
 from snugfit.recipe import Recipe
 
 
@@ -49,7 +50,7 @@ def test_the_choice_fits_and_no_fewer_blocks_would(searched: Search):
     capacity = (plain + everything) / 2
     chosen = composition.chosen(size, "plain", capacity, offload=False)
     assert chosen is not None and chosen.need_bytes <= capacity
-    fewer = chosen.checkpointed[:-1]
+    fewer = chosen.blocks["again"][:-1]
     assert level_of(composition, fewer) > capacity
     assert composition.chosen(size, "plain", everything * 0.5, offload=False) is None
 
@@ -69,6 +70,11 @@ def test_the_solver_agrees_with_counting_from_the_front(searched: Search):
 
 def test_words_for_blocks():
     names = ("a.0", "a.1", "a.2")
-    assert [block_choice(chosen, names) for chosen in ((), (0, 1, 2), (0, 1), (1, 2))] == [
+    field, by = BY_BLOCK["again"]
+    assert field == "checkpoint"
+    assert [by.value(chosen, names) for chosen in ((), (0, 1, 2), (0, 1), (1, 2))] == [
         "none", "all", "blocks:2", ("a.1", "a.2"),
+    ]  # fmt: skip
+    assert [by.count(value, 3) for value in ("none", "all", "selective", "blocks:2", "every:2", ("a.1", "a.2"))] == [
+        None, 3, None, 2, 2, 2,
     ]  # fmt: skip

@@ -5,9 +5,8 @@ import pytest
 from snugfit.contexts import Context, measured
 from snugfit.devices import DEVICES
 from snugfit.errors import InputError, RecipeError
-from snugfit.measure.process_memory import kernel_bytes
+from snugfit.measure.process_memory import _left_in_group, kernel_bytes
 from snugfit.planner.constraints import Constraints, constraints_from
-from snugfit.planner.host_memory import _left_in_group
 from snugfit.planner.margin import margin_for
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload

@@ -79,7 +79,7 @@ def test_fused_is_advised_where_the_class_has_it(name):
     suggestions = _advice(name, foreach=True, **settings).suggestions
     [fused] = [one for one in suggestions if one.optimizer_arguments == {"fused": True}]
     assert fused.saved_bytes == pytest.approx(real, rel=0.05, abs=70_000)
-    assert fused.settings == ({} if name == "Adagrad" else {"optimizer_impl": "fused"})
+    assert fused.recipe == ({} if name == "Adagrad" else {"optimizer_impl": "fused"})
 
 
 @pytest.mark.parametrize("settings", [{}, {"foreach": False}, {"fused": True}])

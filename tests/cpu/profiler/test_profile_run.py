@@ -239,11 +239,11 @@ def test_advice_comes_from_simulations(profiled):
         with_advice=True,
     )
     best = profile.advice.suggestions[0]
-    assert best.settings == {"checkpoint": "all"} and best.text == "checkpointing these 4 blocks"
+    assert best.recipe == {"checkpoint": "all"} and best.text == "checkpointing these 4 blocks"
     assert best.saved_bytes > 0.3 * profile.allocator_peak_bytes
     # Of 8 products forward and 15 backward (the batch needs no gradient), the first of each block is computed again:
     # the second one's result is not needed, and recomputation stops before it.
-    assert best.time_is_flops and best.more_time == pytest.approx(4 / 23)
+    assert best.more_time is None and best.more_flops == pytest.approx(4 / 23)
     assert profile.advice.simulated_peak_bytes == pytest.approx(profile.allocator_peak_bytes, rel=0.05)
 
 

@@ -8,9 +8,7 @@ import select
 import struct
 import termios
 
-import torch
-
-from snugfit.training.progress import Progress, memory_reader
+from snugfit.training.progress import Progress
 
 
 def test_lines_are_few_and_whole():
@@ -52,14 +50,3 @@ def test_bar_on_a_terminal():
             text += os.read(parent, 65536).decode()
     os.close(parent)
     assert "4/4" in text and "loss 3, 7 samples/s" in text and "a line above" in text
-
-
-def test_memory_counts_what_is_taken_after():
-    read = memory_reader(torch.device("cpu"))
-    before, _ = read()
-    held = torch.ones(64 * 2**20, dtype=torch.uint8)
-    now, peak = read()
-    assert 60 * 2**20 < now - before < 80 * 2**20
-    assert peak >= now
-    del held
-    assert memory_reader(torch.device("meta"))() is None

@@ -17,8 +17,9 @@ torch.utils.checkpoint, non-reentrant; Korthikanti et al., 2022 (arXiv:2205.0519
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, ByBlock, Technique
 
 _ALL = {"checkpoint": "all"}
 
@@ -31,18 +32,27 @@ class Fields:
     """Activation checkpointing: none, all (every block), selective (keep matmuls and attention, recompute the rest),
     every:N (every N-th block), blocks:K (exactly the first K blocks), or names of modules, separated by commas."""
 
-    @property
-    def checkpoint_count(self) -> tuple[str, int] | None:
-        """`("every", N)` or `("blocks", K)` when checkpoint counts blocks, else None."""
-        if isinstance(self.checkpoint, str) and ":" in self.checkpoint:
-            kind, _, number = self.checkpoint.partition(":")
-            return kind, int(number)
-        return None
-
 
 def _counts(checkpoint: str | tuple[str, ...]) -> bool:
     kind, _, number = checkpoint.partition(":") if isinstance(checkpoint, str) else ("", "", "")
     return kind in ("every", "blocks") and number.isdecimal() and int(number) > 0
+
+
+def _some(chosen: Sequence[int], names: Sequence[str]) -> str | tuple[str, ...]:
+    """The shortest way to say which blocks are meant."""
+    if not chosen:
+        return "none"
+    if len(chosen) == len(names):
+        return "all"
+    in_front = list(chosen) == list(range(len(chosen)))
+    return f"blocks:{len(chosen)}" if in_front else tuple(names[number] for number in chosen)
+
+
+def _count(value: str | tuple[str, ...], blocks: int) -> int | None:
+    if isinstance(value, tuple):
+        return len(value)
+    kind, _, number = value.partition(":")
+    return {"all": blocks, "blocks": int(number or 0), "every": -(-blocks // int(number or 1))}.get(kind)
 
 
 TECHNIQUE = Technique(
@@ -82,6 +92,7 @@ TECHNIQUE = Technique(
     moves=(),
     turns=({"checkpoint": "selective"}, _ALL),
     points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
+    by_block=ByBlock(how="again", everywhere=_ALL, value=_some, count=_count, in_words="checkpointing all blocks"),
     instead=lambda r, _: f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else "",
     example=({}, _ALL),
 )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
@@ -186,15 +187,8 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 @contextmanager
 def _still_statistics(norms: list[Any], around: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Lets batch norms normalise by the batch's statistics without moving the running ones a second time."""
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        with around or nullcontext():
-            yield
-    finally:
-        for norm, (momentum, count) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
+    with attributes_set(norms, momentum=0.0, num_batches_tracked=None), around or nullcontext():
+        yield
 
 
 def _with_children(model: nn.Module) -> Iterator[str]:

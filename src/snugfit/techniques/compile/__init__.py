@@ -62,6 +62,9 @@ TECHNIQUE = Technique(
             lambda r, _: r.compile not in ("none", "eager", "aot_eager"),
         ),
     },
+    only_on_cards={
+        "it is compiled on a card, and the compiler knows no card that is pretended": lambda r: r.compile != "none",
+    },
     hooks="snugfit.techniques.compile.apply:Compile",
     stage="model",
     never={

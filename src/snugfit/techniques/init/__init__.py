@@ -52,7 +52,9 @@ TECHNIQUE = Technique(
     summary="the second copy of the model while it loads",
     known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
     spellings={("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)},
+    at_build=True,
     least={"init": "device"},
+    quiet=True,
     because="building takes no more than training, which does not depend on it",
     unmeasured="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
 )

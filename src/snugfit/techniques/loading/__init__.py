@@ -61,5 +61,6 @@ TECHNIQUE = Technique(
         "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
         "prefetch": "loading of data is not simulated",
     },
+    quiet=True,
     unmeasured="it moves work to other processes and changes neither the step's memory nor its arithmetic",
 )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import warnings
 
 from snugfit.device_kinds import KINDS, is_there
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 
 
 def usable_pin_memory(wanted: bool) -> bool:
@@ -26,6 +25,4 @@ def usable_pin_memory(wanted: bool) -> bool:
 
 @functools.cache
 def _warn_no_effect() -> None:
-    warnings.warn(
-        "pin_memory has no effect here: there is no CUDA device to copy to. Leave it out.", SnugfitWarning, stacklevel=4
-    )
+    warn("pin_memory has no effect here: there is no CUDA device to copy to. Leave it out.")

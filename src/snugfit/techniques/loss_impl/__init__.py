@@ -47,6 +47,7 @@ TECHNIQUE = Technique(
     summary="logits of a large vocabulary, three times over",
     known_as="chunked-loss liger liger-kernel cut-cross-entropy cce linear-cross-entropy fused-loss cross-entropy",
     spellings={("liger", "liger-kernel", "cce", "cut-cross-entropy"): ("fused", "chunked"), ("none",): ("full",)},
+    only_on_cards={"its kernels are written for cards": lambda r: r.loss_impl == "fused"},
     hooks="snugfit.techniques.loss_impl.apply:LossImpl",
     stage="calls",  # after adapters, which may sit on the head
     may_change="passes",

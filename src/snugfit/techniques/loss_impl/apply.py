@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, warn
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits, LossFunction
@@ -62,14 +63,9 @@ class LossImpl(ModelTechnique):
         output = forward(*args, **kwargs)
         return output if torch.is_grad_enabled() or not self.active else _computed(output)
 
-    @contextmanager
-    def around_forward(self) -> Iterator[None]:
-        """Context in which the head defers its logits."""
-        self.active = True
-        try:
-            yield
-        finally:
-            self.active = False
+    def around_forward(self) -> AbstractContextManager[None]:
+        """Returns the context in which the head defers its logits."""
+        return attributes_set([self], active=True)
 
 
 def _computed(output: Any) -> Any:

@@ -62,6 +62,12 @@ TECHNIQUE = Technique(
         )
         for name in _NAMES
     ),
+    only_on_cards={
+        "it is compiled on a card, and the compiler knows no card that is pretended": lambda r: (
+            r.optimizer in ("adamw4bit", "adamwfp8")
+        ),
+        "its pages are moved by CUDA's driver": lambda r: r.optimizer == "paged-adamw8bit",
+    },
     least=_4BIT,
     starts=("few bits",),
     moves=(

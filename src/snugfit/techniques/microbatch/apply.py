@@ -20,64 +20,41 @@ IGNORED_LABEL = -100
 """Label that torch's cross-entropy leaves out by default."""
 
 
-def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(
+    batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
+) -> Any:
     """Returns a batch with a function applied to every tensor in it.
 
     Args:
         batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else is kept.
         change: What becomes of each tensor.
+        is_leaf: What is changed in place of tensors.
 
     Returns:
         The same structure; mappings become dicts.
     """
-    if isinstance(batch, Tensor):
+    if is_leaf(batch):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
+        return {key: map_tensors(value, change, is_leaf) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [map_tensors(value, change) for value in batch]
+        parts = [map_tensors(value, change, is_leaf) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if is_dataclass_instance(batch):
-        return with_fields(batch, lambda value: map_tensors(value, change))
-    return batch
-
-
-def is_dataclass_instance(value: Any) -> bool:
-    """Returns whether a value is an object of a dataclass.
-
-    Args:
-        value: Anything.
-    """
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def with_fields(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a copy of a dataclass object with a function applied to its fields; frozen ones included.
-
-    Args:
-        value: The object.
-        change: What becomes of each field's value.
-    """
-    made = copy.copy(value)  # in place of its constructor, which may do other things than store its arguments
-    for field in dataclasses.fields(value):
-        if hasattr(value, field.name):
-            object.__setattr__(made, field.name, change(getattr(value, field.name)))
+    if not _is_dataclass_instance(batch):
+        return batch
+    made = copy.copy(batch)  # in place of its constructor, which may do other things than store its arguments
+    for name, value in _fields_of(batch):
+        object.__setattr__(made, name, map_tensors(value, change, is_leaf))  # a frozen one, too
     return made
 
 
-def parts_of(batch: Any) -> Iterable[Any]:
-    """Returns what a batch consists of; nothing for anything but tuples, lists, mappings and dataclasses.
+def _is_dataclass_instance(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
-    Args:
-        batch: A batch, or a part of one.
-    """
-    if isinstance(batch, Mapping):
-        return batch.values()
-    if isinstance(batch, tuple | list):
-        return batch
-    if is_dataclass_instance(batch):
-        return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
-    return ()
+
+def _fields_of(value: Any) -> list[tuple[str, Any]]:
+    names = [field.name for field in dataclasses.fields(value)]
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
@@ -91,9 +68,16 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     """
     if isinstance(batch, Tensor):
         yield batch
-    else:
-        for part in parts_of(batch):
-            yield from tensors_of(part)
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, tuple | list):
+        parts = batch
+    elif _is_dataclass_instance(batch):
+        parts = [value for _, value in _fields_of(batch)]
+    for part in parts:
+        yield from tensors_of(part)
 
 
 def first_tensor(batch: Any) -> Tensor | None:

@@ -10,10 +10,11 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from snugfit.techniques.linear_layers import embedding_weights, head_weights
-from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting, Settings
+from snugfit.techniques.own_optimizer import Groups, OwnOptimizer, Parting, Settings, parted_groups
 
 ALGORITHM = "algorithm"
 """Key of a parameter group: muon or adamw."""
+_MARKS = {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
 
 
 def muon_weights(model: nn.Module) -> set[nn.Parameter]:
@@ -81,21 +82,13 @@ class MuonWithAdamW(Optimizer):
             part.step()
 
 
-def _parted(params: Iterable[Any]) -> list[dict[str, Any]]:
+def _parted(params: Iterable[Any]) -> Groups:
     given = list(params)
-    groups = [dict(group) for group in given] if given and isinstance(given[0], dict) else [{"params": given}]
-    parted = []
-    for group in groups:
-        if ALGORITHM in group:
-            parted.append(group)
-            continue
-        weights = list(group["params"])
-        for algorithm, chosen in (
-            ("muon", [w for w in weights if w.dim() == 2]),
-            ("adamw", [w for w in weights if w.dim() != 2]),
-        ):
-            if chosen:
-                parted.append({**group, ALGORITHM: algorithm, "params": chosen})
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    parted: Groups = []
+    for group in ({**group, "params": list(group["params"])} for group in groups):
+        matrices = {weight for weight in group["params"] if weight.dim() == 2}
+        parted += [group] if ALGORITHM in group else parted_groups([group], (matrices, *_MARKS))
     return parted
 
 
@@ -106,7 +99,7 @@ class MuonOptimizer(OwnOptimizer):
 
     def parted(self, model: nn.Module) -> Parting:
         """Returns its matrices."""
-        return muon_weights(model), {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
+        return muon_weights(model), *_MARKS
 
     def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
         """Builds it; AdamW's part takes the kernels."""

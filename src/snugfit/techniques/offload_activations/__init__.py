@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, ByBlock, Technique
 
 _ALL = {"offload_activations": "all"}
 _INPUTS = {"checkpoint": "all", "offload_activations": "checkpoints"}
@@ -60,6 +60,12 @@ TECHNIQUE = Technique(
     turns=(_INPUTS,),
     trials=(_ALL, _INPUTS),
     points={"offload": _ALL, "checkpoint+offload": _INPUTS},
+    by_block=ByBlock(
+        how="away",
+        everywhere=_ALL,
+        value=lambda chosen, names: tuple(names[number] for number in chosen) or "none",
+        count=lambda value, _: len(value) if isinstance(value, tuple) else None,
+    ),
     on_host=True,
     instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     example=({}, _ALL),

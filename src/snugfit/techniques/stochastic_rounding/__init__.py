@@ -47,6 +47,7 @@ TECHNIQUE = Technique(
     per_parameter=True,
     updated_by="snugfit.techniques.stochastic_rounding.apply:RoundedUpdate",
     goes_with=("precision",),
+    quiet=True,
     because="it only matters for weights that are held in bf16",
     example=({"precision": "bf16-true"}, {"precision": "bf16-true", "stochastic_rounding": True}),
 )

@@ -26,18 +26,7 @@ import torch
 
 from snugfit.errors import InputError, did_you_mean, listed, warn
 from snugfit.library_imports import needed
-from snugfit.workloads.data.splits import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    BatchedImages,
-    Bytes,
-    ImageOptions,
-    Indices,
-    Splits,
-    check_channels,
-    three_parts,
-    to_tensor,
-)
+from snugfit.workloads.data import splits
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
@@ -47,15 +36,13 @@ _NOT_DATA = ("__MACOSX",)
 """Folders that an archive of macOS brings along; they hold no images, whatever the names inside."""
 
 
-class FolderImages(BatchedImages):
+class FolderImages(splits.BatchedImages):
     """Image files of one split, decoded when they are asked for."""
 
-    def __init__(self, paths: Sequence[str], labels: Indices, options: ImageOptions) -> None:
+    def __init__(self, paths: Sequence[str], labels: splits.Indices, options: splits.ImageOptions) -> None:
         self.paths, self.labels = list(map(str, paths)), labels
         self.unreadable: set[str] = set()
         self._options = options
-        self._mean = np.asarray(IMAGENET_MEAN, dtype=np.float32).reshape(1, 3, 1, 1) * 255
-        self._std = np.asarray(IMAGENET_STD, dtype=np.float32).reshape(1, 3, 1, 1) * 255
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
@@ -71,10 +58,11 @@ class FolderImages(BatchedImages):
             InputError: A file cannot be decoded, and `strict`; or no file can.
         """
         places, pictures = zip(*(self._readable(int(index)) for index in indices), strict=True)
-        images = to_tensor(np.stack(pictures), self._mean, self._std, self._options.channels, self._options.image_size)
+        scale = splits.IMAGENET_MEAN, splits.IMAGENET_STD
+        images = splits.to_tensor(np.stack(pictures), *scale, self._options.channels, self._options.image_size)
         return images, torch.from_numpy(self.labels[np.asarray(places, dtype=np.int64)])
 
-    def _readable(self, index: int) -> tuple[int, Bytes]:
+    def _readable(self, index: int) -> tuple[int, splits.Bytes]:
         """Returns the first image from an index on that can be decoded, and its index."""
         count = len(self.paths)
         for place in (at % count for at in range(index, index + count)):
@@ -90,7 +78,7 @@ class FolderImages(BatchedImages):
         raise InputError(f"none of {count} images can be read, {self.paths[index]!r} among them. Give other files.")
 
 
-def read_image(path: str, size: int | None) -> Bytes:
+def read_image(path: str, size: int | None) -> splits.Bytes:
     """Returns one image file as RGB, scaled and cut to a square where a size is given.
 
     Args:
@@ -122,11 +110,11 @@ def _unreadable() -> tuple[type[Exception], ...]:
     return OSError, ValueError, SyntaxError, Image.DecompressionBombError
 
 
-def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
+def open_imagefolder(directory: str, options: splits.ImageOptions) -> splits.Splits:
     """Opens a folder of images."""
     name = f"imagefolder:{directory}"
     needed(f"data {name!r} needs", "torchvision", install="snugfit[vision]")
-    check_channels(name, 3, options.channels)
+    splits.check_channels(name, 3, options.channels)
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise InputError(f"data {name!r}: the folder does not exist. Give a folder with one folder for each class.")
@@ -140,7 +128,9 @@ def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
         folder = given["train"]
         raise InputError(f"data {name!r}: {str(folder)!r} has no class folders. Put images into {folder.name}/CLASS/.")
     found = {part: _files(name, folder, class_names) for part, folder in given.items()}
-    cut = three_parts(name, {part: labels for part, (_, labels) in found.items()}, options.samples, shares=(0.7, 0.1))
+    cut = splits.three_parts(
+        name, {part: labels for part, (_, labels) in found.items()}, options.samples, shares=(0.7, 0.1)
+    )
     files = {part: (found[source][0][kept], found[source][1][kept]) for part, (source, kept) in cut.items()}
     every = np.concatenate([paths for paths, _ in files.values()]).tolist()
     unreadable = _check_files(name, every, options.image_size)
@@ -151,10 +141,10 @@ def open_imagefolder(directory: str, options: ImageOptions) -> Splits:
         paths, labels = _without(name, part, one, unreadable, class_names)
         images[part] = FolderImages(paths.tolist(), labels, options)
     left_out = tuple(sorted(unreadable))
-    return Splits(name=name, **images, num_classes=len(class_names), class_names=class_names, left_out=left_out)
+    return splits.Splits(name=name, **images, num_classes=len(class_names), class_names=class_names, left_out=left_out)
 
 
-Files = tuple[np.ndarray, Indices]
+Files = tuple[np.ndarray, splits.Indices]
 """Paths, as objects, and their labels."""
 
 
@@ -173,7 +163,7 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
                 f"data {name!r}: class {child.name!r} of {folder.name} is not among those of train; {hint}"
             )
     found = make_dataset(folder, numbers, is_valid_file=lambda path: _is_image(Path(path), folder), allow_empty=True)
-    labels: Indices = np.array([label for _, label in found], dtype=np.int64)
+    labels: splits.Indices = np.array([label for _, label in found], dtype=np.int64)
     for child in _folders(folder):
         if numbers[child.name] not in labels:
             raise InputError(

@@ -127,11 +127,6 @@ class ArrayImages(BatchedImages):
     image_size: int | None
     """Height and width to give; None: as stored."""
 
-    def __post_init__(self) -> None:
-        self._mean, self._std = (
-            np.asarray(values, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for values in (self.mean, self.std)
-        )
-
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
 
@@ -142,16 +137,18 @@ class ArrayImages(BatchedImages):
             Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         picked = np.asarray(indices, dtype=np.int64)
-        images = to_tensor(self.images[picked], self._mean, self._std, self.channels, self.image_size)
+        images = to_tensor(self.images[picked], self.mean, self.std, self.channels, self.image_size)
         return images, torch.from_numpy(self.labels[picked]).clone()
 
 
-def to_tensor(images: Bytes, mean: np.ndarray, std: np.ndarray, channels: int, size: int | None) -> torch.Tensor:
+def to_tensor(
+    images: Bytes, mean: Sequence[float], std: Sequence[float], channels: int, size: int | None
+) -> torch.Tensor:
     """Returns images as a normalised float tensor.
 
     Args:
         images: uint8, `[B, H, W, C]`.
-        mean: Mean by stored channel, `[1, C, 1, 1]`, of values from 0 to 255.
+        mean: Mean of each stored channel, of values from 0 to 1.
         std: Standard deviation, likewise.
         channels: Channels of the result.
         size: Height and width of the result; None: as they are.
@@ -159,7 +156,8 @@ def to_tensor(images: Bytes, mean: np.ndarray, std: np.ndarray, channels: int, s
     Returns:
         float32, `[B, channels, H, W]`.
     """
-    values = (np.moveaxis(images, 3, 1) - mean) / std
+    middle, width = (np.asarray(numbers, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for numbers in (mean, std))
+    values = (np.moveaxis(images, 3, 1) - middle) / width
     if channels == 1 and values.shape[1] > 1:
         values = values.mean(axis=1, keepdims=True)
     picture = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

@@ -5,6 +5,7 @@ All text is turned into token ids when the data is opened; batches are dicts as 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from snugfit.workloads.text import causal, chats, documents, embedded
 from snugfit.workloads.text.classification import LabelledRows, has_labels, label_order, labelled_rows
 from snugfit.workloads.text.columns import prompt_columns, text_column
 from snugfit.workloads.text.limits import Cut, check_ids
-from snugfit.workloads.text.options import TextOptions
 from snugfit.workloads.text.packing import PackedTexts
 from snugfit.workloads.text.padded import PaddedTexts
 from snugfit.workloads.text.ragged import Ids, Indices, Ragged
@@ -39,6 +39,30 @@ SHARES = (0.8, 0.1)
 
 RANDOM_CLASSES = 2
 """Labels of random data where the model does not say them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions:
+    """How text is read."""
+
+    task: str
+    """text-classification or causal-lm."""
+    seq_len: int
+    """Most tokens of a sample."""
+    packing: bool = False
+    """Short samples are laid end to end in rows of exactly `seq_len` tokens (causal-lm)."""
+    text_column: str | None = None
+    """Column of the texts, or of what follows a prompt."""
+    label_column: str | None = None
+    """Column of the labels (text-classification)."""
+    prompt_column: str | None = None
+    """Column of prompts, which are read and not learned (causal-lm)."""
+    samples: int | None = None
+    """Training samples at most, the other parts in proportion."""
+    seed: int = 0
+    """Seed of random data; the cut into parts has its own."""
+    download: bool = False
+    """Whether `hf:` data may be fetched."""
 
 
 def open_text(

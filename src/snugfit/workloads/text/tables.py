@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import InputError
 from snugfit.library_imports import needed
 from snugfit.workloads.hf_files import quiet
@@ -212,9 +213,10 @@ def _read_parquet(path: Path) -> Table:
 def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
     datasets = needed(f"data {spec!r} needs", "datasets", install="snugfit[text]")
     name, _, config = where.partition(":")
-    how = datasets.DownloadConfig(local_files_only=not download, max_retries=1)
+    settings, how = datasets.config, datasets.DownloadConfig(local_files_only=not download, max_retries=1)
     try:
-        with quiet(), _offline(datasets, not download):
+        # Offline the library does not ask the network where that would only cost time.
+        with quiet(), attributes_set([settings], HF_HUB_OFFLINE=settings.HF_HUB_OFFLINE or not download):
             loaded = datasets.load_dataset(name, config or None, download_config=how)
     except Exception as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
@@ -232,17 +234,6 @@ def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
     if "train" not in tables:
         raise InputError(f"data {spec!r} has no train split; it has {', '.join(map(str, loaded))}.")
     return tables
-
-
-@contextlib.contextmanager
-def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
-    """Keeps the library from asking the network for a while, where it would only cost time."""
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or wanted
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _table_of(spec: str, split: Any) -> Table:

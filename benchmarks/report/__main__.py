@@ -1,0 +1,5 @@
+"""`python -m benchmarks.report`."""
+
+from benchmarks.report import main
+
+main()

@@ -1,0 +1,50 @@
+"""Predicted and measured time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from benchmarks.report.tables import Row, percent, rounded, table
+
+
+def clock(rows: Sequence[Row], folder: str) -> str:
+    """Returns the part of the page about time."""
+    steps = [row for row in rows if row["name"].startswith("step: ")]
+    constants = [row for row in rows if not row["name"].startswith("step: ")]
+
+    def pair(found: Row, key: str) -> tuple[str, str]:
+        measured, predicted = found[key], found[f"predicted_{key}"]
+        shown = f"{1e3 * measured:.2f}"
+        return shown, "-" if predicted is None or measured <= 0 else percent(predicted / measured - 1)
+
+    lines = [
+        (
+            f"`{row['name'].removeprefix('step: ')}`",
+            *pair(row["measured"], "step_seconds"),
+            *pair(row["measured"], "checkpointed_step_seconds"),
+            *pair(row["measured"], "block_seconds"),
+        )
+        for row in steps
+    ]
+    head = [
+        "step",
+        "ms",
+        "predicted",
+        "all blocks checkpointed, ms",
+        "predicted",
+        "one block recomputed, ms",
+        "predicted",
+    ]
+    parts = [table(head, lines)] if lines else []
+    if constants:
+        parts.append(
+            table(
+                ["constant", "measured and counted on"],
+                [
+                    (row["name"].removeprefix("constant: "), f"`{json.dumps(rounded(row['measured']))}`")
+                    for row in constants
+                ],
+            )
+        )
+    return "\n\n".join(parts)
