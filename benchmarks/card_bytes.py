@@ -61,8 +61,7 @@ def measured(run: TrainingRun, capacity_bytes: int) -> tuple[dict[str, int], Ask
         Its peaks, and who found no room first; None where all did.
     """
     torch.manual_seed(0)
-    with torch.device("meta"):
-        run.build()  # its library is imported: a card tells those that are there that its tensors have values
+    run.build()  # its library is imported: a card tells those that are there that its tensors have values
     with card_present(capacity_bytes, seed=1) as card, listen(card.on_phase):
         failures = ending_at_the_first(card.memory)
         device = card.personality.device

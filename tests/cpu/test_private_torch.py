@@ -342,6 +342,13 @@ def test_bodies_in_python():
     assert all(callable(body) for body in bodies)
 
 
+def test_values_of_a_tensor_that_was_made_of_them_stay_beside_it():
+    """given_values: the accelerator's copy keeps its source; test_card.py makes such tensors by `torch.tensor`."""
+    source, target = torch.ones(2), torch.empty(2)
+    assert private_torch._copy_values(source, target) is target
+    assert private_torch.given_values(target) is source
+
+
 def test_a_formula_of_a_gradient_is_seen_as_torch_runs_it():
     """in_place_of: what a dispatch mode is shown inside of backward, and that it is the formula's own tensor."""
     from snugfit.private_torch.backward_in_place import in_place_of

@@ -115,7 +115,13 @@ def _efficient_backward(
     return _backward(grad, query, key, value, bias, dropout_p, is_causal, number, named.get("scale"))
 
 
+def _histogram(values: Tensor, *bins: Any) -> Tensor:
+    """Of whole numbers, which the CPU does not count: transformers counts the tokens of experts so on a card."""
+    return torch.histc(values.double(), *bins).to(values.dtype)
+
+
 KERNELS: dict[Any, Any] = {
+    _aten.histc.default: _histogram,
     _aten._scaled_dot_product_flash_attention.default: _flash,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,

@@ -173,3 +173,9 @@ def test_a_module_moves_as_to_a_real_card():
         assert all(value.cpu().equal(before[name]) for name, value in model.state_dict().items())
         model.cpu()
         assert type(model[0].weight) is torch.nn.Parameter and model[0].weight.equal(before["0.weight"])
+
+
+def test_whole_numbers_are_counted_as_cards_count_them():
+    with card_present(64 * MIB):
+        counts = torch.histc(torch.tensor([0, 1, 1, 3], dtype=torch.int32).cuda(), bins=4, min=0, max=3)
+        assert counts.dtype == torch.int32 and counts.cpu().tolist() == [1, 2, 0, 1]
