@@ -42,9 +42,9 @@ class Device:
     """What CUDA takes for itself before the first tensor; None where no source gives it."""
     corrects_in_memory: bool = False
     """Whether its error correction takes a share of the ordinary memory's bandwidth."""
-    sustained_share: float | None = None
-    """Share of the peak FLOP/s that a large matrix product reaches, where the card's power limit keeps it below what others
-    reach; None: as others."""
+    sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Share of the peak FLOP/s that a large matrix product reaches, on the ordinary cores (`float32`) and on tensor cores
+    (`tensor`), where that is not what most cards reach."""
     bytes_only: bool = False
     """Whether only memory is predicted, no time: the software differs from CUDA's."""
     source: str = ""

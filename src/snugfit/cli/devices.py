@@ -16,7 +16,7 @@ from snugfit.devices import DEVICES, Device
 from snugfit.fields import as_data
 from snugfit.report.console import table
 
-_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share")
+_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained")
 """Fields of a device that have other names here, or none."""
 
 
