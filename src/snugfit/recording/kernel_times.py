@@ -3,17 +3,12 @@
 The larger of two counts: floating-point operations over what the card computes in this type, and bytes over what its memory
 moves; and a fixed time for each kernel.
 
-- **Bytes.** An elementwise kernel reads and writes everything once. A normalisation reads its input twice, once for the
-  statistics (`operator_costs.py` says which operators read again).
-- **Matrix products** are worked off in tiles, one to a streaming multiprocessor (SM), wave after wave; a last wave that is
-  partly empty takes as long as a full one. cuBLAS has tiles of several sizes: large ones reuse more of what they load,
-  small ones waste less at the edges. Products with few tiles are split along the inner side.
-- **Convolutions** are products of unfolded images. cuDNN computes in 16 bits with channels last; what comes as (N, C, H, W)
-  is turned over before and after. Depthwise ones do so little that bytes decide. With few channels a group, tiles of tensor
-  cores are mostly empty, and the ordinary cores may be faster.
+- **Bytes.** An elementwise kernel reads and writes everything once; normalisations and what is read across move more
+  (`operator_costs.py` says which). A kernel of fewer blocks than the card has streaming multiprocessors (SMs) leaves some
+  of them idle, and with them their share of the bandwidth.
+- **Matrix products** go by tiles and waves (`product_times.py`), **convolutions** by their kernels (`convolution_times.py`).
 
-Limits: caches are not modelled (an input that is still in the L2 cache is charged in full), and neither are algorithms
-that save operations (Winograd, FFT).
+Limits: caches are not modelled: an input that is still in the L2 cache is charged in full.
 """
 
 from __future__ import annotations
@@ -24,8 +19,9 @@ from snugfit.recording.product_times import product_share
 from snugfit.recording.trace import OperatorRun
 
 KERNEL_SECONDS = 2.5e-6
-"""Time on the card of a kernel without work: an addition of 1024 numbers in a CUDA graph takes 1.1 to 1.3 microseconds
-(github.com/pytorch/pytorch/issues/161104)."""
+"""Time of a kernel without work. An addition of 1024 numbers takes 1.1 to 1.3 microseconds
+(github.com/pytorch/pytorch/issues/161104), and 1.0 to 1.5 pass from the end of one kernel to the begin of the next in a full
+queue (traces of V100 and H100, benchmarks/results/clock_fit.json)."""
 MEMORY_SHARE = 0.9
 """Share of the peak bandwidth that a long copy reaches: 4.3 of 4.8 TB/s, measured through PyTorch on one H200. V100 and A100
 reach 0.88 to 0.92 (benchmarks/results/clock_fit.json)."""
@@ -34,8 +30,18 @@ CORRECTED_MEMORY_SHARE = 0.8
 (benchmarks/results/clock_fit.json), 0.83 on A40."""
 PRODUCT_SHARE = 0.8
 """Share of the peak FLOP/s that a large product of random numbers reaches (power lowers the clock): 788 of 989 TFLOP/s
-at 8192 x 8192 x 8192 in bfloat16, measured through PyTorch on one H200."""
+at 8192 x 8192 x 8192 in bfloat16, measured through PyTorch on one H200. Cards that were measured have their own
+(`sustained` in devices.yaml)."""
 UNALIGNED_SHARE = 0.5
+"""What is left of it in 16 bits where rows do not begin at multiples of 16 bytes, so that a load brings 2 or 4 bytes instead
+of 16 (github.com/NVIDIA/cutlass/issues/75: most kernels for tensor cores require aligned accesses of 128 bits). The half is
+an estimate."""
+NORM_SHARE = 0.93
+"""Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels
+(benchmarks/results/clock_fit.json)."""
+ROW_SECONDS = 0.3e-6
+"""What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block
+(benchmarks/results/clock_fit.json)."""
 LINK_SHARE = 256 / (256 + 24)
 """Share of the host link that is payload: 256 bytes in a packet with 24 of header (PCI Express base specification)."""
 HOST_MEMORY_BANDWIDTH = 51.2e9
@@ -70,9 +76,10 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
             return None
         item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
         rates = Rates(rate, plain, bandwidth, device.sm_count, run.dtype in (*_HALVES, "tf32"))
-        return convolution_seconds(run.convolution, item, rates) + run.again_bytes / bandwidth
+        passes = convolution_seconds(run.convolution, item, rates)
+        return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
-        bandwidth *= min(1.0, run.blocks / device.sm_count)
+        bandwidth *= NORM_SHARE * min(1.0, run.blocks / device.sm_count)
     seconds = (run.read_bytes + run.again_bytes + run.written_bytes) / bandwidth
     if run.flops:
         rate = _rate(run.dtype, device)
@@ -83,6 +90,8 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if not run.aligned and run.dtype in _HALVES:
             rate *= UNALIGNED_SHARE
         seconds = max(seconds, run.flops / rate)
+    if run.rows and device.sm_count is not None:
+        seconds += run.rows * ROW_SECONDS / device.sm_count
     return run.kernels * KERNEL_SECONDS + seconds
 
 
@@ -96,7 +105,14 @@ def _bandwidth(device: Device) -> float | None:
 def _rate(dtype: str, device: Device) -> float | None:
     """Returns the FLOP/s of a large matrix product in a type."""
     peak = _peak(dtype, device)
-    return None if peak is None else peak * device.sustained.get(dtype if dtype == 'float32' else 'tensor', PRODUCT_SHARE)
+    return (
+        None
+        if peak is None
+        else peak
+        * device.sustained.get(
+            "float32" if peak == device.flops.get("float32") and dtype != "tf32" else "tensor", PRODUCT_SHARE
+        )
+    )
 
 
 def _peak(dtype: str, device: Device) -> float | None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import functools
 
-TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of the tiles of a matrix product (NVIDIA, "Matrix Multiplication Background User's Guide")."""
-TILE_SHARES = (1.0, 1.0, *[0.9] * 6)
-"""What tiles of each size reach of that, fitted to products on A100 and A40 (benchmarks/results/clock_fit.json)."""
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
+"""Rows and columns of the tiles of a matrix product (NVIDIA, "Matrix Multiplication Background User's Guide"), and narrow
+ones, known from names of kernels such as `sgemm_128x32`."""
+TILE_SHARES = (1.0, 1.0, *[0.9] * 6, 0.8, 0.8)
+"""What tiles of each size reach of that, fitted to products on A100 and A40 (benchmarks/results/clock_fit.json); the
+narrow ones, which were not among them, load more for what they multiply."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_INNER = 256
 """Products with fewer tiles than SMs are split along the inner side, into pieces of at least so many."""
 TILE_INNER = 40
-"""What beginning and ending a tile costs, in units of the inner side."""
+"""What beginning and ending a tile costs, in units of the inner side, fitted to batched products
+(benchmarks/results/clock_fit.json)."""
 
 
 @functools.lru_cache(maxsize=2**14)
