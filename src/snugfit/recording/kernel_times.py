@@ -75,7 +75,8 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if rate is None or plain is None:
             return None
         item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
-        rates = Rates(rate, plain, bandwidth, device.sm_count, run.dtype in (*_HALVES, "tf32"))
+        on_tensor_cores = run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
+        rates = Rates(rate, plain, bandwidth, device.sm_count, on_tensor_cores)
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
