@@ -6,7 +6,7 @@ TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it
 
 - **timm's** own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv):
   forward in float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to
-  1.12 did it, gradients added to those of the step before. Of several rows that differ in the versions only, the newest counts.
+  1.12 did it, gradients added to those of the step before. Of rows that differ in versions only, the newest counts.
 - **Lambda's** logs on one card (github.com/lambdal/deeplearning-benchmark): ResNet-50 and BERT for SQuAD of NVIDIA's
   DeepLearningExamples, on every card of ours. Of many equal runs the median counts as measured.
 
@@ -181,7 +181,9 @@ def family(model: str) -> str:
     return model.removeprefix("tf_").split("_")[0].rstrip("0123456789")
 
 
-def document(timm: list[dict[str, Any]], lambdas: list[dict[str, Any]], missing: list[dict[str, Any]]) -> dict[str, Any]:
+def document(
+    timm: list[dict[str, Any]], lambdas: list[dict[str, Any]], missing: list[dict[str, Any]]
+) -> dict[str, Any]:
     families = Counter(family(row["model"]) for row in timm)
     worst = sorted(timm, key=lambda row: -abs(math.log(row["predicted_over_measured"])))[:10]
     by_card: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -202,7 +204,9 @@ def document(timm: list[dict[str, Any]], lambdas: list[dict[str, Any]], missing:
         "not_told": missing,
         "lambda": {
             "source": LAMBDA,
-            "cards": {card: {"runs": sum(row["runs"] for row in rows), **summary(rows)} for card, rows in by_card.items()},
+            "cards": {
+                card: {"runs": sum(row["runs"] for row in rows), **summary(rows)} for card, rows in by_card.items()
+            },
             "rows": lambdas,
         },
         "rows": [{name: value for name, value in row.items() if name != "most_time_in"} for row in timm],
@@ -222,7 +226,10 @@ def main() -> None:
             file.unlink()
     found: dict[str, list[dict[str, Any]]] = {"timm": [], "lambda": []}
     missing: list[dict[str, Any]] = []
-    sources: tuple[tuple[str, Callable[[Path], list[dict[str, Any]]]], ...] = (("lambda", lambda_rows), ("timm", timm_rows))
+    sources: tuple[tuple[str, Callable[[Path], list[dict[str, Any]]]], ...] = (
+        ("lambda", lambda_rows),
+        ("timm", timm_rows),
+    )
     for source, rows_of in sources:
         for row in rows_of(path):
             names = ("card", "model", "precision", "batch", "runs", "step_ms") if source == "lambda" else (

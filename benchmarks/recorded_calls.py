@@ -1,4 +1,4 @@
-"""The operators of a training step as they were called, kept in a file, so that a change of the clock is tried on all at once.
+"""The operators of a training step as they were called, kept in a file, so that a new clock is tried on all at once.
 
 What is kept are names, layouts and plain arguments; costs are worked out anew each time (`runs`), by the code as it is.
 """

@@ -35,7 +35,7 @@ _READ_TWICE = {
     "aten.native_group_norm_backward.default": None,
 }
 """Normalisations whose kernels read their input for the statistics and once more for the result -> for batch norm, where
-its input is: with channels last cuDNN keeps it on the chip if it fits. Layer norm reads all a third time in its backward pass,
+its input is: with channels last cuDNN keeps it on the chip if it fits. Layer norm's backward pass reads all a third time,
 for the gradients of weight and bias. Source: `layer_norm_kernel.cu`, `Normalization.cuh` and `cudnn/BatchNorm.cpp`
 (CUDNN_BATCHNORM_SPATIAL_PERSISTENT) of torch; measured in benchmarks/results/clock_fit.json."""
 _ON_CHIP_BYTES = 5e6
@@ -244,7 +244,7 @@ def _again_bytes(
         return 2 * read if name == "aten.native_layer_norm_backward.default" else read
     if name in ("aten._softmax.default", "aten._log_softmax.default"):
         return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
-    if name in _CONVOLUTIONS:
+    if convolution:
         wanted = torch.channels_last if convolution.channels_last else torch.contiguous_format
         images = [tensor for tensor in args[: _CONVOLUTIONS[name]] if tensor.dim() == 4]
         return 2 * sum(tensor_bytes(one) for one in images if not one.is_contiguous(memory_format=wanted))

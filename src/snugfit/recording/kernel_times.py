@@ -36,12 +36,12 @@ UNALIGNED_SHARE = 0.5
 """What is left of it in 16 bits where rows do not begin at multiples of 16 bytes, so that a load brings 2 or 4 bytes instead
 of 16 (github.com/NVIDIA/cutlass/issues/75: most kernels for tensor cores require aligned accesses of 128 bits). The half is
 an estimate."""
-NORM_SHARE = 0.93
-"""Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels
+NORM_SHARE = 0.9
+"""Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels: 0.83 to 0.93 on V100
 (benchmarks/results/clock_fit.json)."""
 ROW_SECONDS = 0.3e-6
-"""What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block
-(benchmarks/results/clock_fit.json)."""
+"""What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block.
+V100: 0.14 microseconds, A100: 0.39 (benchmarks/results/clock_fit.json)."""
 LINK_SHARE = 256 / (256 + 24)
 """Share of the host link that is payload: 256 bytes in a packet with 24 of header (PCI Express base specification)."""
 HOST_MEMORY_BANDWIDTH = 51.2e9
