@@ -2,11 +2,16 @@
 
     python -m benchmarks.published_times TRUTH [--minutes 20]      (goes on where it stopped)
 
-TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it is not part of this repository. The rows
-are timm's own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv):
-forward in float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to
-1.12 did it, gradients added to those of the step before. Each is recorded as that step, by hand, and told by the clock. Of
-several rows that differ in the versions only, the newest counts.
+TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it is not part of this repository.
+
+- **timm's** own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv):
+  forward in float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to
+  1.12 did it, gradients added to those of the step before. Of rows that differ in versions only, the newest counts.
+- **Lambda's** logs on one card (github.com/lambdal/deeplearning-benchmark): ResNet-50 and BERT for SQuAD of NVIDIA's
+  DeepLearningExamples, on every card of ours. Of many equal runs the median counts as measured.
+
+Each step is recorded by hand, once; its operators are kept in build/published_times, and what the clock says of them is
+worked out anew each time. What torch 1.12 did otherwise than today's is counted as it was then (`as_then`).
 """
 
 from __future__ import annotations
@@ -16,71 +21,90 @@ import gzip
 import json
 import math
 import random
+import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from benchmarks import results_file
-from snugfit.devices import device_named
+from benchmarks import published_steps, recorded_calls, results_file
+from benchmarks.recorded_calls import Call
+from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
-from snugfit.recording.clock import clock, runs_of_step
-from snugfit.recording.kernel_times import run_seconds
-from snugfit.simulator.session import simulate_step
-from snugfit.workers.pool import Pool
+from snugfit.recording.clock import clock
+from snugfit.recording.kernel_times import MEMORY_SHARE, run_seconds
+from snugfit.recording.trace import OperatorRun
 
 CARD = "rtx-3090"
-SOURCE = "huggingface/pytorch-image-models"
+TIMM, LAMBDA = "huggingface/pytorch-image-models", "lambdal/deeplearning-benchmark"
 NAME = "published_times"
+CACHE = Path("build") / NAME
+OTHER_CODE = {"tresnet": "measured with the activated batch norm of the package inplace_abn, which timm has left since"}
+"""First part of a model's name -> why today's timm is not what was measured."""
+BLOCK_BANDWIDTH = {"1.10": (32, 8.5e9), "1.11": (32, 8.5e9), "1.12": (16, 27e9)}
+"""torch -> columns and bytes a second of a block in the kernel that made the gradients of layer norm's weight and bias until
+torch 2.8 (github.com/pytorch/pytorch/pull/148605): one block for so many columns, whatever the number of rows. Such a block
+of 512 threads moves 8.5 GB/s with one load a thread under way (github.com/intel/torch-xpu-ops/pull/1880: 77 MB in 9 ms),
+and with the eight of 1.12 some 16 kB in 0.6 microseconds."""
 
 
-def build(name: str, channels_last: bool) -> Callable[[], torch.nn.Module]:
-    """Returns what builds a model as the rows were measured: with attention made of its operators, as timm had it then."""
-
-    def make() -> torch.nn.Module:
-        import timm
-        from timm.layers import set_fused_attn
-
-        set_fused_attn(False)
-        model: torch.nn.Module = timm.create_model(name).train()
-        return model.to(memory_format=torch.channels_last) if channels_last else model
-
-    return make
-
-
-def train(model: Any, optimizer: Any, batch: Any) -> None:
-    with torch.autocast("cuda", dtype=torch.float16):
-        output = model(batch[0])
-        output = output[0] if isinstance(output, list | tuple) else output
-        F.cross_entropy(output, batch[1]).backward()
-    optimizer.step()
+def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> OperatorRun:
+    """Returns an operator of the 3090's rows as that torch ran it."""
+    if version not in BLOCK_BANDWIDTH or device.memory_bandwidth is None:
+        return run
+    if run.operator == "aten.native_layer_norm_backward.default":
+        columns, rate = BLOCK_BANDWIDTH[version]
+        read = call.args[0].nbytes + call.args[1].nbytes
+        share = min(1.0, -(-math.prod(call.args[2]) // columns) * rate / (device.memory_bandwidth * MEMORY_SHARE))
+        return run._replace(again_bytes=int(read + read / share))
+    if run.operator == "aten._to_copy.default" and call.args[0].dtype != call.result.dtype:
+        # Each element was cast by a switch over types (`LoadWithCast`), two bytes a load; a quarter more is an estimate.
+        return run._replace(again_bytes=run.again_bytes + (run.read_bytes + run.written_bytes) // 4)
+    return run
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def timm_rows(path: Path) -> list[dict[str, Any]]:
     """Returns one row for each model that today's timm has, batch and layout, in an order that is random but the same."""
     import timm
 
     known = set(timm.list_models())
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            if row["source"] == SOURCE and row["model"] in known and row["image_size"] == image_size(row["model"]):
-                key = (row["model"], row["batch"], row["channels_last"])
-                if key not in newest or row["torch"] > newest[key]["torch"]:
-                    newest[key] = row
+    for row in _rows(path):
+        if row["source"] == TIMM and row["model"] in known and row["image_size"] == image_size(row["model"]):
+            key = (row["model"], row["batch"], row["channels_last"])
+            if key not in newest or row["torch"] > newest[key]["torch"]:
+                newest[key] = row
     rows = [newest[key] for key in sorted(newest)]
     random.Random(1).shuffle(rows)
-    return rows
+    return [{**row, "key": f"{row['model']}__{row['batch']}__{int(row['channels_last'])}"} for row in rows]
+
+
+def lambda_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns one row for each card of ours, model, precision and batch: the median of all runs that are complete."""
+    cards = {device.vendor_name: device.name for device in DEVICES} | {"A100-SXM4-40GB": "a100-40gb"}
+    alike = defaultdict(list)
+    for row in _rows(path):
+        card = cards.get(row["card"]) or cards.get(f"NVIDIA {row['card']}")
+        if row["source"] == LAMBDA and row["n_gpus"] == 1 and row["confidence"] in "AB" and card:
+            name = row["model"].split()[0]
+            precision = "fp16" if "fp16" in row["precision"] else "tf32" if row["precision"].startswith("fp32") else ""
+            if precision:
+                alike[card, name, precision, row["batch"]].append(row["step_ms"])
+    return [
+        {"card": card, "model": name, "precision": precision, "batch": batch, "runs": len(found),
+         "step_ms": statistics.median(found), "key": f"lambda_{name}_{precision}_{batch}"}
+        for (card, name, precision, batch), found in sorted(alike.items())
+    ]  # fmt: skip
+
+
+def _rows(path: Path) -> Any:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
 
 
 def image_size(model: str) -> int:
@@ -89,33 +113,44 @@ def image_size(model: str) -> int:
     return int(timm.get_pretrained_cfg(model).input_size[-1]) if timm.is_model_pretrained(model) else 224
 
 
-def predicted(row: dict[str, Any], pool: Pool) -> dict[str, Any]:
-    """Returns what the clock says of a row, beside what was measured."""
-    layout = torch.channels_last if row["channels_last"] else torch.contiguous_format
-    shape = (row["batch"], 3, row["image_size"], row["image_size"])
-    images = torch.empty(shape, device="meta").to(memory_format=layout)
-    labels = torch.empty(row["batch"], dtype=torch.long, device="meta")
-    card = device_named(CARD)
-    found: dict[str, Any] = {name: row[name] for name in ("model", "batch", "channels_last")}
+def record(row: dict[str, Any]) -> str:
+    """Records a row's step; returns why that cannot be, or nothing."""
+    capability = device_named(row.get("card", CARD) if row["key"].startswith("lambda") else CARD).compute_capability
+    step = published_steps.lambdas(row) if row["key"].startswith("lambda") else published_steps.timms(row)
     try:
-        trace = simulate_step(
-            train, build(row["model"], row["channels_last"]), sgd, (images, labels),
-            personality=Personality(capability=card.compute_capability or (8, 6)), pool=pool,
-        ).trace  # fmt: skip
+        calls = recorded_calls.record(*step, Personality(capability=capability or (8, 0)))
     except SnugfitError as error:
-        return {**found, "error": str(error)[:200]}
-    timing = clock(trace, card)
+        return str(error)[:200]
+    recorded_calls.save(CACHE / f"{row['key']}.calls", calls)
+    return ""
+
+
+def told(row: dict[str, Any], card: Device, version: str) -> dict[str, Any]:
+    """Returns what the clock says of a row that was recorded, beside what was measured."""
+    calls = recorded_calls.load(CACHE / f"{row['key']}.calls")
+    runs = [as_then(run, call, version, card) for run, call in recorded_calls.runs(calls)]
+    timing = clock(recorded_calls.trace_of(runs), card)
     assert timing is not None
-    operators: Counter[str] = Counter()
-    for index in runs_of_step(trace):
-        operators[trace.runs[index].operator] += run_seconds(trace.runs[index], card) or 0.0  # type: ignore[assignment]
+    classes: Counter[str] = Counter()
+    for run in runs:
+        classes[_class(run)] += run_seconds(run, card) or 0.0  # type: ignore[assignment]
     return {
-        **found,
         "predicted_ms": round(timing.step_seconds * 1e3, 1),
         "predicted_over_measured": round(timing.step_seconds * 1e3 / row["step_ms"], 3),
         "bound": timing.bound,
-        "most_time_in": operators.most_common(1)[0][0],
-    }
+        "most_time_in": [
+            f"{name} {seconds / timing.step_seconds:.2f}" for name, seconds in classes.most_common(3)
+        ],
+    }  # fmt: skip
+
+
+def _class(run: OperatorRun) -> str:
+    """The class of kernel that an operator belongs to."""
+    shape = run.convolution
+    if not shape:
+        return run.operator.removeprefix("aten.").rsplit(".", 1)[0]
+    kind = "dense" if shape.groups == 1 else "depthwise" if shape.inputs == shape.groups else "grouped"
+    return f"{kind} convolution, {'gradients' if shape.gradients else 'forward'}"
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -146,47 +181,73 @@ def family(model: str) -> str:
     return model.removeprefix("tf_").split("_")[0].rstrip("0123456789")
 
 
-def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    told = [row for row in rows if "predicted_ms" in row]
-    families = Counter(family(row["model"]) for row in told)
-    worst = sorted(told, key=lambda row: -abs(math.log(row["predicted_over_measured"])))[:10]
+def document(
+    timm: list[dict[str, Any]], lambdas: list[dict[str, Any]], missing: list[dict[str, Any]]
+) -> dict[str, Any]:
+    families = Counter(family(row["model"]) for row in timm)
+    worst = sorted(timm, key=lambda row: -abs(math.log(row["predicted_over_measured"])))[:10]
+    by_card: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in lambdas:
+        by_card[row["card"]].append(row)
     return {
         "card": CARD,
-        "source": f"{SOURCE}, results/benchmark-train-amp-*-rtx3090.csv",
-        "all": summary(told),
-        "channels first": summary([row for row in told if not row["channels_last"]]),
-        "channels last": summary([row for row in told if row["channels_last"]]),
+        "source": f"{TIMM}, results/benchmark-train-amp-*-rtx3090.csv",
+        "all": summary(timm),
+        "channels first": summary([row for row in timm if not row["channels_last"]]),
+        "channels last": summary([row for row in timm if row["channels_last"]]),
         "families": {
-            name: summary([row for row in told if family(row["model"]) == name])
+            name: summary([row for row in timm if family(row["model"]) == name])
             for name, count in families.most_common()
             if count >= 4
         },
         "worst": worst,
-        "not_told": [row for row in rows if "error" in row],
-        "rows": told,
+        "not_told": missing,
+        "lambda": {
+            "source": LAMBDA,
+            "cards": {
+                card: {"runs": sum(row["runs"] for row in rows), **summary(rows)} for card, rows in by_card.items()
+            },
+            "rows": lambdas,
+        },
+        "rows": [{name: value for name, value in row.items() if name != "most_time_in"} for row in timm],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("truth", type=Path, help="folder with step_times.jsonl.gz")
-    parser.add_argument("--minutes", type=float, default=20, help="stop after so many (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="forget the rows that are there")
+    parser.add_argument("--minutes", type=float, default=20, help="record for so long at most (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="forget the recordings that are there")
     options = parser.parse_args()
-    path = results_file.RESULTS / f"{NAME}.json"
-    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not options.again else {}
-    rows = [*there.get("rows", []), *there.get("not_told", [])]
-    done = {(row["model"], row["batch"], row["channels_last"]) for row in rows}
-    pool, end = Pool(), time.monotonic() + 60 * options.minutes
-    for row in rows_of(options.truth / "step_times.jsonl.gz"):
-        if time.monotonic() > end:
-            break
-        if (row["model"], row["batch"], row["channels_last"]) not in done:
-            rows.append(predicted(row, pool))
-            print(*rows[-1].values(), flush=True)
-    pool.close()
-    results_file.write(NAME, document(rows))
-    print(json.dumps(document(rows)["all"]))
+    torch.set_num_threads(1)
+    end, path = time.monotonic() + 60 * options.minutes, options.truth / "step_times.jsonl.gz"
+    if options.again:
+        for file in CACHE.glob("*.calls"):
+            file.unlink()
+    found: dict[str, list[dict[str, Any]]] = {"timm": [], "lambda": []}
+    missing: list[dict[str, Any]] = []
+    sources: tuple[tuple[str, Callable[[Path], list[dict[str, Any]]]], ...] = (
+        ("lambda", lambda_rows),
+        ("timm", timm_rows),
+    )
+    for source, rows_of in sources:
+        for row in rows_of(path):
+            names = ("card", "model", "precision", "batch", "runs", "step_ms") if source == "lambda" else (
+                "model", "batch", "channels_last", "step_ms")  # fmt: skip
+            said = {name: row[name] for name in names}
+            why = next((text for name, text in OTHER_CODE.items() if row["model"].startswith(name)), "")
+            if not why and not (CACHE / f"{row['key']}.calls").exists():
+                if time.monotonic() > end:
+                    continue
+                why = record(row)
+                print(row["key"], why or "recorded", flush=True)
+            if why:
+                missing.append({**said, "why": why})
+            else:
+                card = device_named(row["card"] if source == "lambda" else CARD)
+                found[source].append({**said, **told(row, card, row.get("torch", ""))})
+    results_file.write(NAME, document(found["timm"], found["lambda"], missing))
+    print(json.dumps({"timm": summary(found["timm"]), "not told": len(missing)}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.clock_page import clock_section
 from benchmarks.gpu.part import Place
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.rows import read_rows
@@ -60,7 +61,8 @@ def page(results: Path = RESULTS) -> str:
             "cards rest on torch's sources and the published numbers below; what follows was measured on a CPU, where the "
             "same code predicts bytes of tensors."
         )
-    sections = [intro, *(place_section(folder) for folder in found), published(results), guides(results)]
+    sections = [intro, *(place_section(folder) for folder in found)]
+    sections += [clock_section(results), published(results), guides(results)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 

@@ -46,9 +46,9 @@ class Device:
     """What CUDA takes for itself; left out, it is that of contexts.yaml. None only on the processor."""
     corrects_in_memory: bool = False
     """Whether its error correction takes a share of the ordinary memory's bandwidth."""
-    sustained_share: float | None = None
-    """Share of the peak FLOP/s that a large matrix product reaches, where the card's power limit keeps it below what others
-    reach; None: as others."""
+    sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Share of the peak FLOP/s that a large matrix product reaches, on the ordinary cores (`float32`) and on tensor cores
+    (`tensor`), where that is not what most cards reach."""
     host_operator_seconds: float | None = None
     """Host time of an operator, its launch included, as `snugfit calibrate` measured it; None: a typical server's."""
     bytes_only: bool = False

@@ -16,7 +16,7 @@ from snugfit.measure.card_speeds import CardSpeeds, card_speeds
 from snugfit.measure.host_speeds import measured_speeds
 from snugfit.measure.processor import this_processor
 from snugfit.recording.cpu_clock import processor_identity
-from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE, PRODUCT_SHARE
+from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 
 def calibrate(device: torch.device) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def row_of(speeds: CardSpeeds) -> dict[str, Any]:
         speeds: What was measured.
     """
     row = {
-        "flops": {dtype: rate / PRODUCT_SHARE for dtype, rate in speeds.product_rates.items()},
-        "sustained_share": None,
+        "flops": dict(speeds.product_rates),
+        "sustained": {"float32": 1.0, "tensor": 1.0},
         "memory_bandwidth": speeds.bytes_per_second / MEMORY_SHARE,
         "corrects_in_memory": False,
         "host_operator_seconds": speeds.operator_seconds,

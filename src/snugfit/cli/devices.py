@@ -23,7 +23,7 @@ from snugfit.devices import DEVICES, Device, device_named
 from snugfit.fields import as_data
 from snugfit.report.console import card, table
 
-_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained_share", "context")
+_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained", "context")
 """Fields of a device that have other names here, or none."""
 
 

@@ -35,9 +35,21 @@ _READ_TWICE = {
     "aten.native_group_norm_backward.default": None,
 }
 """Normalisations whose kernels read their input for the statistics and once more for the result -> for batch norm, where
-its input is: with channels last cuDNN keeps it on the chip. Source: `layer_norm_kernel.cu`, `Normalization.cuh` and
-`cudnn/BatchNorm.cpp` (CUDNN_BATCHNORM_SPATIAL_PERSISTENT) of torch; layer norm reaches two thirds of the bandwidth that an
-elementwise kernel does (benchmarks/results/clock_fit.json)."""
+its input is: with channels last cuDNN keeps it on the chip if it fits. Layer norm's backward pass reads all a third time,
+for the gradients of weight and bias. Source: `layer_norm_kernel.cu`, `Normalization.cuh` and `cudnn/BatchNorm.cpp`
+(CUDNN_BATCHNORM_SPATIAL_PERSISTENT) of torch; measured in benchmarks/results/clock_fit.json."""
+_ON_CHIP_BYTES = 5e6
+"""Images of 64 channels up to this size stay in the registers and the shared memory of some 80 SMs while cuDNN's batch norm
+with channels last works them off (the algorithm is apex's `nhwc_batch_norm_kernel.h`: 480 pixels a block of 512 threads)."""
+_ACROSS = 12
+"""Bytes of the memory bus that an element takes which is read across, whatever its size: a 4090 copies transposed matrices
+of 768 x 1024 at 256 GB/s in float16, 3.5 times as slowly as straight ones (github.com/ggml-org/llama.cpp/pull/16841)."""
+_COPIES = ("aten._to_copy.default", "aten.clone.default", "aten.copy_.default")
+"""Elementwise, but not marked so."""
+_ROW_SHAPES = {"aten.native_layer_norm.default": (0, 1), "aten.native_layer_norm_backward.default": (1, 2)}
+"""Layer norms -> the positions of what is normalised, and of the shape of a row."""
+_CONVOLUTIONS = {"aten.convolution.default": 1, "aten.convolution_backward.default": 2}
+"""Convolutions -> how many of the first arguments are images, which are copied where they lie in neither of both layouts."""
 _LONG_ROW = 1024
 """A softmax of rows up to this length reads them once. Source: `cuda/PersistentSoftmax.cuh`; measured in the same file."""
 
@@ -60,7 +72,13 @@ class Cost(NamedTuple):
     convolution: Convolution | tuple[()] = ()
     """The shape of a convolution; empty otherwise."""
     again_bytes: int = 0
-    """Bytes of arguments that a card's kernels read more than once."""
+    """Bytes that a card's kernels move more than once, or for nothing."""
+    blocks: int = 0
+    """Blocks of threads, where they may be fewer than the card's SMs; 0: enough."""
+    rows: int = 0
+    """Rows that a layer norm works off one by one; each row of a backward pass counts three times."""
+    aligned: bool = True
+    """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -105,7 +123,10 @@ def cost_of(
         kernels=0 if makes_nothing else _kernels(name, args),
         product=_product(name, args),
         convolution=convolution,
-        again_bytes=_again_bytes(name, args, inputs),
+        again_bytes=_again_bytes(operator, name, args, inputs, written, convolution),
+        blocks=_blocks(name, args),
+        rows=_rows(name, args),
+        aligned=_aligned(name, args),
     )
 
 
@@ -194,7 +215,7 @@ def _convolution(name: str, args: Sequence[Any], result: Any) -> Convolution | t
         positions=math.prod(images.shape[2:]),
         stride=math.prod(stride),
         gradients=gradients,
-        channels_last=_is_channels_last(source),
+        channels_last=_likes_channels_last(source) or _likes_channels_last(weight),
     )
 
 
@@ -208,15 +229,90 @@ def convolution_flops(shape: Convolution) -> int:
     return one * max(1, shape.gradients.bit_count())
 
 
-def _again_bytes(name: str, args: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int:
+def _again_bytes(
+    operator: Any,
+    name: str,
+    args: Sequence[Any],
+    inputs: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor],
+    convolution: Convolution | tuple[()],
+) -> int:
     if name in _READ_TWICE:
-        position = _READ_TWICE[name]
+        position, read = _READ_TWICE[name], sum(map(tensor_bytes, inputs))
         if position is not None and _is_channels_last(args[position]):
-            return 0
-        return sum(map(tensor_bytes, inputs))
+            return _channels_last_bytes(args[position], read, sum(map(tensor_bytes, written)))
+        return 2 * read if name == "aten.native_layer_norm_backward.default" else read
     if name in ("aten._softmax.default", "aten._log_softmax.default"):
         return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
+    if convolution:
+        wanted = torch.channels_last if convolution.channels_last else torch.contiguous_format
+        images = [tensor for tensor in args[: _CONVOLUTIONS[name]] if tensor.dim() == 4]
+        return 2 * sum(tensor_bytes(one) for one in images if not one.is_contiguous(memory_format=wanted))
+    if written and (torch.Tag.pointwise in operator.tags or name in _COPIES):
+        return _strided_bytes(inputs, max(written, key=torch.Tensor.numel))
     return 0
+
+
+def _channels_last_bytes(images: torch.Tensor, read: int, written: int) -> int:
+    """Bytes that cuDNN's batch norm with channels last moves again, or could have moved in the time.
+
+    A block of threads works off 64 channels; with fewer, threads idle, and memory is kept busy by no fewer than half.
+    """
+    channels = images.shape[1]
+    again = read if images.numel() // channels * 64 * images.dtype.itemsize > _ON_CHIP_BYTES else 0
+    return int((read + again + written) * min(2.0, -(-channels // 64) * 64 / channels)) - read - written
+
+
+def _strided_bytes(inputs: Sequence[torch.Tensor], result: torch.Tensor) -> int:
+    """Bytes that an elementwise kernel moves for nothing because an argument is not laid out as the result is."""
+    if result.dim() == 0 or result.numel() < 2:
+        return 0
+    inner = min((d for d in range(result.dim()) if result.shape[d] > 1), key=result.stride) - result.dim()
+    wasted, alike = 0, True
+    for tensor in inputs:
+        if tensor.numel() < 2:
+            continue
+        if -inner <= tensor.dim() and tensor.shape[inner] > 1 and tensor.stride(inner) > 1 and 1 in tensor.stride():
+            wasted += tensor_bytes(tensor) // tensor.dtype.itemsize * max(0, _ACROSS - tensor.dtype.itemsize)
+        alike = alike and tensor.stride() == result.stride() and tensor.shape == result.shape
+    if not wasted and not alike and result.dtype.itemsize <= 2:
+        wasted = sum(map(tensor_bytes, (*inputs, result))) // 3
+    return wasted
+
+
+def _blocks(name: str, args: Sequence[Any]) -> int:
+    """Blocks of threads of a batch norm over images with channels first: one for each channel."""
+    position = _READ_TWICE.get(name)
+    if position is None or _is_channels_last(args[position]):
+        return 0
+    return args[position].shape[1]  # type: ignore[no-any-return]
+
+
+def _rows(name: str, args: Sequence[Any]) -> int:
+    if name not in _ROW_SHAPES:
+        return 0
+    source, row = (args[position] for position in _ROW_SHAPES[name])
+    return source.numel() // max(1, math.prod(row))  # type: ignore[no-any-return]
+
+
+def _aligned(name: str, args: Sequence[Any]) -> bool:
+    first = _PRODUCTS.get(name)
+    if first is None:
+        return True
+    for factor in args[first : first + 2]:
+        if any(stride * factor.dtype.itemsize % 16 for stride in factor.stride() if stride > 1):
+            return False
+    return True
+
+
+def _likes_channels_last(tensor: torch.Tensor) -> bool:
+    """What torch's `suggest_memory_format` says: channels lie side by side, be it in a part of a larger tensor."""
+    if tensor.dim() != 4:
+        return False
+    if tensor.is_contiguous():
+        return False
+    channels, *places = tensor.stride()[1:]
+    return channels == 1 and all(stride >= tensor.shape[1] for stride in places)
 
 
 def _is_channels_last(images: torch.Tensor) -> bool:

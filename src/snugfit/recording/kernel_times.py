@@ -3,73 +3,50 @@
 The larger of two counts: floating-point operations over what the card computes in this type, and bytes over what its memory
 moves; and a fixed time for each kernel.
 
-- **Bytes.** An elementwise kernel reads and writes everything once. A normalisation reads its input twice, once for the
-  statistics (`operator_costs.py` says which operators read again).
-- **Matrix products** are worked off in tiles, one to a streaming multiprocessor (SM), wave after wave; a last wave that is
-  partly empty takes as long as a full one. cuBLAS has tiles of several sizes: large ones reuse more of what they load,
-  small ones waste less at the edges. Products with few tiles are split along the inner side.
-- **Convolutions** are products of unfolded images. cuDNN computes in 16 bits with channels last; what comes as (N, C, H, W)
-  is turned over before and after. Depthwise ones do so little that bytes decide. With few channels a group, tiles of tensor
-  cores are mostly empty, and the ordinary cores may be faster.
+- **Bytes.** An elementwise kernel reads and writes everything once; normalisations and what is read across move more
+  (`operator_costs.py` says which). A kernel of fewer blocks than the card has streaming multiprocessors (SMs) leaves some
+  of them idle, and with them their share of the bandwidth.
+- **Matrix products** go by tiles and waves (`product_times.py`), **convolutions** by their kernels (`convolution_times.py`).
 
-Limits: caches are not modelled (an input that is still in the L2 cache is charged in full), and neither are algorithms
-that save operations (Winograd, FFT).
+Limits: caches are not modelled: an input that is still in the L2 cache is charged in full.
 """
 
 from __future__ import annotations
 
-import functools
-
 from snugfit.devices import Device
-from snugfit.recording.trace import Convolution, OperatorRun
+from snugfit.recording.convolution_times import Rates, convolution_seconds
+from snugfit.recording.product_times import product_share
+from snugfit.recording.trace import OperatorRun
 
-KERNEL_SECONDS = 1.3e-6
-"""Time on the card of a kernel without work: an addition of 1024 numbers in a CUDA graph takes 1.1 to 1.3 microseconds
-(github.com/pytorch/pytorch/issues/161104)."""
+KERNEL_SECONDS = 2.5e-6
+"""Time of a kernel without work. An addition of 1024 numbers takes 1.1 to 1.3 microseconds
+(github.com/pytorch/pytorch/issues/161104), and 1.0 to 1.5 pass from the end of one kernel to the begin of the next in a full
+queue (traces of V100 and H100, benchmarks/results/clock_fit.json)."""
 MEMORY_SHARE = 0.9
 """Share of the peak bandwidth that a long copy reaches: 4.3 of 4.8 TB/s, measured through PyTorch on one H200. V100 and A100
 reach 0.88 to 0.92 (benchmarks/results/clock_fit.json)."""
 CORRECTED_MEMORY_SHARE = 0.8
 """The same for cards whose error correction lies in their ordinary memory (GDDR6 of data centres): 0.75 on T4 and P4
 (benchmarks/results/clock_fit.json), 0.83 on A40."""
-TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of the tiles of a matrix product (NVIDIA, "Matrix Multiplication Background User's Guide")."""
 PRODUCT_SHARE = 0.8
 """Share of the peak FLOP/s that a large product of random numbers reaches (power lowers the clock): 788 of 989 TFLOP/s
-at 8192 x 8192 x 8192 in bfloat16, measured through PyTorch on one H200."""
-TILE_SHARES = (1.0, 1.0, *[0.9] * 6)
-"""What tiles of each size reach of that, fitted to products on A100 and A40 (benchmarks/results/clock_fit.json)."""
-SPLITS = (1, 2, 4, 8)
-SPLIT_INNER = 256
-"""Products with fewer tiles than SMs are split along the inner side, into pieces of at least so many."""
+at 8192 x 8192 x 8192 in bfloat16, measured through PyTorch on one H200. Cards that were measured have their own
+(`sustained` in devices.yaml)."""
+UNALIGNED_SHARE = 0.5
+"""What is left of it in 16 bits where rows do not begin at multiples of 16 bytes, so that a load brings 2 or 4 bytes instead
+of 16 (github.com/NVIDIA/cutlass/issues/75: most kernels for tensor cores require aligned accesses of 128 bits). The half is
+an estimate."""
+NORM_SHARE = 0.9
+"""Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels: 0.83 to 0.93 on V100
+(benchmarks/results/clock_fit.json)."""
+ROW_SECONDS = 0.3e-6
+"""What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block.
+V100: 0.14 microseconds, A100: 0.39 (benchmarks/results/clock_fit.json)."""
 LINK_SHARE = 256 / (256 + 24)
 """Share of the host link that is payload: 256 bytes in a packet with 24 of header (PCI Express base specification)."""
 HOST_MEMORY_BANDWIDTH = 51.2e9
 """Bytes a second of the host's memory, assumed: two channels of DDR4-3200 (JEDEC JESD79-4). For host optimizers."""
 _HALVES = ("float16", "bfloat16")
-
-
-@functools.lru_cache(maxsize=2**14)
-def product_share(product: tuple[int, int, int, int], sm_count: int) -> float:
-    """Returns the share of what large products reach that a matrix product reaches, given whole tiles and whole waves.
-
-    Args:
-        product: Batch, rows, columns and inner size.
-        sm_count: Streaming multiprocessors of the card.
-
-    Returns:
-        More than 0, at most 1.
-    """
-    batch, rows, columns, inner = product
-    best = 0.0
-    for (high, wide), share in zip(TILES, TILE_SHARES, strict=True):
-        tiles = batch * -(-rows // high) * -(-columns // wide)
-        for split in SPLITS:
-            if split > 1 and (tiles * split > sm_count or inner // split < SPLIT_INNER):
-                break
-            waves = -(-tiles * split // sm_count)
-            best = max(best, share * batch * rows * columns * split / (waves * sm_count * high * wide))
-    return best
 
 
 def run_seconds(run: OperatorRun, device: Device) -> float | None:
@@ -94,7 +71,16 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
     if bandwidth is None:
         return None
     if run.convolution:
-        return _convolution_seconds(run.convolution, run.dtype, device, bandwidth)
+        rate, plain = _rate(run.dtype, device), _rate("float32", device)
+        if rate is None or plain is None:
+            return None
+        item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
+        on_tensor_cores = run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
+        rates = Rates(rate, plain, bandwidth, device.sm_count, on_tensor_cores)
+        passes = convolution_seconds(run.convolution, item, rates)
+        return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
+    if run.blocks and device.sm_count is not None:
+        bandwidth *= NORM_SHARE * min(1.0, run.blocks / device.sm_count)
     seconds = (run.read_bytes + run.again_bytes + run.written_bytes) / bandwidth
     if run.flops:
         rate = _rate(run.dtype, device)
@@ -102,35 +88,12 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
             return None
         if run.product and device.sm_count is not None:
             rate *= product_share(run.product, device.sm_count)
+        if not run.aligned and run.dtype in _HALVES:
+            rate *= UNALIGNED_SHARE
         seconds = max(seconds, run.flops / rate)
+    if run.rows and device.sm_count is not None:
+        seconds += run.rows * ROW_SECONDS / device.sm_count
     return run.kernels * KERNEL_SECONDS + seconds
-
-
-def _convolution_seconds(shape: Convolution, dtype: str, device: Device, bandwidth: float) -> float | None:
-    """Returns the seconds of a convolution, or of the gradients that its backward pass makes."""
-    rate, plain_rate = _rate(dtype, device), _rate("float32", device)
-    if rate is None or plain_rate is None:
-        return None
-    item = 2 if dtype in _HALVES else 8 if dtype == "float64" else 4
-    groups, inputs, outputs = shape.groups, shape.inputs // shape.groups, shape.outputs // shape.groups
-    images = (shape.inputs * shape.pixels + shape.outputs * shape.positions) * shape.samples * item
-    moved = (images + shape.outputs * inputs * shape.taps * item) / bandwidth
-    flops = 2 * shape.samples * shape.positions * shape.outputs * inputs * shape.taps
-    depthwise = groups > 1 and inputs == 1
-    forward = (groups, shape.samples * shape.positions, outputs, inputs * shape.taps)
-    of_input = (groups, shape.samples * shape.pixels, inputs, max(1, outputs * shape.taps // shape.stride))
-    of_weights = (groups, outputs, inputs * shape.taps, shape.samples * shape.positions)
-    wanted = [product for bit, product in ((1, of_input), (2, of_weights)) if shape.gradients & bit] or [forward]
-    seconds = 0.0
-    for product in wanted:
-        computing = flops / plain_rate
-        if not depthwise and device.sm_count is not None:
-            tiled = flops / (rate * product_share(product, device.sm_count))
-            computing = min(tiled, computing) if groups > 1 else tiled
-        seconds += max(computing, moved) + KERNEL_SECONDS
-    if dtype in (*_HALVES, "tf32") and not shape.channels_last and not depthwise:
-        seconds += 2 * images / bandwidth + 2 * KERNEL_SECONDS
-    return seconds
 
 
 def _bandwidth(device: Device) -> float | None:
@@ -143,7 +106,14 @@ def _bandwidth(device: Device) -> float | None:
 def _rate(dtype: str, device: Device) -> float | None:
     """Returns the FLOP/s of a large matrix product in a type."""
     peak = _peak(dtype, device)
-    return None if peak is None else peak * (device.sustained_share or PRODUCT_SHARE)
+    return (
+        None
+        if peak is None
+        else peak
+        * device.sustained.get(
+            "float32" if peak == device.flops.get("float32") and dtype != "tf32" else "tensor", PRODUCT_SHARE
+        )
+    )
 
 
 def _peak(dtype: str, device: Device) -> float | None:

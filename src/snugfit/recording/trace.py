@@ -119,7 +119,13 @@ class OperatorRun(NamedTuple):
     convolution: Convolution | tuple[()] = ()
     """For a convolution: its shape; empty for everything else."""
     again_bytes: int = 0
-    """Bytes of arguments that a card's kernels read more than once."""
+    """Bytes that a card's kernels move more than once, or for nothing."""
+    blocks: int = 0
+    """Blocks of threads, where they may be fewer than the card's SMs; 0: enough."""
+    rows: int = 0
+    """Rows that a layer norm works off one by one; each row of a backward pass counts three times."""
+    aligned: bool = True
+    """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
     seconds: float | None = None
     """What it takes on the processor that was asked, called from Python; None where none was."""
 

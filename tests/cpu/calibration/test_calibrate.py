@@ -15,7 +15,7 @@ from snugfit.device_kinds import CUDA
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.cpu_operators import of_this_processor
 from snugfit.measure import card_speeds, host_speeds
-from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE, PRODUCT_SHARE
+from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ def test_measured_speeds_become_peaks_of_which_the_clock_takes_its_share():
     fields = row_of(speeds)
     assert fields.pop("context_bytes") == 5
     row = Device(name="local", vendor_name="", memory_source="", **fields)
-    assert row.flops["bfloat16"] * PRODUCT_SHARE == pytest.approx(1e14)
+    assert (row.flops["bfloat16"], row.sustained["tensor"], row.sustained["float32"]) == (1e14, 1.0, 1.0)
     assert row.memory_bandwidth * MEMORY_SHARE == pytest.approx(8e11)
     assert row.host_link_bandwidth * LINK_SHARE == pytest.approx(2e10)
     assert row.host_operator_seconds == 2e-5
