@@ -14,9 +14,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.published_times import CARD, build, image_size, sgd, train
+from benchmarks.published_steps import timms
+from benchmarks.published_times import CARD, image_size
 from snugfit.devices import device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
@@ -57,15 +56,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def needed(row: dict[str, Any], batch: int, pool: Pool) -> int:
     """Returns the bytes in which three steps of a batch go through, CUDA's context apart."""
-    layout = torch.channels_last if row["channels_last"] else torch.contiguous_format
-    shape = (batch, 3, row["image_size"], row["image_size"])
-    images = torch.empty(shape, device="meta").to(memory_format=layout)
-    labels = torch.empty(batch, dtype=torch.long, device="meta")
     capability = device_named(CARD).compute_capability or (8, 6)
+    step, build, optimizer, tensors = timms({**row, "batch": batch})
     recording = simulate_step(
-        train, build(row["model"], row["channels_last"]), sgd, (images, labels),
-        personality=Personality(capability=capability), pool=pool,
-    )  # fmt: skip
+        step, build, optimizer, tensors, personality=Personality(capability=capability), pool=pool
+    )
     return Replays(recording.trace).smallest_bytes
 
 
