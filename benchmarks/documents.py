@@ -117,8 +117,8 @@ def bytes_lines(results: dict[str, Any]) -> str:
     lines = [
         f"Of {len(rows)} configurations of the accuracy list, {len(rows) - len(off)} allocate and reserve the predicted "
         f"bytes on the pretend card, to the byte; on cards with 60 to 90 % of that the predicted operator fails in {found} "
-        f"of {len(limits)}. The others differ by copies that the check of microbatches makes in a first step, and by masks of "
-        "ones, which transformers drops where they have values:",
+        f"of {len(limits)}. The others differ by copies that the check of microbatches makes in a first step, and by masks "
+        "of ones, which transformers drops where they have values:",
         "",
     ]
     for row in off:
