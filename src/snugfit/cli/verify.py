@@ -65,30 +65,29 @@ def run(args: argparse.Namespace) -> int:
         args: What the command line gave.
 
     Returns:
-        0; 4 when no recipe could be run.
+        0.
 
     Raises:
-        InputError: Something that was given cannot be used.
+        InputError: Something that was given cannot be used, or plain training cannot be run.
     """
     output.check_files(args, out=())
     words = _words(args, device_of(args.device))
-    if not args.json:
-        output.print_text(row_of(_TITLES, _WIDTHS, _NUMBERS))
-        output.print_text("  ".join("─" * width for width in _WIDTHS))
-    rows = []
+    rows: list[dict[str, Any]] = []
     chosen = verification.recipes(args.batch_size)
     for number, (name, recipe) in enumerate(chosen.items(), 1):
         if sys.stderr.isatty() or args.json:
             print(f"recipe {number}/{len(chosen)} {name}", file=sys.stderr, flush=True)
         rows.append(verification.verify(name, recipe, words, batch_size=args.batch_size, on_line=lambda line: None))
+        if number == 1 and "error" in rows[0]:  # model or shapes are wrong, and so they would be for the others
+            raise InputError(rows[0]["error"])
         if not args.json:
+            if number == 1:
+                output.print_text(row_of(_TITLES, _WIDTHS, _NUMBERS))
+                output.print_text("  ".join("─" * width for width in _WIDTHS))
             output.print_text(row_of(_cells(rows[-1]), _WIDTHS, _NUMBERS))
-    ran = [row for row in rows if "error" not in row]
-    if not ran:
-        raise InputError(f"no recipe could be run: {rows[0]['error']}")
     if args.json:
         output.print_json({"rows": rows})
-    elif any("seconds" not in verification.compared(row) for row in ran):
+    elif "seconds" not in verification.compared(rows[0]):
         print("No time is predicted for this device yet: `snugfit calibrate` measures it in a minute.")
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     output.write_file(args.out, lambda path: path.write_text(lines, encoding="utf-8"))

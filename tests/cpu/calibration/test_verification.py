@@ -58,7 +58,8 @@ def test_a_model_that_cannot_be_run_is_one_message(monkeypatch, capsys):
 
     monkeypatch.setattr(verification, "verify", functools.partial(verification.verify, run=refuses))
     assert main(["verify", "timm:nonesuch", "--device", "cpu"]) == 2
-    assert "no recipe could be run: model 'nonesuch' is unknown" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1] == "snugfit: model 'nonesuch' is unknown" and not shown.out
 
 
 def test_a_real_run_of_the_stock_model_takes_the_predicted_bytes(tmp_path, monkeypatch):
