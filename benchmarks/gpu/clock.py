@@ -8,7 +8,6 @@ what `measure/host_speeds.py` measures, and the link to the host is left out.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -172,72 +171,27 @@ def _step_seconds(run: TrainingRun, place: Place) -> float:
 # -- constants
 
 
-def best_seconds(run: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Returns the median time of a call.
-
-    Args:
-        run: What is timed.
-        device: Where it runs: timed by events on a card, by the clock on a CPU.
-        repeats: Calls that are timed, after two to warm up.
-
-    Returns:
-        Seconds.
-    """
-    import torch
-
-    for _ in range(2):
-        run()
-    times = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize(device)
-            begin.record()
-            run()
-            end.record()
-            torch.cuda.synchronize(device)
-            times.append(begin.elapsed_time(end) / 1e3)
-        else:
-            started = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
 def _products(device: torch.device, place: Place) -> dict[str, Any]:
     """FLOP/s of a large product of random numbers by type, beside the table's peak and the share that is counted on."""
-    import torch
-
     from benchmarks.gpu.training_run import card_of
+    from snugfit.measure.card_speeds import product_rates
     from snugfit.recording.kernel_times import PRODUCT_SHARE
 
-    side = _SIDE[place.kind]
     card = card_of(place)
-    rates: dict[str, float | None] = {}
-    for name in PRODUCTS:
-        if name == "tf32" and place.kind == "cpu":
-            continue
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        dtype = torch.float32 if name == "tf32" else getattr(torch, name)
-        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        rates[name] = 2 * side**3 / best_seconds(functools.partial(torch.mm, left, right), device, 5)
+    rates = product_rates(device)
     peaks = {} if card is None else {name: card.flops.get(name) for name in rates}
     return {"flops_per_second": rates, "table_peak_flops": peaks, "share_counted_on": PRODUCT_SHARE}
 
 
 def _copy(device: torch.device, place: Place) -> dict[str, Any]:
     """Bytes a second that a copy on the device reads and writes."""
-    import torch
-
     from benchmarks.gpu.training_run import card_of
+    from snugfit.measure.card_speeds import copy_rate
     from snugfit.recording.kernel_times import MEMORY_SHARE
 
-    count = _COPY_BYTES[place.kind] // 4
-    source, target = torch.randn(count, device=device), torch.empty(count, device=device)
-    seconds = best_seconds(functools.partial(target.copy_, source), device)
     card = card_of(place)
     return {
-        "bytes_per_second": 2 * 4 * count / seconds,
+        "bytes_per_second": copy_rate(device),
         "table_peak_bytes": None if card is None else card.memory_bandwidth,
         "share_counted_on": MEMORY_SHARE,
     }
@@ -248,6 +202,7 @@ def _operator(device: torch.device) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import wait
+    from snugfit.measure.card_speeds import kernel_seconds
     from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS
     from snugfit.recording.kernel_times import KERNEL_SECONDS
 
@@ -267,32 +222,23 @@ def _operator(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "host_seconds": host,
         "host_seconds_counted_on": HOST_OPERATOR_SECONDS + HOST_LAUNCH_SECONDS,
-        "kernel_seconds": None,
+        "kernel_seconds": kernel_seconds(device),
         "kernel_seconds_counted_on": KERNEL_SECONDS,
     }
-    if device.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            many()
-        found["kernel_seconds"] = best_seconds(graph.replay, device, 5) / count
     return found
 
 
 def _link(device: torch.device, place: Place) -> dict[str, Any]:
     """Bytes a second between page-locked host memory and the card, each way."""
-    import torch
-
     from benchmarks.gpu.training_run import card_of
+    from snugfit.measure.card_speeds import link_rates
     from snugfit.recording.kernel_times import LINK_SHARE
 
-    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
-    to_card = best_seconds(lambda: there.copy_(host, non_blocking=True), device, 5)
-    to_host = best_seconds(lambda: host.copy_(there, non_blocking=True), device, 5)
+    to_card, to_host = link_rates(device)
     card = card_of(place)
     return {
-        "to_card_bytes_per_second": _LINK_BYTES / to_card,
-        "to_host_bytes_per_second": _LINK_BYTES / to_host,
+        "to_card_bytes_per_second": to_card,
+        "to_host_bytes_per_second": to_host,
         "table_peak_bytes": None if card is None else card.host_link_bandwidth,
         "share_counted_on": LINK_SHARE,
     }
