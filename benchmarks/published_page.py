@@ -49,6 +49,14 @@ def memory_part(results: dict[str, Any]) -> str:
         lines.append(
             f"| {row['model']} | {layout} | {row['fail_batch']} | {row['fail_mib']:,.0f} | {batches['capacity_mib']:,} |"
         )
+    over = [row for row in batches["rows"] if "error" not in row and row["fit_mib"] > batches["capacity_mib"]]
+    if over:
+        lines += [
+            "",
+            "Said not to fit although they ran: "
+            + ", ".join(f"{row['model']} at {row['fit_batch']}" for row in over)
+            + ".",
+        ]
     lines += [
         "",
         "cuDNN's workspaces are not in these predictions: with `cudnn.benchmark` it takes what is left, and slower kernels "

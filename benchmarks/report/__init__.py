@@ -59,7 +59,7 @@ def page(results: Path = RESULTS) -> str:
         intro += (
             "\n\n**No card has been measured yet.** Reserved bytes, the caching allocator, CUDA kernels and the clock of "
             "cards rest on torch's sources and the published numbers below; what follows was measured on a CPU, where the "
-            "same code predicts bytes of tensors."
+            "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
         )
     sections = [intro, *(place_section(folder) for folder in found)]
     sections += [clock_section(results), published(results), guides(results)]
