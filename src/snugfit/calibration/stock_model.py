@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-IMAGE_SIZE = 32
-"""Side of its images."""
 _WIDTH, _PATCH, _BLOCKS = 128, 4, 4
 
 

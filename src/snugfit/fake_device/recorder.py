@@ -205,7 +205,7 @@ class Recorder(DirectMode):
         if func is _add and private_torch.summed_in_place(args):
             func = _add_
         else:
-            func = in_place_of(func, args, private_torch.current_node())
+            func = in_place_of(func, args)
         kwargs = kwargs or {}
         module = self._where()
         if self._captured.unused:

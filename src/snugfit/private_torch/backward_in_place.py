@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from snugfit.private_torch import current_node
+
 _aten = torch.ops.aten
 _BY_OPERATOR = {
     _aten.index_put.default: (_aten.index_put_.default, ("IndexBackward",)),
@@ -35,16 +37,18 @@ _HELD = {_aten.mul.Tensor: 5}
 backward, such as the loss's weights of classes, has more."""
 
 
-def in_place_of(func: Any, args: Sequence[Any], node: Any) -> Any:
+def in_place_of(func: Any, args: Sequence[Any]) -> Any:
     """Returns the operator that a real run takes in a formula of a gradient; the same where that is no other.
 
     Args:
         func: An operator, as a dispatch mode that calls this got it.
         args: Its arguments.
-        node: The node of autograd that runs; None outside of backward.
     """
     found = _BY_OPERATOR.get(func)
-    if found is None or node is None or not node.name().startswith(found[1]):
+    if found is None:  # nearly all operators, so nothing else is asked before
+        return func
+    node = current_node()
+    if node is None or not node.name().startswith(found[1]):
         return func
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
         return func

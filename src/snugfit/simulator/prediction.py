@@ -246,10 +246,10 @@ def _fit(card: Device, replays: Replays, seconds: float | None) -> DeviceFit:
 
 def _step_seconds(card: Device, recorded: Recording) -> float | None:
     trace = recorded.trace
-    speeds = kept_speeds(recorded.processor, recorded.torch_version) if recorded.processor is not None else None
     if recorded.processor is None:
         timing = recorded.timing(lambda step: clock(trace, card, step=step))
     else:
+        speeds = kept_speeds(recorded.processor, recorded.torch_version)
         timing = None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
     return None if timing is None else timing.step_seconds
 
