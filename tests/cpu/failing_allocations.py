@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 
 import pytest
@@ -34,13 +35,13 @@ class FailingAllocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         current = self.inside[-1] if self.inside else None
-        on_meta = str((kwargs or {}).get("device")) == "meta"
-        if (self.phase is None or current == self.phase) and allocates(func) and not on_meta:
+        counted = (self.phase is None or current == self.phase) and allocates(func)
+        if counted and str((kwargs or {}).get("device")) != "meta":
             number, self.count = self.count, self.count + 1
             if number in self.at or (self.too_large is not None and self.too_large(args)):
                 self.failed += 1
                 raise RuntimeError(MESSAGE)
-        before = [(one, one._version) for one in changed_by(func, args)]
+        before = [(one, one._version) for one in args[0]] if changes_a_list(func) else ()
         result = func(*args, **(kwargs or {}))
         for one, version in before:  # operators on lists count versions in their kernels, which a mode keeps them from
             if one._version == version:
@@ -52,6 +53,7 @@ class FailingAllocations(TorchDispatchMode):
         self.inside.append(name) if entered else self.inside.pop()
 
 
+@functools.cache
 def allocates(func):
     """Whether an operator makes a new tensor, by its signature: results that alias nothing."""
     returns = func._schema.returns
@@ -62,13 +64,10 @@ def allocates(func):
     )
 
 
-def changed_by(func, args):
-    """The tensors of a list that an operator changes in place."""
-    first = args[0] if args else None
-    in_place = (
-        func.namespace == "aten" and func._schema.name.startswith("aten::_foreach") and func._schema.name[-1] == "_"
-    )
-    return list(first) if in_place else []
+@functools.cache
+def changes_a_list(func):
+    """Whether an operator changes the tensors of its first argument, a list."""
+    return func.namespace == "aten" and func._schema.name.startswith("aten::_foreach") and func._schema.name[-1] == "_"
 
 
 @contextmanager
