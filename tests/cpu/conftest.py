@@ -65,6 +65,15 @@ def _warm_start(_own_caches, pytestconfig):
         yield
 
 
+@pytest.fixture(scope="session")
+def pool(_warm_start):
+    """One worker for all that simulate: each new one loads the models' libraries and works out every operator anew."""
+    from snugfit.workers.pool import shared_pool
+
+    yield shared_pool()
+    shared_pool().close()
+
+
 @pytest.fixture(scope="module")
 def truth():
     """The benchmark that holds predictions against the allocator's events."""

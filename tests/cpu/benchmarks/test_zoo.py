@@ -24,15 +24,6 @@ def rows():
     return zoo_row
 
 
-@pytest.fixture(scope="module")
-def pool():
-    from snugfit.workers.pool import Pool
-
-    made = Pool()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("name", QUICK)
 def test_a_model_is_predicted_from_the_description_it_is_trained_from(rows, pool, name):
     row = rows.compared(rows.SUBJECTS[name](), pool)

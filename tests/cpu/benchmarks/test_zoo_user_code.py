@@ -7,16 +7,8 @@ import pytest
 import torch
 
 import snugfit
-from snugfit.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,9 @@ from torch import nn
 
 import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.workers.pool import Pool
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
 TEACHER_BYTES = (8 * 256 + 256 + 256 * 3 + 3) * 4
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def small():

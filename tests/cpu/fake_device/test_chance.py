@@ -11,16 +11,8 @@ from torch import nn
 import snugfit
 from snugfit.fake_device.chance import SOURCES, Chance, stand_in
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.workers.pool import Pool
 
 BATCH = torch.randn(256, 32), torch.arange(256) % 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 class Net(nn.Module):

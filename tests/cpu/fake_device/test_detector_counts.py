@@ -39,15 +39,9 @@ def test_all_proposals_are_read_from_the_finest_level():
 
 
 @pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn"])
-def test_a_detector_takes_what_was_predicted(name):
+def test_a_detector_takes_what_was_predicted(name, pool):
     from benchmarks.zoo_row import SUBJECTS, compared
 
-    from snugfit.workers.pool import Pool
-
-    pool = Pool()
-    try:
-        row = compared(SUBJECTS[f"torchvision:{name}"](), pool)
-    finally:
-        pool.close()
+    row = compared(SUBJECTS[f"torchvision:{name}"](), pool)
     assert abs(row["ratio"] - 1) <= 0.01, row
     assert any("32 sampled proposals, 8 of them on objects" in text for text in row["answered"])

@@ -14,7 +14,7 @@ from snugfit.fake_device.library_answers import MATCHED, PADDED, UNPACKED, libra
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import replaced
 from snugfit.simulator.session import simulate_training
-from snugfit.workers.pool import Pool, shared_pool
+from snugfit.workers.pool import shared_pool
 
 transformers = pytest.importorskip("transformers")
 
@@ -104,14 +104,10 @@ def test_the_estimate_says_that_padding_was_kept():
 
 
 @pytest.mark.parametrize("name", ["hf:yolos"])
-def test_a_set_based_detector_takes_what_was_predicted(name):
+def test_a_set_based_detector_takes_what_was_predicted(name, pool):
     from benchmarks.zoo_row import SUBJECTS, compared
 
-    pool = Pool()
-    try:
-        row = compared(SUBJECTS[name](), pool)
-    finally:
-        pool.close()
+    row = compared(SUBJECTS[name](), pool)
     assert abs(row["ratio"] - 1) <= 0.01, row
     assert MATCHED in row["answered"]
 

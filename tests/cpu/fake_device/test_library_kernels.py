@@ -9,19 +9,11 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, SnugfitWarning
-from snugfit.workers.pool import Pool
 
 pytest.importorskip("torchao", reason="torchao is not installed (pip install 'snugfit[lowbit]')")
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
 
 NAMES = ["adamw8bit", "adamw4bit", "adamwfp8", "muon"]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 WIDTHS = {"adamw4bit": 1152, "adamwfp8": 1152}

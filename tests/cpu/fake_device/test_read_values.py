@@ -9,16 +9,8 @@ from torch import nn
 import snugfit
 from snugfit import CannotSimulateError, InputError
 from snugfit.fake_device.assumptions import Assumptions, assumptions_from
-from snugfit.workers.pool import Pool
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module", params=["cpu", "rtx-4090"])

@@ -9,16 +9,8 @@ from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.record import record
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE
 from snugfit.simulator.session import simulate_step
-from snugfit.workers.pool import Pool
 
 KIB = 1024
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def recorded(pool, run, kind="cuda"):

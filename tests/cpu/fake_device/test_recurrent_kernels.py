@@ -33,15 +33,6 @@ def cross_entropy(output, batch):
     return nn.functional.cross_entropy(output, batch[1])
 
 
-@pytest.fixture(scope="module")
-def pool():
-    from snugfit.workers.pool import Pool
-
-    made = Pool()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "precision"),
     [

@@ -7,16 +7,8 @@ from torch import nn
 
 import snugfit
 from snugfit import CannotSimulateError, InputError
-from snugfit.workers.pool import Pool
 
 BATCH = torch.arange(64).view(16, 4), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 class Bags(nn.Module):

@@ -1,8 +1,5 @@
 """Mixtures of experts: found by structure, trained, predicted to the byte, and a row of their own in the anatomy."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +8,6 @@ import snugfit
 from snugfit import Recipe
 from snugfit.recording.experts import expert_modules, inside
 
-ROOT = Path(__file__).resolve().parents[3]
 SHAPE = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -78,21 +74,12 @@ def test_experts_train():
 
 
 @pytest.mark.parametrize("build", [mixtral, qwen])
-def test_predicted_peak_is_the_measured_one(build):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        truth = importlib.import_module("benchmarks.cpu_truth")
-    from snugfit.workers.pool import Pool
-
+def test_predicted_peak_is_the_measured_one(build, truth, pool):
     case = truth.Case(build, tokens, None, True)
-    pool = Pool()
-    try:
-        for recipe in (Recipe(), Recipe(precision="bf16-true", checkpoint="all")):
-            measured, predicted = truth.measured(case, recipe)[0], truth.predicted(case, recipe, pool)[0]
-            assert measured > 2_000_000
-            assert abs(predicted / measured - 1) <= 0.02
-    finally:
-        pool.close()
+    for recipe in (Recipe(), Recipe(precision="bf16-true", checkpoint="all")):
+        measured, predicted = truth.measured(case, recipe)[0], truth.predicted(case, recipe, pool)[0]
+        assert measured > 2_000_000
+        assert abs(predicted / measured - 1) <= 0.02
 
 
 def test_a_row_of_their_own_inside_the_categories():

@@ -14,14 +14,6 @@ from snugfit.recording.generations import (
     on_generation,
 )
 from snugfit.simulator.session import record_given
-from snugfit.workers.pool import Pool
-
-
-@pytest.fixture(scope="module")
-def pool():
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 class Attention(torch.nn.Module):

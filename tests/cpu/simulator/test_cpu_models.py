@@ -12,15 +12,6 @@ from snugfit import Recipe
 TOLERANCE = 0.001
 
 
-@pytest.fixture(scope="module")
-def pool(truth):
-    from snugfit.workers.pool import Pool
-
-    made = Pool()
-    yield made
-    made.close()
-
-
 def cross_entropy(output, batch):
     return F.cross_entropy(output["out"] if isinstance(output, dict) else output, batch[1])
 

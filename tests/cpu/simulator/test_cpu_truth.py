@@ -3,15 +3,6 @@
 import pytest
 
 
-@pytest.fixture(scope="module")
-def pool(truth):
-    from snugfit.workers.pool import Pool
-
-    made = Pool()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize(
     ("model", "recipe"),
     [

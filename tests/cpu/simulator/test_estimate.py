@@ -13,16 +13,8 @@ from snugfit import CannotSimulateError, InputError, Recipe, RecipeError, Snugfi
 from snugfit.contexts import measured
 from snugfit.devices import DEVICES, Device
 from snugfit.recording.trace import CATEGORIES
-from snugfit.workers.pool import Pool
 
 NAMES = {device.name for device in DEVICES if device.memory_bytes is not None}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

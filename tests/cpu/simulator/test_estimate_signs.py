@@ -9,17 +9,9 @@ from small_models import MLP, ViT, cross_entropy
 
 import snugfit
 from snugfit import Recipe
-from snugfit.workers.pool import Pool
 
 IMAGES = ((256, 3, 8, 8), torch.float32), ((256,), torch.int64)
 FEW = ((4, 12), torch.float32), ((4,), torch.int64)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.simulator.estimate import estimate_named
 from snugfit.simulator.request import NamedModel
-from snugfit.workers.pool import Pool
 from snugfit.workloads.model_batches import batch_for, task_of
 from snugfit.workloads.models import build_model
 
@@ -69,13 +68,6 @@ TASKS = {
     "granite with experts": "causal-lm",
 }
 SHAPES = {"image-text-to-text": {"seq_len": 32}, "causal-lm": {"seq_len": 32}}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

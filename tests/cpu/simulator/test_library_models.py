@@ -8,16 +8,8 @@ from torch import nn
 import snugfit
 from snugfit.fake_device.fake_versions import grouped_product
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.workers.pool import Pool
 
 WORDS = 120
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def config(name, **settings):

@@ -8,15 +8,6 @@ from snugfit import Recipe
 WORDS, TOKENS = 32000, 4 * 64
 
 
-@pytest.fixture(scope="module")
-def pool(truth):
-    from snugfit.workers.pool import Pool
-
-    made = Pool()
-    yield made
-    made.close()
-
-
 def llama(tied):
     def build():
         import transformers as t

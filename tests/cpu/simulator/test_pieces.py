@@ -14,16 +14,8 @@ from snugfit.recording.replay import Replays, replay
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
 from snugfit.simulator.session import record_given, simulate_training
-from snugfit.workers.pool import Pool
 
 CARD = device_named("rtx-3090")
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def record_all(model, recipe, batch, arguments):

@@ -12,7 +12,6 @@ import snugfit
 from snugfit import InputError, Recipe, RecipeError, SnugfitWarning, Workload, fidelity
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
-from snugfit.workers.pool import Pool
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
 
@@ -186,13 +185,6 @@ def test_library_that_is_missing(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=r"needs the library bitsandbytes, which does not import .*pip install"):
         trainer_for(PAGED)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

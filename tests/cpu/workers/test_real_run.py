@@ -8,16 +8,8 @@ from torch import nn
 import snugfit
 from snugfit import CannotSimulateError, InputError
 from snugfit.workers import real_run
-from snugfit.workers.pool import Pool
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def entropy(output, batch):

@@ -10,18 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from snugfit.workers.pool import Pool
 from snugfit.workloads.captured_modules import captured_modules
 from snugfit.workloads.traits import model_traits
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
 
 
 def small():
