@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError, warn
 
 FORMAT = 2
@@ -78,11 +79,10 @@ def keep(identity: Mapping[str, Any], found: Mapping[str, Any]) -> Path:
     try:
         path = place_of(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
         whole = json.loads(json.dumps({"identity": dict(identity), **found}))
         text = json.dumps({**whole, "checksum": _checksum(whole)}, indent=1) + "\n"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with replaced_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except (OSError, RuntimeError) as error:
         raise InputError(
             f"the calibration cannot be kept ({error}); set XDG_CACHE_HOME to a folder that can be written."

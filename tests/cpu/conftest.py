@@ -74,6 +74,23 @@ def pool(_warm_start):
     shared_pool().close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _planning_workers(_warm_start):
+    """Plans of this process find the workers of the plan before, which a user's process ends; commands start their own."""
+    from snugfit.planner import probe
+    from snugfit.workers.pool import Pool
+
+    class Lent(Pool):
+        def close(self):
+            """Stays for the next plan."""
+
+    lent = Lent(probe.WORKERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "Pool", lambda workers: lent)
+        yield
+    Pool.close(lent)
+
+
 @pytest.fixture(scope="module")
 def truth():
     """The benchmark that holds predictions against the allocator's events."""

@@ -93,8 +93,7 @@ def _update_in_one_kernel(
     *settings: Any,
 ) -> None:
     _, scale, table = first
-    packing = sys.modules[_TORCHAO].FORMATS["adamwfp8" if table is None else "adamw4bit"]
-    kept_bytes = 0 if scale is None else weight.numel() * packing.kept_bytes
+    kept_bytes = sys.modules[_TORCHAO].kept_inside(weight.numel(), scale, table)
     kept = torch.empty(kept_bytes, dtype=torch.uint8, device=weight.device)
     _operator()(weight, gradient, [part for part in (*first[:2], *second[:2]) if part is not None])
     del kept

@@ -62,7 +62,7 @@ class Composition:
     batch: int
     """Samples of an update."""
     large: Probe
-    """Nothing checkpointed, at the largest microbatch."""
+    """Nothing done to any block, at the largest microbatch."""
     recipes: Mapping[int, Recipe]
     """Size of microbatch -> recipe by which nothing is checkpointed."""
     probes: Mapping[Recipe, Probe]
@@ -71,10 +71,10 @@ class Composition:
     """A small microbatch; None where microbatches are out of the question."""
     serial: bool
     """Whether host and device are one, so that their times add up."""
-    checkpointed: Probe | None
-    """Every block checkpointed, at the largest microbatch."""
-    offloaded: Probe | None
-    """Every activation offloaded, at the largest microbatch."""
+    again: Probe | None
+    """Every block computed again in backward, at the largest microbatch."""
+    away: Probe | None
+    """All that blocks hold gone away to the host, at the largest microbatch."""
     updates: Mapping[str, Probe]
     """Ways of updating, plain first -> nothing checkpointed, at the largest microbatch, updated in that way."""
 
@@ -91,9 +91,7 @@ class Composition:
 
     @functools.cached_property
     def _differences(self) -> dict[Recipe, tuple[list[float], dict[Label, float]]]:
-        return {
-            probe.recipe: self._difference(probe) for probe in (self.checkpointed, self.offloaded) if probe is not None
-        }
+        return {probe.recipe: self._difference(probe) for probe in (self.again, self.away) if probe is not None}
 
     @functools.cached_property
     def _constants(self) -> dict[Label, float]:
@@ -188,7 +186,7 @@ class Composition:
         again, away = self.ways(size)
         if (away if offload else again) is None:
             return None
-        used = [self.large, self.checkpointed, self.offloaded if offload else None]
+        used = [self.large, self.again, self.away if offload else None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
         overhead = min(_overhead(probe) for probe in used if probe is not None)
         room_bytes = capacity_bytes / overhead
@@ -333,13 +331,13 @@ class Composition:
             size: Samples of a microbatch.
         """
         again = away = None
-        if self.checkpointed is not None:
-            total = self.point_seconds(self.checkpointed, size) - self.plain_seconds(size)
-            drops, inner = self._differences[self.checkpointed.recipe]
+        if self.again is not None:
+            total = self.point_seconds(self.again, size) - self.plain_seconds(size)
+            drops, inner = self._differences[self.again.recipe]
             again = Way(drops, inner, _divided(total, self.large.profile.forward_seconds, 1e-12))
-        if self.offloaded is not None:  # copies being short of compute, every byte costs the same
-            drops, inner = self._differences[self.offloaded.recipe]
-            away = Way(drops, inner, _divided(self.offloaded.seconds - self.large.seconds, drops, 1.0))
+        if self.away is not None:  # copies being short of compute, every byte costs the same
+            drops, inner = self._differences[self.away.recipe]
+            away = Way(drops, inner, _divided(self.away.seconds - self.large.seconds, drops, 1.0))
         return again, away
 
 

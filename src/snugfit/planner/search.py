@@ -159,8 +159,8 @@ class Search:
             probes=self.laboratory.probes,
             small_size=self.small_size,
             serial=space.on_cpu,
-            checkpointed=space.seen(variant, large, BY_BLOCK["again"][1].everywhere),
-            offloaded=space.seen(variant, large, BY_BLOCK["away"][1].everywhere),
+            again=space.seen(variant, large, BY_BLOCK["again"][1].everywhere),
+            away=space.seen(variant, large, BY_BLOCK["away"][1].everywhere),
             updates={name: found for name, found in updates.items() if found is not None},
         )
 

@@ -27,7 +27,9 @@ from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 from snugfit.simulator.session import simulate_training
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
+from snugfit.techniques.mixed_precision.apply import MixedPrecision
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.workers import skeleton
 
@@ -147,9 +149,9 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
 
 def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yields what may be worth doing: in words, as fields of a recipe, and as arguments of the script's optimizer."""
-    if seen.blocks:
-        yield f"checkpointing these {seen.blocks} blocks", {"checkpoint": "all"}, {}
-    yield "updating each parameter during backward, so that gradients never pile up", {"step_in_backward": True}, {}
+    for technique in TECHNIQUES:
+        if technique.advised and (seen.blocks or "{blocks}" not in technique.advised):
+            yield technique.advised.format(blocks=seen.blocks), dict(technique.least), {}
     _, _, kind, settings = skeleton.loads(seen.data)
     if implementation_of(kind, settings, personality) == "foreach":
         held = "the update's temporaries for all parameters at once"
@@ -239,7 +241,7 @@ def _stand_in_loss(output: Any, batch: Any) -> Any:
 def _precision(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
         return "fp32"
-    return "16-mixed" if torch.get_autocast_dtype(device_type) == torch.float16 else "bf16-mixed"
+    return MixedPrecision.word_of(torch.get_autocast_dtype(device_type))
 
 
 def _more(plain: Trace, changed: Trace, device: Device | None) -> dict[str, Any]:

@@ -186,6 +186,11 @@ class Technique:
     quiet: bool = False
     """Whether a plan's card names its first field only where it is on, as it does all others."""
 
+    # In the profile of a script
+    advised: str = ""
+    """What `least` would be to a script that goes without it, in words; where they have `{blocks}`, which stands for how
+    many repeated blocks its model has, nothing is said of a model without."""
+
     # On its page
     example: tuple[Changes, Changes] | None = None
     """Recipes that differ in it alone, without and with it, whose bytes and times its page shows."""

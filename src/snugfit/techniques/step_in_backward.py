@@ -65,5 +65,6 @@ TECHNIQUE = Technique(
         ("exact", _ON),
     ),
     updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
+    advised="updating each parameter during backward, so that gradients never pile up",
     example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
 )

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from snugfit.atomic_file import replaced_file, save_model
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
 from snugfit.techniques.frozen_linear import FrozenLinear
-from snugfit.training.atomic_file import replaced_file, save_model
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over
 

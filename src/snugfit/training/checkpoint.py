@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError, option, warn
-from snugfit.training.atomic_file import replaced_file
 
 MAGIC = b"snugfit-ckpt-1\n\0"
 _HEADER = struct.Struct("<16sQ32s8x")

@@ -29,9 +29,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import yaml
 
+from snugfit.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
 from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
-from snugfit.training.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
 from snugfit.training.run_results import CHECKPOINTS, remove_results
 from snugfit.yaml_files import read_yaml
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from snugfit.training.atomic_file import TEMPORARY_PREFIX, replaced_file
+from snugfit.atomic_file import TEMPORARY_PREFIX, replaced_file
 
 MODEL = "model.safetensors"
 CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"

@@ -119,8 +119,15 @@ def test_central_files_name_no_technique():
         "recipe.py", "planner/smallest.py", "planner/search.py", "planner/explain.py", "planner/maximize.py",
         "planner/space.py", "planner/planner.py", "planner/fallbacks.py", "runs/place.py", "report/plan_card.py",
         "training/changeable.py", "techniques/spellings.py", "techniques/base.py", "techniques/own_optimizer.py",
+        "planner/compose.py", "planner/profile.py", "planner/probe.py", "profiler/advice.py",
+        "fake_device/library_kernels.py",
     ]  # fmt: skip
     names = {row.name for row in TECHNIQUES} - {"optimizer", "init", "compile", "loading"}
+    values = {value for row in TECHNIQUES for change in changes_of(row) for value in change.values()}
+    words = {value for value in values if isinstance(value, str)} - {"all", "none", "full", "host", "device"}
+    kernels = {"foreach", "for-loop", "fused"}  # also torch's words for an optimizer's arguments
+    assert len(words) > 15
     for path in central:
         text = (Path(snugfit.__file__).parent / path).read_text(encoding="utf-8")
         assert not [name for name in names if f'"{name}"' in text or f"recipe.{name}" in text], path
+        assert not [word for word in words - kernels if f'"{word}"' in text], path

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from snugfit import atomic_file
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.training import atomic_file, random_state
+from snugfit.training import random_state
 from snugfit.training.checkpoint import CheckpointStore, DamagedCheckpointError, load_checkpoint, save_checkpoint
 
 

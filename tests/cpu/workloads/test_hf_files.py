@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("transformers")
 from text_models import BERT, LLAMA, build, config_file
 
+from snugfit.atomic_file import save_model
 from snugfit.errors import InputError, SnugfitWarning
-from snugfit.training.atomic_file import save_model
 from snugfit.workloads import hf_files
 from snugfit.workloads.models import build_model
 from snugfit.workloads.text.tokenizer import byte_tokenizer, load_tokenizer

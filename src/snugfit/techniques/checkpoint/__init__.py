@@ -94,5 +94,6 @@ TECHNIQUE = Technique(
     points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
     by_block=ByBlock(how="again", everywhere=_ALL, value=_some, count=_count, in_words="checkpointing all blocks"),
     instead=lambda r, _: f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else "",
+    advised="checkpointing these {blocks} blocks",
     example=({}, _ALL),
 )

@@ -46,6 +46,17 @@ FORMATS = {"adamw4bit": NumberFormat(128, 2, 26), "adamwfp8": NumberFormat(256, 
 the compiled update on cpu with torch 2.15; code for CUDA may keep others."""
 
 
+def kept_inside(values: int, scale: Tensor | None, table: Tensor | None) -> int:
+    """Returns the bytes that a compiled update of a slice keeps inside.
+
+    Args:
+        values: Values of the slice.
+        scale: Its scales; None where it is not packed.
+        table: What the codes stand for; None where they are numbers themselves.
+    """
+    return 0 if scale is None else values * FORMATS["adamwfp8" if table is None else "adamw4bit"].kept_bytes
+
+
 class Moment(NamedTuple):
     """One moment of a slice, as torchao's update takes it: it asks for `float()` and calls `copy_`."""
 

@@ -20,6 +20,11 @@ class MixedPrecision(ModelTechnique):
     field = "precision"
     values = ("16-mixed", "bf16-mixed")
 
+    @staticmethod
+    def word_of(dtype: torch.dtype) -> str:
+        """Returns the word for autocast to a dtype; bf16's for any that has none of its own."""
+        return next((word for word, one in _COMPUTE_DTYPES.items() if one == dtype), "bf16-mixed")
+
     def change(self, model: nn.Module) -> None:
         """Refuses 16-bit weights, of which there is nothing left to mix (and whose gradients no scaler takes)."""
         halves = [name for name, weight in model.named_parameters() if weight.dtype in _COMPUTE_DTYPES.values()]

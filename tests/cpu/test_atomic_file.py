@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from snugfit.training.atomic_file import save_model
+from snugfit.atomic_file import save_model
 
 
 def names_in(folder):
