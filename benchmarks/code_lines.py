@@ -1,8 +1,8 @@
 """Lines of code of src, by room: without blank lines, comments and docstrings.
 
-    python -m benchmarks.code_lines                     (as it stands here)
-    python -m benchmarks.code_lines 1ff8674 HEAD        (of commits, side by side)
-    python -m benchmarks.code_lines --added cf9b86e     (what each commit added, against its first parent)
+python -m benchmarks.code_lines                     (as it stands here)
+python -m benchmarks.code_lines 1ff8674 HEAD        (of commits, side by side)
+python -m benchmarks.code_lines --added cf9b86e     (what each commit added, against its first parent)
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def code_lines(source: str) -> int:
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        is_text = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
         if is_text:
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
@@ -64,7 +66,9 @@ def main() -> None:
         total = 0
         for commit in options.commits:
             added = sum(by_room(files_of(commit)).values()) - sum(by_room(files_of(f"{commit}^1")).values())
-            said = subprocess.run(["git", "log", "-1", "--format=%s", commit], capture_output=True, text=True, check=True)
+            said = subprocess.run(
+                ["git", "log", "-1", "--format=%s", commit], capture_output=True, text=True, check=True
+            )
             total += added
             print(f"{added:+6}  {commit}  {said.stdout.strip()[:90]}")
         print(f"{total:+6}")

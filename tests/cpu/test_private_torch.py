@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
-from snugfit.private_torch import allocators
+from snugfit.private_torch import allocators, dispatcher
 from snugfit.recording import allocator
 
 PRIVATE = Path(private_torch.__file__).parent
@@ -270,19 +270,19 @@ def test_trees():
 
 def test_kernels_by_key():
     """has_kernel, operator_names, knows_cuda_kernels, IMPLICIT"""
-    assert private_torch.has_kernel("aten::mm", "CPU")
-    assert not private_torch.has_kernel("aten::matmul", "CPU")
-    assert private_torch.has_kernel("aten::matmul", private_torch.IMPLICIT)
-    assert {"aten::mm", "aten::add.Tensor"} < set(private_torch.operator_names())
-    assert private_torch.knows_cuda_kernels() == (torch.version.cuda is not None)
+    assert dispatcher.has_kernel("aten::mm", "CPU")
+    assert not dispatcher.has_kernel("aten::matmul", "CPU")
+    assert dispatcher.has_kernel("aten::matmul", dispatcher.IMPLICIT)
+    assert {"aten::mm", "aten::add.Tensor"} < set(dispatcher.operator_names())
+    assert dispatcher.knows_cuda_kernels() == (torch.version.cuda is not None)
 
 
 def test_explicit_bodies():
     """explicit_body, run_explicit_body, EXPLICIT"""
-    assert private_torch.explicit_body("aten::matmul") is None
+    assert dispatcher.explicit_body("aten::matmul") is None
     operator, value = torch.ops.aten.ones_like.default, torch.rand(3)
-    assert private_torch.explicit_body(operator.name()) in private_torch.EXPLICIT
-    assert torch.equal(private_torch.run_explicit_body(operator, (value,), {}), torch.ones(3))
+    assert dispatcher.explicit_body(operator.name()) in dispatcher.EXPLICIT
+    assert torch.equal(dispatcher.run_explicit_body(operator, (value,), {}), torch.ones(3))
 
 
 def test_kernels_without_the_dispatcher():
@@ -298,9 +298,9 @@ def test_kernels_without_the_dispatcher():
     library.define("double_(Tensor(a!) x) -> ()")
     library.impl("double_", lambda x: x.copy_(x * 2) and None, "CPU")
     operator, value = torch.ops.snugfit_private_torch_test.double_.default, torch.ones(1)
-    assert private_torch.has_kernel(operator.name(), "CPU")
+    assert dispatcher.has_kernel(operator.name(), "CPU")
     with Watch():
-        private_torch.run_on_cpu(operator, (value,), {})
+        dispatcher.run_on_cpu(operator, (value,), {})
     assert value.item() == 2 and torch.ops.aten.mul.Tensor in seen and operator not in seen
 
 
@@ -324,18 +324,18 @@ def test_state_of_a_first_step(kind):
 
 def test_places_that_operators_write_to():
     """places_written"""
-    assert private_torch.places_written(torch.ops.aten.add.Tensor) == []
-    assert private_torch.places_written(torch.ops.aten.add_.Tensor) == [(0, "self")]
-    assert private_torch.places_written(torch.ops.aten.add.out) == [(3, "out")]
+    assert dispatcher.places_written(torch.ops.aten.add.Tensor) == []
+    assert dispatcher.places_written(torch.ops.aten.add_.Tensor) == [(0, "self")]
+    assert dispatcher.places_written(torch.ops.aten.add.out) == [(3, "out")]
 
 
 def test_bodies_in_python():
     """python_body"""
-    assert private_torch.python_body(torch.ops.aten.mm.default) is None
+    assert dispatcher.python_body(torch.ops.aten.mm.default) is None
     pytest.importorskip("torch.nn.modules.linear_cross_entropy", reason="this torch writes no operators in Python")
     packets = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_nn::")]
     bodies = [
-        private_torch.python_body(getattr(torch.ops.torch_nn, name.split("::")[1].partition(".")[0]).default)
+        dispatcher.python_body(getattr(torch.ops.torch_nn, name.split("::")[1].partition(".")[0]).default)
         for name in packets
     ]
     assert bodies
@@ -390,6 +390,7 @@ def test_gradients_are_summed_in_place_where_torch_sums_them_so():
 _REGISTERED = """
 import torch
 from snugfit import private_torch
+from snugfit.private_torch import dispatcher
 from snugfit.fake_device import registration
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE
@@ -424,8 +425,8 @@ def test_kernels_and_fake_versions_are_replaced():
     printed = in_a_worker(
         _REGISTERED
         + """
-private_torch.claim_kernel("aten::erfinv", lambda *args: args[0])
-assert private_torch.has_kernel("aten::erfinv", "PrivateUse1")
+dispatcher.claim_kernel("aten::erfinv", lambda *args: args[0])
+assert dispatcher.has_kernel("aten::erfinv", "PrivateUse1")
 private_torch.replace_fake(torch.ops.aten.sinc.default, lambda x: x.new_empty(7))
 with mode:
     assert torch.ops.aten.sinc.default(torch.ones(2)).shape == (7,)
@@ -669,14 +670,14 @@ def test_collectives():
 import torch, torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from snugfit import private_torch
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, dispatcher
 collectives.register_process_group("ours", "privateuseone")
 before = []
 class Watch(private_torch.DirectMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == collectives.FUNCTIONAL:
             with self:
-                return private_torch.run_explicit_body(func, args, kwargs or {})
+                return dispatcher.run_explicit_body(func, args, kwargs or {})
         if func.namespace != collectives.COLLECTIVES:
             return func(*args, **(kwargs or {}))
         named = dict(zip([one.name for one in func._schema.arguments], args))

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from snugfit import private_torch
 from snugfit.fake_device.accelerator import backend
+from snugfit.private_torch import dispatcher
 
 _FLASH_MIN_CAPABILITY = (8, 0)
 _FLASH_HEAD_ALIGNMENT = 8
@@ -130,7 +130,7 @@ def attention(
 
 def register() -> None:
     """Registers attention for the fake accelerator; once in a process."""
-    private_torch.claim_kernel("aten::scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    dispatcher.claim_kernel("aten::scaled_dot_product_attention", attention, "AutogradPrivateUse1")
 
 
 def runs_whole(operator: Any) -> bool:

@@ -18,6 +18,7 @@ import yaml
 from snugfit import private_torch
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
+from snugfit.private_torch import dispatcher
 
 Policy = Callable[[Any], Callable[..., Any]]
 """Makes the kernel of an operator under autocast."""
@@ -142,5 +143,5 @@ def register() -> None:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             if operator is not None:
-                private_torch.claim_kernel(f"aten::{name}", _POLICIES[policy](operator), _KEY)
+                dispatcher.claim_kernel(f"aten::{name}", _POLICIES[policy](operator), _KEY)
     private_torch.on_clearing_autocast_cache(_cast_weights.clear)

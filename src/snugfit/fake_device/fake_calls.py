@@ -20,7 +20,7 @@ from snugfit.fake_device.operator_costs import cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
-from snugfit.private_torch import FakeFactory, FakeTensor
+from snugfit.private_torch import FakeFactory, FakeTensor, dispatcher
 from snugfit.recording.generations import Capability, CardQuestions
 
 REAL_ELEMENTS = 1024
@@ -174,7 +174,7 @@ def selects_by_masks(func: Any, args: Sequence[Any]) -> bool:
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the arguments that an operator writes to."""
-    places = private_torch.places_written(func)
+    places = dispatcher.places_written(func)
     return tensors_in(args[i] if i < len(args) else kwargs.get(name) for i, name in places) if places else []
 
 

@@ -26,9 +26,8 @@ from typing import Any
 import torch
 import yaml
 
-from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA
-from snugfit.private_torch import TorchDispatchMode, tree_leaves, tree_map
+from snugfit.private_torch import TorchDispatchMode, dispatcher, tree_leaves, tree_map
 
 _ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """Kind of device -> operators that only it has a kernel for."""
@@ -47,11 +46,11 @@ def has_own_kernel(name: str, kind: str) -> bool:
         name: The operator as the dispatcher names it, such as `aten::silu_backward` or `aten::add.Tensor`.
         kind: `cuda` or `cpu`.
     """
-    if kind == "cpu" or private_torch.knows_cuda_kernels():
-        return private_torch.has_kernel(name, kind.upper())
+    if kind == "cpu" or dispatcher.knows_cuda_kernels():
+        return dispatcher.has_kernel(name, kind.upper())
     if name.startswith(_LISTS):
         return not name.endswith("out") and name not in _LISTS_WITHOUT_KERNEL
-    return name in _ALONE[CUDA] or (private_torch.has_kernel(name, "CPU") and name not in _ALONE[CPU])
+    return name in _ALONE[CUDA] or (dispatcher.has_kernel(name, "CPU") and name not in _ALONE[CPU])
 
 
 @functools.cache
@@ -68,13 +67,13 @@ def choice(operator: Any, kind: str) -> str:
     name = operator.name()
     if has_own_kernel(name, kind) or name in KERNELS_TO_US:
         return WHOLE
-    if private_torch.has_kernel(name, private_torch.IMPLICIT):
+    if dispatcher.has_kernel(name, dispatcher.IMPLICIT):
         return APART
     if operator.namespace != "aten":
         return WHOLE  # a library's: its fake version is all that can be known
     if any(result.alias_info is not None and not result.alias_info.is_write for result in operator._schema.returns):
         return WHOLE  # a view
-    return APART_WHERE_IT_HOLDS_MORE if private_torch.explicit_body(name) is not None else WHOLE
+    return APART_WHERE_IT_HOLDS_MORE if dispatcher.explicit_body(name) is not None else WHOLE
 
 
 def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -90,7 +89,7 @@ def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[st
     on_meta = tree_map(_on_meta, (args, kwargs))
     try:
         with made:
-            result = private_torch.run_explicit_body(operator, *on_meta)
+            result = dispatcher.run_explicit_body(operator, *on_meta)
     except (RuntimeError, NotImplementedError, TypeError):
         return False  # no body over other operators, but code for tensors with memory
     results = {storage_of(tensor) for tensor in _tensors(result)}
@@ -123,7 +122,7 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return func.decompose(*args, **kwargs)
             if how == APART_WHERE_IT_HOLDS_MORE:
                 with self:
-                    return private_torch.run_explicit_body(func, args, kwargs)
+                    return dispatcher.run_explicit_body(func, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError):
             pass
         return func(*args, **kwargs)
@@ -148,15 +147,15 @@ def told_to_the_dispatcher() -> list[str]:
     """Returns the operators that CUDA runs whole and that the dispatcher would take apart above autograd elsewhere."""
     return [
         name
-        for name in private_torch.operator_names()
-        if private_torch.has_kernel(name, private_torch.IMPLICIT) and has_own_kernel(name, CUDA)
+        for name in dispatcher.operator_names()
+        if dispatcher.has_kernel(name, dispatcher.IMPLICIT) and has_own_kernel(name, CUDA)
     ]
 
 
 def register() -> None:
     """Gives the simulated card the kernels of CUDA that decide what autograd records; once in a process."""
     for name in told_to_the_dispatcher():
-        private_torch.claim_kernel(name, _never_run)
+        dispatcher.claim_kernel(name, _never_run)
 
 
 def _never_run(*_: Any, **__: Any) -> Any:

@@ -30,7 +30,7 @@ from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import DirectMode, FakeTensor
+from snugfit.private_torch import DirectMode, FakeTensor, dispatcher
 from snugfit.private_torch.backward_in_place import in_place_of
 from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
@@ -233,8 +233,8 @@ class Recorder(DirectMode):
         if self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
             self._builder.taken_apart[str(func), module] = None
             with self._also_inside():
-                return private_torch.run_explicit_body(func, args, kwargs)
-        body = private_torch.python_body(func)
+                return dispatcher.run_explicit_body(func, args, kwargs)
+        body = dispatcher.python_body(func)
         if body is not None:
             with self._also_inside():
                 return body(*args, **kwargs)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from snugfit import private_torch
 from snugfit.errors import SnugfitWarning
+from snugfit.private_torch import dispatcher
 
 CUDNN_WARNING = (
     "on CUDA, cuDNN runs recurrent layers (LSTM, GRU, RNN) and keeps memory for backward whose size only cuDNN knows; here "
@@ -35,4 +35,4 @@ def register() -> None:
     for name in _RUN_BY_CUDNN:
         for overload in ("input", "data"):
             run = functools.partial(_without_cudnn, getattr(getattr(torch.ops.aten, name), overload))
-            private_torch.claim_kernel(f"aten::{name}.{overload}", run, "AutogradPrivateUse1")
+            dispatcher.claim_kernel(f"aten::{name}.{overload}", run, "AutogradPrivateUse1")

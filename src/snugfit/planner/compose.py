@@ -61,6 +61,8 @@ class Composition:
 
     batch: int
     """Samples of an update."""
+    largest: int
+    """Samples of the largest microbatch."""
     large: Probe
     """Nothing done to any block, at the largest microbatch."""
     recipes: Mapping[int, Recipe]
@@ -77,11 +79,6 @@ class Composition:
     """All that blocks hold gone away to the host, at the largest microbatch."""
     updates: Mapping[str, Probe]
     """Ways of updating, plain first -> nothing checkpointed, at the largest microbatch, updated in that way."""
-
-    @functools.cached_property
-    def _size(self) -> int:
-        """The largest microbatch."""
-        return self.large.recipe.microbatch_size or self.batch
 
     @functools.cached_property
     def _small(self) -> tuple[int, Probe] | None:
@@ -130,8 +127,8 @@ class Composition:
         small_size, small = self._small
         small_pieces = self.pieces(small_size)
         device_low = _device_passes(small) / small_pieces
-        device_high = _device_passes(self.large) / self.pieces(self._size)
-        part = (size - small_size) / max(self._size - small_size, 1)
+        device_high = _device_passes(self.large) / self.pieces(self.largest)
+        part = (size - small_size) / max(self.largest - small_size, 1)
         device = device_low * size / small_size if part < 0 else device_low + (device_high - device_low) * part
         host = small.timing.host_seconds / small_pieces
         piece = device + host if self.serial else max(device, host)
@@ -167,7 +164,7 @@ class Composition:
         highest = self._outside(update)
         for label, row in probe.profile.rows.items():
             constant = min(self._constants.get(label, 0.0), row.other_bytes)
-            other = constant + (row.other_bytes - constant) * size / self._size
+            other = constant + (row.other_bytes - constant) * size / self.largest
             highest = max(highest, self._held(label, row, size, update) + other)
         return highest * _overhead(probe)
 
@@ -227,7 +224,7 @@ class Composition:
         for drop in sorted(again.drops, reverse=True):
             if missing <= 0:
                 break
-            missing -= drop * size / self._size
+            missing -= drop * size / self.largest
             fewest += 1
         cheapest = sum(sorted(again.seconds)[:fewest])
         return dict.fromkeys(range(first), again) if sum(again.seconds[:first]) <= _ALIKE * cheapest else None
@@ -236,7 +233,7 @@ class Composition:
         """What to do to which blocks, with the least extra time whose every stretch fits."""
         import highspy
 
-        scale = size / self._size
+        scale = size / self.largest
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3), ("threads", 1)):
@@ -274,7 +271,7 @@ class Composition:
             update: A way of updating.
             done: Blocks to which something is done.
         """
-        scale = size / self._size
+        scale = size / self.largest
         highest = self._outside(update)
         for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
@@ -292,16 +289,16 @@ class Composition:
             return 0.0
         size, small = self._small
         high, low = self.large.profile.rows[label].other_bytes, small.profile.rows[label].other_bytes
-        return max(low - (high - low) * size / max(self._size - size, 1), 0.0)
+        return max(low - (high - low) * size / max(self.largest - size, 1), 0.0)
 
     def _other(self, label: Label, row: Row, size: int) -> float:
         constant = self._constants[label]
-        return constant + (row.other_bytes - constant) * size / self._size
+        return constant + (row.other_bytes - constant) * size / self.largest
 
     def _held(self, label: Label, row: Row, size: int, update: str) -> float:
         """Weights, state and gradients in a stretch."""
         fixed, gradients = row.fixed_bytes, row.gradient_bytes
-        if self._small is not None and self.pieces(size) > 1 and self.pieces(self._size) == 1:
+        if self._small is not None and self.pieces(size) > 1 and self.pieces(self.largest) == 1:
             small = self._small[1].profile
             seen = small.rows.get(label)
             gradients = seen.gradient_bytes if seen is not None else small.gradient_bytes

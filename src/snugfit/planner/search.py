@@ -154,6 +154,7 @@ class Search:
         sized = {size: space.allowed(variant, self.space.size_change(size)) for size in self.sizes}
         return Composition(
             batch=space.batch or self.sizes[0],
+            largest=self.sizes[0],
             large=probe,
             recipes={size: recipe for size, allowed in sized.items() for recipe in allowed},
             probes=self.laboratory.probes,

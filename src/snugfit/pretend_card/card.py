@@ -25,7 +25,7 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import Ranks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
-from snugfit.private_torch import FakeTensor, collectives
+from snugfit.private_torch import FakeTensor, collectives, dispatcher
 from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
@@ -145,7 +145,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == collectives.FUNCTIONAL:
             with self._also_inside():
-                return private_torch.run_explicit_body(func, args, kwargs)
+                return dispatcher.run_explicit_body(func, args, kwargs)
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
         if func.namespace == collectives.COLLECTIVES:

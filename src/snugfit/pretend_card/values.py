@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from snugfit import private_torch
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.pretend_card import only_on_cards
+from snugfit.private_torch import dispatcher
 
 _CPU = torch.device("cpu")
 _UNFILLED = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -70,7 +70,7 @@ def work_of(
     """
     if operator._opname in _UNFILLED or torch.Tag.inplace_view in operator.tags:
         return None
-    writes = bool(private_torch.places_written(operator))
+    writes = bool(dispatcher.places_written(operator))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
     results = list(result) if isinstance(result, list | tuple) else [result]
     fresh = [
@@ -104,7 +104,7 @@ def _computed(run: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, An
     try:
         return run(*args, **kwargs)
     except (RuntimeError, NotImplementedError):
-        if not halves or private_torch.places_written(operator):
+        if not halves or dispatcher.places_written(operator):
             raise
     # Outside of the handler: an error that is kept keeps its frames, and they the tensors of who called.
 

@@ -1,6 +1,7 @@
 """Every use of torch that torch does not promise, in one place, so that a new torch is checked here and nowhere else.
 
-What allocators did is in `allocators.py`, all the rest here.
+What allocators did is in `allocators.py`, what the dispatcher knows of operators in `dispatcher.py`, and so on; all the rest
+here.
 
 Each name here has a test of what is expected of it in `tests/cpu/test_private_torch.py`, which `make test-torch VERSION=...`
 runs with another torch. Written against torch 2.11 to 2.15. Importing this file changes nothing; `register_backend` does,
@@ -9,7 +10,6 @@ and only the worker process calls it: from then on torch takes our Python backen
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import traceback
@@ -25,6 +25,7 @@ from torch.utils import _python_dispatch, _pytree
 from snugfit.attributes import attributes_set
 from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
+from snugfit.private_torch.dispatcher import claim_kernel, has_kernel
 
 FakeTensor = fake_tensor.FakeTensor
 FakeTensorMode = fake_tensor.FakeTensorMode
@@ -205,78 +206,6 @@ def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dic
     return type(made)(views) if several else views[0]
 
 
-IMPLICIT, EXPLICIT = (
-    "CompositeImplicitAutograd",
-    ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
-)
-"""Keys of bodies over other operators, with autograd inside them and under it."""
-
-
-def has_kernel(name: str, key: str) -> bool:
-    """Returns whether a kernel was registered for just this key.
-
-    Args:
-        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
-        key: A dispatch key, such as `CPU`.
-    """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
-
-
-def operator_names() -> list[str]:
-    """Returns the names of all registered operators of torch itself."""
-    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-
-
-@functools.cache
-def knows_cuda_kernels() -> bool:
-    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
-    return has_kernel("aten::mm", "CUDA")
-
-
-def explicit_body(name: str) -> str | None:
-    """Returns the key of an operator's body over others under autograd; None where it has none.
-
-    Args:
-        name: An operator as the dispatcher names it.
-    """
-    return next((key for key in EXPLICIT if has_kernel(name, key)), None)
-
-
-def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs the body of an operator in place of a kernel.
-
-    Args:
-        operator: The overload; it has such a body.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
-    key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
-    python = operator.py_kernels.get(key)
-    return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
-
-
-@functools.cache
-def places_written(operator: Any) -> list[tuple[int, str]]:
-    """Returns positions and names of the arguments that an operator writes to.
-
-    Args:
-        operator: The overload.
-    """
-    arguments = enumerate(operator._schema.arguments)
-    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
-
-
-def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator's kernel for cpu without the dispatcher, so that a mode sees the operators inside it.
-
-    Args:
-        operator: The overload; `has_kernel(operator.name(), "CPU")`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
-    return operator._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
-
-
 def make_state(optimizer: torch.optim.Optimizer) -> bool:
     """Makes the state of an optimizer's first step, where its class has torch's method for it.
 
@@ -293,37 +222,6 @@ def make_state(optimizer: torch.optim.Optimizer) -> bool:
     for group in optimizer.param_groups:
         make(group, *([] for _ in range(lists)))
     return True
-
-
-def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
-    """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
-
-    Args:
-        name: The operator as the dispatcher names it.
-        kernel: The kernel.
-        key: The dispatch key that it is for.
-    """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(name.removeprefix("aten::"), kernel, key)  # type: ignore[no-untyped-call]
-    _libraries.append(library)
-
-
-@functools.cache
-def python_body(operator: Any) -> Callable[..., Any] | None:
-    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
-
-    Its fake version shows only its results; the body, run on fake tensors, shows what it takes inside as well.
-
-    Args:
-        operator: The overload.
-    """
-    if operator.namespace != "torch_nn":
-        return None
-    from torch.nn.modules import linear_cross_entropy
-
-    definition = getattr(linear_cross_entropy, operator._opname, None)
-    body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
-    return body
 
 
 _ALONE = (4, 2)
@@ -400,9 +298,6 @@ def register_backend(name: str, module: Any) -> None:
     for update in ("aten::_fused_sgd_", "aten::_fused_adagrad_"):  # torch 2.11 to 2.15 has these for Adam only
         if not has_kernel(update, "Meta"):
             claim_kernel(update, _update_in_place, "Meta")
-
-
-_libraries: list[torch.library.Library] = []
 
 
 def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:

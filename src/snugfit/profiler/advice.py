@@ -240,7 +240,7 @@ def _stand_in_loss(output: Any, batch: Any) -> Any:
 
 def _precision(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
-        return "fp32"
+        return Recipe().precision
     return MixedPrecision.word_of(torch.get_autocast_dtype(device_type))
 
 

@@ -35,7 +35,8 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.errors import OutOfMemoryError
-from snugfit.private_torch import DirectMode, has_kernel, places_written, run_on_cpu
+from snugfit.private_torch import DirectMode
+from snugfit.private_torch.dispatcher import has_kernel, places_written, run_on_cpu
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.microbatch.apply import tensors_of
 from snugfit.techniques.parameter_update import JointUpdate

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from snugfit import private_torch
 from snugfit.fake_device import own_kernels
 from snugfit.fake_device.own_kernels import APART, APART_WHERE_IT_HOLDS_MORE, WHOLE, choice, has_own_kernel, holds_more
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.private_torch import dispatcher
 
 SIDE = 512
 CARD = "a100-40gb"
 knows_cuda = pytest.mark.skipif(
-    not private_torch.knows_cuda_kernels(), reason="this build of torch has no CUDA kernels to compare with"
+    not dispatcher.knows_cuda_kernels(), reason="this build of torch has no CUDA kernels to compare with"
 )
 
 
@@ -60,7 +60,7 @@ def measured(function):
 
 
 def overloads():
-    for name in private_torch.operator_names():
+    for name in dispatcher.operator_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")
         found = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
         if found is not None:  # a few are registered without a schema that Python can call
@@ -71,7 +71,7 @@ def overloads():
 def test_every_composite_operator_with_a_kernel_of_cuda_runs_whole():
     checked = 0
     for operator in overloads():
-        if private_torch.has_kernel(operator.name(), "CUDA"):
+        if dispatcher.has_kernel(operator.name(), "CUDA"):
             assert choice(operator, "cuda") == WHOLE, operator
             checked += 1
     assert checked > 1000
@@ -80,7 +80,7 @@ def test_every_composite_operator_with_a_kernel_of_cuda_runs_whole():
 def test_every_composite_operator_with_a_kernel_of_the_cpu_runs_whole_there():
     checked = 0
     for operator in overloads():
-        if private_torch.has_kernel(operator.name(), "CPU"):
+        if dispatcher.has_kernel(operator.name(), "CPU"):
             assert choice(operator, "cpu") == WHOLE, operator
             checked += 1
     assert checked > 1000
@@ -92,9 +92,9 @@ def test_every_other_composite_operator_is_taken_apart_but_views_and_those_that_
         name = operator.name()
         if has_own_kernel(name, kind) or name in own_kernels.KERNELS_TO_US:
             continue
-        if private_torch.has_kernel(name, private_torch.IMPLICIT):
+        if dispatcher.has_kernel(name, dispatcher.IMPLICIT):
             assert choice(operator, kind) == APART, operator
-        elif private_torch.explicit_body(name) is not None:
+        elif dispatcher.explicit_body(name) is not None:
             view = any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns)
             assert choice(operator, kind) == (WHOLE if view else APART_WHERE_IT_HOLDS_MORE), operator
 
@@ -102,9 +102,9 @@ def test_every_other_composite_operator_is_taken_apart_but_views_and_those_that_
 _TABLES = r"""
 import re, torch
 from snugfit.fake_device import registration
-from snugfit import private_torch
+from snugfit.private_torch import dispatcher
 registration.register()
-for name in private_torch.operator_names():
+for name in dispatcher.operator_names():
     table = torch._C._dispatch_dump_table(name)
     rows = dict(re.findall(r"(?m)^(Autograd(?:CUDA|PrivateUse1)): .*\[(.*)\]$", table))
     print(name, len(set(rows.values())), *sorted(rows.values()))
@@ -127,11 +127,11 @@ def test_autograd_takes_the_same_way_on_the_simulated_card_as_on_cuda_for_every_
 def test_a_build_without_cuda_makes_the_same_choices(monkeypatch):
     names = [
         name
-        for name in private_torch.operator_names()
-        if any(private_torch.has_kernel(name, key) for key in (private_torch.IMPLICIT, *private_torch.EXPLICIT))
+        for name in dispatcher.operator_names()
+        if any(dispatcher.has_kernel(name, key) for key in (dispatcher.IMPLICIT, *dispatcher.EXPLICIT))
     ]
     with_cuda = {name for name in names if has_own_kernel(name, "cuda")}
-    monkeypatch.setattr(private_torch, "knows_cuda_kernels", lambda: False)
+    monkeypatch.setattr(dispatcher, "knows_cuda_kernels", lambda: False)
     without = {name for name in names if has_own_kernel(name, "cuda")}
     assert with_cuda - without == set(), "name them in own_kernels.yaml, under cuda"
     assert without - with_cuda == set(), "name them in own_kernels.yaml, under cpu"
@@ -139,7 +139,7 @@ def test_a_build_without_cuda_makes_the_same_choices(monkeypatch):
 
 def test_the_operators_of_the_report_have_kernels_on_cuda():
     for name in ("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm"):
-        if name in private_torch.operator_names():
+        if name in dispatcher.operator_names():
             assert has_own_kernel(name, "cuda"), name
             assert name in own_kernels.told_to_the_dispatcher()
 

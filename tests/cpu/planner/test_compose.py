@@ -16,8 +16,8 @@ def searched(planning_pool):
 
 def level_of(composition, checkpointed):
     """Bytes at the highest point of a step, some blocks checkpointed."""
-    again, _ = composition.ways(composition._size)
-    return composition.level(composition._size, "plain", dict.fromkeys(checkpointed, again))
+    again, _ = composition.ways(composition.largest)
+    return composition.level(composition.largest, "plain", dict.fromkeys(checkpointed, again))
 
 
 def test_blocks_in_between(searched: Search):

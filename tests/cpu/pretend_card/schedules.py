@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import torch
 
-from snugfit import private_torch
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.pretend_card.present import card_present
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments
+from snugfit.private_torch import dispatcher
 
 POISON = 0xFF
 
@@ -161,7 +161,7 @@ def _on_host_again(func, args, kwargs, new):
 
 
 def _written(func, args, kwargs):
-    places = private_torch.places_written(func)
+    places = dispatcher.places_written(func)
     return tensors_in([args[at] if at < len(args) else kwargs.get(name) for at, name in places])
 
 

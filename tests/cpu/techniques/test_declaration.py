@@ -126,8 +126,11 @@ def test_central_files_name_no_technique():
     values = {value for row in TECHNIQUES for change in changes_of(row) for value in change.values()}
     words = {value for value in values if isinstance(value, str)} - {"all", "none", "full", "host", "device"}
     kernels = {"foreach", "for-loop", "fused"}  # also torch's words for an optimizer's arguments
+    # advises the arguments of a script's own optimizer, and names the field that stands for them
+    about = {"profiler/advice.py": {"optimizer_impl"}}
     assert len(words) > 15
     for path in central:
         text = (Path(snugfit.__file__).parent / path).read_text(encoding="utf-8")
-        assert not [name for name in names if f'"{name}"' in text or f"recipe.{name}" in text], path
+        named = {name for name in names if f'"{name}"' in text or f"recipe.{name}" in text}
+        assert named <= about.get(path, set()), path
         assert not [word for word in words - kernels if f'"{word}"' in text], path

@@ -1,0 +1,113 @@
+"""What torch's dispatcher knows of operators: which kernels there are, what they write to, bodies over other operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_libraries: list[torch.library.Library] = []
+
+IMPLICIT, EXPLICIT = (
+    "CompositeImplicitAutograd",
+    ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+"""Keys of bodies over other operators, with autograd inside them and under it."""
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Returns whether a kernel was registered for just this key.
+
+    Args:
+        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
+        key: A dispatch key, such as `CPU`.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def operator_names() -> list[str]:
+    """Returns the names of all registered operators of torch itself."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+@functools.cache
+def knows_cuda_kernels() -> bool:
+    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
+    return has_kernel("aten::mm", "CUDA")
+
+
+def explicit_body(name: str) -> str | None:
+    """Returns the key of an operator's body over others under autograd; None where it has none.
+
+    Args:
+        name: An operator as the dispatcher names it.
+    """
+    return next((key for key in EXPLICIT if has_kernel(name, key)), None)
+
+
+def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs the body of an operator in place of a kernel.
+
+    Args:
+        operator: The overload; it has such a body.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
+    python = operator.py_kernels.get(key)
+    return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
+
+
+@functools.cache
+def places_written(operator: Any) -> list[tuple[int, str]]:
+    """Returns positions and names of the arguments that an operator writes to.
+
+    Args:
+        operator: The overload.
+    """
+    arguments = enumerate(operator._schema.arguments)
+    return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
+
+
+def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator's kernel for cpu without the dispatcher, so that a mode sees the operators inside it.
+
+    Args:
+        operator: The overload; `has_kernel(operator.name(), "CPU")`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    return operator._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+
+
+def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+    """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
+
+    Args:
+        name: The operator as the dispatcher names it.
+        kernel: The kernel.
+        key: The dispatch key that it is for.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, key)  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+@functools.cache
+def python_body(operator: Any) -> Callable[..., Any] | None:
+    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
+
+    Its fake version shows only its results; the body, run on fake tensors, shows what it takes inside as well.
+
+    Args:
+        operator: The overload.
+    """
+    if operator.namespace != "torch_nn":
+        return None
+    from torch.nn.modules import linear_cross_entropy
+
+    definition = getattr(linear_cross_entropy, operator._opname, None)
+    body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
+    return body
