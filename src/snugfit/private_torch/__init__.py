@@ -295,16 +295,17 @@ def make_state(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
-def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", *, with_keys: bool = False) -> None:
     """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
 
     Args:
         name: The operator as the dispatcher names it.
         kernel: The kernel.
         key: The dispatch key that it is for.
+        with_keys: Whether it takes the set of dispatch keys before the arguments.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(name.removeprefix("aten::"), kernel, key)  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, key, with_keyset=with_keys)  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
@@ -516,6 +517,31 @@ def without_autocast(key: str) -> Any:
     return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
+def torchs_own_gradient(operator: Any, keys: Any, claimed: str, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator with torch's own gradient, where the kernel for its autograd key was claimed.
+
+    Autograd's kernels are the same for all kinds of device, so that of other kinds does it.
+
+    Args:
+        operator: The overload.
+        keys: The dispatch keys of this call.
+        claimed: The autograd key that was claimed.
+        *args: The arguments.
+        **kwargs: The arguments by name.
+    """
+    known = torch._C.DispatchKey
+    return operator.redispatch(keys.remove(getattr(known, claimed)).add(known.AutogradOther), *args, **kwargs)
+
+
+def below_autograd() -> Any:
+    """Returns a guard under which operators reach the kernels below autograd.
+
+    Returns:
+        A context manager.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
+
+
 def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
     """Calls a function whenever autocast drops its cache of cast weights, which it does when the outermost one ends.
 
@@ -658,7 +684,7 @@ def nothing_above(gradients: bool | None) -> Iterator[None]:
         around.enter_context(_python_dispatch._disable_current_modes())
         around.enter_context(torch._C.DisableTorchFunction())
         around.enter_context(torch._C._DisableAutocast())
-        around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        around.enter_context(below_autograd())
         around.enter_context(torch.set_grad_enabled(bool(gradients)))
         state = torch.default_generator.get_state()
         try:
