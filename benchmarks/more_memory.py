@@ -5,8 +5,8 @@ The rows are those of `more_memory.jsonl.gz` whose configuration is complete eno
 - **Transformers of Stanford's course CS336**: recorded steps of the course's model, with sizes and tokens in the name of the
   snapshot. Compared is the most that live blocks took in the recorded step (`real_sequences.py`: where the code is from).
 - **Adapters of PEFT's MetaMathQA comparison** on Llama-3.2-3B: the 99th percentile of reserved memory. Batches have up to
-  768 tokens there, and nobody says how many the fullest of a hundred has. So every row is predicted at 512 and at 768, and one
-  length is read off all rows: that at which half of them are over and half under. What is left is how rows differ.
+  768 tokens there, and nobody says how many the fullest of a hundred has. So every row is predicted at 512 and at 768, and
+  one length is read off all rows: that at which half of them are over and half under. What is left is how rows differ.
 - **Lambda's logs**: the most that NVML showed once a second, caches of other shapes and of `cudnn.benchmark` included. It
   says nothing of what a step needs, but the batch ran: it is said whether it is said to fit.
 """
@@ -54,7 +54,7 @@ COURSE = (
 )
 """Repository, part of the snapshot's name, and the step; of repositories whose code is not at hand, that of another one with
 the same model and optimizer (the course's AdamW, or torch's, which what is kept between steps tells). Left out is
-kkaitlyn111's `memory_ctx512_fullstep_`: its peak is lower than that of its own step with 128 tokens, so it does not hold one."""
+kkaitlyn111's `memory_ctx512_fullstep_`: its peak is lower than that of the same model with 128 tokens, so it has no step."""
 LLAMA = {
     "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True, "max_position_embeddings": 131072,

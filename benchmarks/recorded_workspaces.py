@@ -85,7 +85,7 @@ def compared(truth: Path, pool: Pool) -> dict[str, Any]:
     with_them, without = rise(sizes), rise([size for index, size in enumerate(sizes) if index not in inside])
     predicted = predicted_rise(pool)
     kinds = {
-        name: sorted({sizes[index] for index, kind in inside.items() if kind == name and sizes[index] > 0})
+        name: sorted({sizes[index] / MIB for index, kind in inside.items() if kind == name and sizes[index] > 0})
         for name in KINDS.values()
     }
     return {
@@ -94,7 +94,7 @@ def compared(truth: Path, pool: Pool) -> dict[str, Any]:
         "rise_without_workspaces_mib": round(without / MIB, 1),
         "predicted_rise_mib": round(predicted / MIB, 1),
         "workspaces": {
-            name: {"sizes": len(found), "median_mib": round(found[len(found) // 2] / MIB, 1), "most_mib": round(found[-1] / MIB, 1)}
-            for name, found in kinds.items()
+            name: {"sizes": len(seen), "median_mib": round(seen[len(seen) // 2], 1), "most_mib": round(seen[-1], 1)}
+            for name, seen in kinds.items()
         },
     }  # fmt: skip
