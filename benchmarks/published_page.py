@@ -102,9 +102,9 @@ def _more_peaks(more: dict[str, Any]) -> list[str]:
         "of other shapes and says nothing of a step's need.",
         "",
         "**cuDNN's workspaces**, seen in a recorded step of ResNet-50 (32 images, float32, V100, 2021; PyTorch's own "
-        f"example trace): {kinds}. Winograd's are its transformed input, output and weights; others are tables, or copies of the "
-        f"weights. Which algorithm is taken differs from shape to shape. The step allocates {rise:,.1f} MiB over what was "
-        f"there before it, {without:,.1f} MiB without them; predicted are {predicted:,.1f} MiB, "
+        f"example trace): {kinds}. Winograd's are its transformed input, output and weights; others are tables, or copies "
+        f"of the weights. Which algorithm is taken differs from shape to shape. The step allocates {rise:,.1f} MiB over "
+        f"what was there before it, {without:,.1f} MiB without them; predicted are {predicted:,.1f} MiB, "
         f"{predicted / without - 1:+.2%} of the latter and {predicted / rise - 1:+.2%} of the former.",
     ]
 

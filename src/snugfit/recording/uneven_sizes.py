@@ -15,13 +15,13 @@ vocabulary, the update of the weights) is not counted; it grows by the share tha
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
 from snugfit.devices import Device
 from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.convolution_times import CHANNELS_TOGETHER
+from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.trace import OperatorRun, Trace
 
 MULTIPLES = (8, 64, 128)
@@ -70,23 +70,30 @@ def uneven_sizes(trace: Trace, device: Device) -> tuple[UnevenSize, ...]:
     before = clock(trace, device) if groups else None
     if before is None:
         return ()
-    found = []
+    least, found = WORTH_SHARE * before.step_seconds, []
     for (dtype, sizes), uneven in groups.items():
         modules = dict.fromkeys(trace.runs[index].module for index in uneven)
         # The forward product of a layer with an odd number of outputs loads whole rows; it is padded with the others.
-        padded = [index for index in steps if index in uneven or _has(trace.runs[index], dtype, sizes, modules)]
-        step, multiple = min(
-            (_step_seconds(trace, device, padded, sizes, multiple), multiple) for multiple in MULTIPLES
-        )
-        if before.step_seconds - step >= WORTH_SHARE * before.step_seconds:
+        grown = {index for index in steps if index in uneven or _has(trace.runs[index], dtype, sizes, modules)}
+        ways = [_padded(trace, grown, {size: _up(size, multiple) for size in sizes}) for multiple in MULTIPLES]
+        busy = [
+            sum(steps[index] * (run_seconds(way.runs[index], device) or 0.0) for index in grown)
+            for way in (trace, *ways)
+        ]
+        best = min(range(len(ways)), key=busy[1:].__getitem__)
+        if busy[0] - busy[1 + best] < least:  # a step gains no more than its operators do
+            continue
+        after = clock(ways[best], device)
+        lost = 0.0 if after is None else before.step_seconds - after.step_seconds
+        if lost >= least:
             found.append(
                 UnevenSize(
                     sizes=sizes,
-                    padded=tuple(_up(size, multiple) for size in sizes),
+                    padded=tuple(_up(size, MULTIPLES[best]) for size in sizes),
                     dtype=dtype,
                     operators=sum(steps[index] for index in uneven),
                     modules=tuple(module for module in modules if module),
-                    lost_seconds=before.step_seconds - step,
+                    lost_seconds=lost,
                 )
             )
     return tuple(sorted(found, key=lambda one: -one.lost_seconds))
@@ -110,13 +117,12 @@ def _has(run: OperatorRun, dtype: str, sizes: tuple[int, ...], modules: Collecti
     return bool(run.product) and run.dtype == dtype and run.module in modules and bool({*sizes} & {*run.product[1:]})
 
 
-def _step_seconds(trace: Trace, device: Device, indices: list[int], sizes: tuple[int, ...], multiple: int) -> float:
-    """Seconds of the step with some sizes padded in some operators."""
-    runs, to = list(trace.runs), {size: _up(size, multiple) for size in sizes}
+def _padded(trace: Trace, indices: Collection[int], to: dict[int, int]) -> Trace:
+    """The recording with some sizes padded in some operators."""
+    runs = list(trace.runs)
     for index in indices:
         runs[index] = padded_run(runs[index], to)
-    timing = clock(dataclasses.replace(trace, runs=tuple(runs)), device)
-    return math.inf if timing is None else timing.step_seconds
+    return dataclasses.replace(trace, runs=tuple(runs))
 
 
 def padded_run(run: OperatorRun, to: dict[int, int]) -> OperatorRun:
