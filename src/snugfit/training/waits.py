@@ -96,7 +96,8 @@ def loading_report(waits: Waits, recipe: Recipe, *, on_card: bool, processors: i
     idle = max(0.0, waited - waits.device_seconds) if on_card else waited
     share = min(1.0, idle / waits.step_seconds) if waits.step_seconds else 0.0
     advice = None
-    if share >= WORTH_SHARE:
+    # A batch that takes less than a worker needs to hand it over is not made faster by one.
+    if share >= WORTH_SHARE and (recipe.workers or waits.late_batches >= BURSTS * waits.batches):
         has = f"workers={recipe.workers}, pin_memory={recipe.pin_memory}, prefetch={recipe.prefetch}"
         changes = [_change(waits, recipe, processors or _usable_processors(), on_card=on_card)]
         if on_card and not recipe.pin_memory:

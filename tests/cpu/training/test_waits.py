@@ -75,6 +75,12 @@ def test_little_waiting_is_not_worth_a_word():
     assert report(Waits())["idle_share"] == 0.0
 
 
+def test_batches_that_are_made_in_no_time_need_no_workers():
+    quick = waited(5.0, late_batches=3)
+    assert report(quick)["idle_share"] == pytest.approx(0.5) and report(quick)["advice"] is None
+    assert report(quick, workers=1)["advice"] is not None
+
+
 def test_a_card_that_works_on_does_not_wait():
     assert report(waited(5.0, device_seconds=4.9))["advice"] is None
     assert report(waited(5.0, device_seconds=1.0))["idle_share"] == pytest.approx(0.4)
