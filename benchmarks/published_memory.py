@@ -1,9 +1,10 @@
 """Memory against what others measured on real cards: recorded allocator histories, and batches that ran and did not.
 
-    python -m benchmarks.published_memory TRUTH [--minutes 20] [--code CODE]      (goes on where it stopped)
+    python -m benchmarks.published_memory TRUTH [--minutes 20] [--more] [--code CODE]      (goes on where it stopped)
 
-TRUTH is a folder with `traces/` and `batch_bounds.jsonl.gz`, which is not part of this repository. The result holds our
-numbers, and the names by which a row can be found again. Nothing in the package is fitted to it.
+TRUTH is a folder with `traces/`, `kineto/`, `batch_bounds.jsonl.gz` and `more_memory.jsonl.gz`, which is not part of this
+repository. The result holds our numbers, and the names by which a row can be found again. Nothing in the package is fitted
+to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import batch_bounds, real_sequences, real_traces, results_file
+from benchmarks.more_memory import more_memory
 from snugfit.fields import as_data
 from snugfit.workers.pool import Pool
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("truth", type=Path, help="folder with traces and batch_bounds.jsonl.gz")
     parser.add_argument("--minutes", type=float, default=20, help="stop after so many (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="forget the batches that are there")
+    parser.add_argument("--more", action="store_true", help="also the peaks of more runs (more_memory.py, ten minutes)")
     parser.add_argument("--code", type=Path, help="checkouts of the code of recorded steps (real_sequences.py)")
     options = parser.parse_args()
     path = results_file.RESULTS / f"{NAME}.json"
@@ -55,8 +58,10 @@ def main() -> None:
     sequences = there.get("sequences", [])
     if options.code is not None:
         sequences = real_sequences.sequences(options.truth, options.code)
+    more = more_memory(options.truth, options.code) if options.more else there.get("more", {})
     batches = {**batch_bounds.summary(rows), "rows": rows}
-    results_file.write(NAME, {"traces": traces(options.truth / "traces"), "sequences": sequences, "batches": batches})
+    found = {"traces": traces(options.truth / "traces"), "sequences": sequences, "batches": batches, "more": more}
+    results_file.write(NAME, found)
     print(json.dumps(batch_bounds.summary(rows)))
 
 

@@ -55,7 +55,7 @@ def _resnet(row: dict[str, Any]) -> Step:
     def build() -> torch.nn.Module:
         from torchvision.models import resnet50
 
-        torch.backends.cuda.matmul.allow_tf32 = row["precision"] == "tf32"
+        torch.set_float32_matmul_precision("high" if row["precision"] == "tf32" else "highest")
         return resnet50().train()  # type: ignore[no-any-return]
 
     def step(model: Any, optimizer: Any, batch: Any) -> None:
@@ -83,7 +83,7 @@ def _bert(row: dict[str, Any]) -> Step:
     def build() -> torch.nn.Module:
         from transformers import BertConfig, BertForQuestionAnswering
 
-        torch.backends.cuda.matmul.allow_tf32 = not half
+        torch.set_float32_matmul_precision("highest" if half else "high")
         large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
         sizes = large if "large" in row["model"] else {}
         model = BertForQuestionAnswering(BertConfig(attn_implementation="eager", **sizes)).train()

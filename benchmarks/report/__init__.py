@@ -62,7 +62,7 @@ def page(results: Path = RESULTS) -> str:
             "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
         )
     sections = [intro, *(place_section(folder) for folder in found)]
-    sections += [clock_section(results), published(results), guides(results)]
+    sections += [clock_section(results, FIGURES), published(results), guides(results)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 

@@ -420,6 +420,40 @@ print("ok")
     assert "ok" in printed
 
 
+def test_a_claimed_autograd_kernel_can_leave_real_tensors_to_torch():
+    """claim_kernel, torchs_own_gradient, below_autograd"""
+    printed = in_a_worker(
+        """
+import torch
+
+def gradients():
+    found = []
+    for name in ("prod", "max", "min", "median"):
+        function = getattr(torch.Tensor, name)
+        source = torch.tensor([[0.0, 2.0, 3.0], [2.0, 2.0, 5.0]], requires_grad=True)
+        function(source).backward()
+        found += [source.grad, torch.func.grad(function)(source.detach())]
+        found += torch.func.jvp(function, (source.detach(),), (torch.ones(2, 3),))
+    for function in (lambda x: x.prod(1), lambda x: x.prod(0, keepdim=True, dtype=torch.float64), lambda x: x.cumprod(1)):
+        source = torch.tensor([[0.0, 2.0, 3.0], [2.0, 2.0, 5.0]], requires_grad=True)
+        function(source).sum().backward()
+        of_row = torch.func.grad(lambda row: function(row[None]).sum().float())
+        found += [source.grad, torch.func.vmap(of_row)(source.detach())]
+    return found
+
+torchs = gradients()
+"""
+        + _REGISTERED
+        + """
+assert all(torch.equal(one, other) for one, other in zip(torchs, gradients(), strict=True))
+with private_torch.below_autograd():
+    assert not (torch.ones(2, requires_grad=True) * 2).requires_grad
+print("ok")
+"""
+    )
+    assert "ok" in printed
+
+
 def test_kernels_and_fake_versions_are_replaced():
     """claim_kernel, amend_fake, replace_fake"""
     printed = in_a_worker(

@@ -5,15 +5,17 @@ Examples:
   snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
   snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
   snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
+  snugfit estimate torchvision:resnet50 --price rtx-4090=0.35 --price h100-80gb=2.5 --samples 1281167
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from snugfit.cli import options, output
+from snugfit.errors import warn
 
 if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
@@ -24,6 +26,11 @@ class EstimateOptions:
 
     device: options.Name
     """a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all."""
+    price: Annotated[list, "CARD=PRICE"]  # type: ignore[type-arg]
+    """what an hour of a card costs, in any currency; may be repeated. Says what a step costs, and which card that fits is
+    the cheapest."""
+    samples: options.Count
+    """samples of an epoch: with --price also what an epoch costs"""
     timeline: options.File
     """also draw memory over the run: FILE.html or FILE.png"""
     snapshot: options.File
@@ -56,14 +63,20 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.simulator.costs import check_priced, read_prices
     from snugfit.simulator.estimate import cards_of, estimate_named
 
     output.check_files(args, timeline=(".html", ".png"), snapshot=())
-    cards_of(args.device)
+    prices = read_prices(args.price or ())
+    check_priced(prices, [card.name for card in cards_of(args.device)])
+    if args.samples is not None and not prices:
+        warn("--samples says what an epoch costs, and there is no --price; it has no effect.")
     recipe, workload = options.settings_from(args)
     estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
     output.write_file(args.timeline, lambda path: _draw(path, estimate))
     output.write_file(args.snapshot, estimate.write_snapshot)
+    if prices:
+        estimate = estimate.priced(prices, samples=args.samples)
     output.print_result(estimate, as_json=args.json)
     return 0
 

@@ -77,8 +77,8 @@ class Cost(NamedTuple):
     """Blocks of threads, where they may be fewer than the card's SMs; 0: enough."""
     rows: int = 0
     """Rows that a layer norm works off one by one; each row of a backward pass counts three times."""
-    aligned: bool = True
-    """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
+    uneven: tuple[int, ...] = ()
+    """Lengths of those rows of a matrix product's factors that do not begin at multiples of 16 bytes, in elements."""
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -126,7 +126,7 @@ def cost_of(
         again_bytes=_again_bytes(operator, name, args, inputs, written, convolution),
         blocks=_blocks(name, args),
         rows=_rows(name, args),
-        aligned=_aligned(name, args),
+        uneven=_uneven(name, args),
     )
 
 
@@ -295,14 +295,15 @@ def _rows(name: str, args: Sequence[Any]) -> int:
     return source.numel() // max(1, math.prod(row))  # type: ignore[no-any-return]
 
 
-def _aligned(name: str, args: Sequence[Any]) -> bool:
+def _uneven(name: str, args: Sequence[Any]) -> tuple[int, ...]:
     first = _PRODUCTS.get(name)
     if first is None:
-        return True
+        return ()
+    found = []
     for factor in args[first : first + 2]:
-        if any(stride * factor.dtype.itemsize % 16 for stride in factor.stride() if stride > 1):
-            return False
-    return True
+        strides = [stride for stride in factor.stride() if stride > 1 and stride * factor.dtype.itemsize % 16]
+        found += [min(strides)] if strides else []
+    return tuple(dict.fromkeys(found))
 
 
 def _likes_channels_last(tensor: torch.Tensor) -> bool:

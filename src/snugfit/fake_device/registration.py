@@ -15,6 +15,7 @@ from snugfit.fake_device import (
     fake_versions,
     own_kernels,
     recurrent_kernels,
+    value_gradients,
 )
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
@@ -40,6 +41,7 @@ def register() -> None:
     attention_kernels.register()
     convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
+    value_gradients.register()
     fake_versions.register()
     own_kernels.register()
 

@@ -411,6 +411,15 @@ def without_autocast(key: str) -> Any:
     return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
+def below_autograd() -> Any:
+    """Returns a guard under which operators reach the kernels below autograd.
+
+    Returns:
+        A context manager.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
+
+
 def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
     """Calls a function whenever autocast drops its cache of cast weights, which it does when the outermost one ends.
 
@@ -553,7 +562,7 @@ def nothing_above(gradients: bool | None) -> Iterator[None]:
         around.enter_context(_python_dispatch._disable_current_modes())
         around.enter_context(torch._C.DisableTorchFunction())
         around.enter_context(torch._C._DisableAutocast())
-        around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        around.enter_context(below_autograd())
         around.enter_context(torch.set_grad_enabled(bool(gradients)))
         state = torch.default_generator.get_state()
         try:

@@ -7,8 +7,8 @@ too often.
 Source: `isTensorSubclassLike` and its callers, in aten/src/ATen/TensorSubclassLikeUtils.h, native/ReduceOps.cpp
 (value_selecting_reduction_backward, cummaxmin_backward), native/TensorAdvancedIndexing.cpp (gather_backward,
 index_select_backward) and torch/csrc/autograd/FunctionsManual.cpp (index_backward,
-binary_cross_entropy_with_logits_backward) of torch 2.11 to 2.15. The gradients of `cumprod`, of `max()` over all elements
-and of decompositions are such formulas too, and are left as they are.
+binary_cross_entropy_with_logits_backward) of torch 2.11 to 2.15. Formulas that look at values besides
+are in `fake_device/value_gradients.py`; those of decompositions are left as they are.
 """
 
 from __future__ import annotations

@@ -82,16 +82,17 @@ def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return operator._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
 
 
-def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", *, with_keys: bool = False) -> None:
     """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
 
     Args:
         name: The operator as the dispatcher names it.
         kernel: The kernel.
         key: The dispatch key that it is for.
+        with_keys: Whether it takes the set of dispatch keys before the arguments.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(name.removeprefix("aten::"), kernel, key)  # type: ignore[no-untyped-call]
+    library.impl(name.removeprefix("aten::"), kernel, key, with_keyset=with_keys)  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
@@ -111,3 +112,19 @@ def python_body(operator: Any) -> Callable[..., Any] | None:
     definition = getattr(linear_cross_entropy, operator._opname, None)
     body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
     return body
+
+
+def torchs_own_gradient(operator: Any, keys: Any, claimed: str, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator with torch's own gradient, where the kernel for its autograd key was claimed.
+
+    Autograd's kernels are the same for all kinds of device, so that of other kinds does it.
+
+    Args:
+        operator: The overload.
+        keys: The dispatch keys of this call.
+        claimed: The autograd key that was claimed.
+        *args: The arguments.
+        **kwargs: The arguments by name.
+    """
+    known = torch._C.DispatchKey
+    return operator.redispatch(keys.remove(getattr(known, claimed)).add(known.AutogradOther), *args, **kwargs)

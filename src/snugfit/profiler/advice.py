@@ -26,6 +26,7 @@ from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
+from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
 from snugfit.simulator.session import simulate_training
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
@@ -63,6 +64,8 @@ class Advice:
     """What is worth doing, the largest saving first."""
     simulated_peak_bytes: int | None = None
     """Peak of the simulation without any technique, to compare with the measured one; None without a simulation."""
+    uneven_sizes: tuple[UnevenSize, ...] = ()
+    """Sizes that this card's tensor cores cannot load whole, and what they cost."""
     missing: str = ""
     """Why there is no simulation; empty when there is."""
 
@@ -144,7 +147,8 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
             found: dict[str, Any] = {"recipe": settings, "optimizer_arguments": optimizer_arguments, "text": text}
             suggestions.append(Suggestion(saved_bytes=saved, **found, **_more(plain, changed, device)))
     suggestions.sort(key=lambda suggestion: -suggestion.saved_bytes)
-    return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak)
+    sizes = () if device is None else uneven_sizes(plain, device)
+    return Advice(suggestions=tuple(suggestions), simulated_peak_bytes=peak, uneven_sizes=sizes)
 
 
 def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

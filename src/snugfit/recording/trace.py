@@ -124,10 +124,15 @@ class OperatorRun(NamedTuple):
     """Blocks of threads, where they may be fewer than the card's SMs; 0: enough."""
     rows: int = 0
     """Rows that a layer norm works off one by one; each row of a backward pass counts three times."""
-    aligned: bool = True
-    """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
+    uneven: tuple[int, ...] = ()
+    """Lengths of those rows of a matrix product's factors that do not begin at multiples of 16 bytes, in elements."""
     seconds: float | None = None
     """What it takes on the processor that was asked, called from Python; None where none was."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
+        return not self.uneven
 
 
 class Repeat(NamedTuple):

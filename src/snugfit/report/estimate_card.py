@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from snugfit.devices import device_named
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.report.console import card, table
+from snugfit.report.estimate_advice import cost_lines, fragmentation_in_words, uneven_in_words
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table
 from snugfit.report.timeline import Drawing, drawing_of
 from snugfit.report.words import recipe_in_words, short_operator
@@ -39,6 +40,7 @@ def estimate_card(estimate: Estimate) -> str:
         largest_table(estimate.largest),
         _blocks(estimate),
         _devices(estimate),
+        cost_lines(estimate.costs),
     )
     return "\n\n".join([card(title, _facts(estimate)), *("\n".join(lines) for lines in tables if lines)])
 
@@ -62,6 +64,8 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
     yield "attention", kernels
     yield "time", _time_in_words(estimate)
+    yield "uneven sizes", "\n".join(uneven_in_words(estimate.uneven_sizes))
+    yield "cached", fragmentation_in_words(estimate.fragmentation)
     if estimate.processor:
         yield "holds for", f"{estimate.processor}: what operators take inside was measured there"
     yield "answered", "; ".join(estimate.answered)

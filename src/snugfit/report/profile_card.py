@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.fields import as_data
 from snugfit.report.console import card, table
+from snugfit.report.estimate_advice import uneven_in_words
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
 from snugfit.report.timeline import Drawing, drawing_of
 from snugfit.report.words import short_operator
@@ -66,13 +67,17 @@ def advice_lines(profile: Profile) -> list[str]:
     advice = profile.advice
     if advice.missing:
         return [f"No advice: {advice.missing}."]
+    sizes = [f"  {sentence}." for sentence in uneven_in_words(advice.uneven_sizes)]
+    if sizes:
+        sizes.insert(0, "Sizes that tensor cores cannot load whole, by the clock of this simulation:")
     if not advice.suggestions:
-        return ["No advice: no technique that was simulated would lower the peak by 2 % or more."]
+        return ["No advice: no technique that was simulated would lower the peak by 2 % or more.", *sizes]
     assert advice.simulated_peak_bytes is not None
     return [
         "Advice, from simulations of this model (plain peak there: "
         f"{format_bytes(advice.simulated_peak_bytes)}; measured here: {format_bytes(profile.allocator_peak_bytes)}):",
         *(f"  {_sentence(suggestion)}" for suggestion in advice.suggestions),
+        *sizes,
     ]
 
 
@@ -100,6 +105,7 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
         "advice": {
             "suggestions": [{**as_data(one), "text": _sentence(one)} for one in profile.advice.suggestions],
             "simulated_peak_bytes": profile.advice.simulated_peak_bytes,
+            "uneven_sizes": as_data(profile.advice.uneven_sizes),
             "missing": profile.advice.missing or None,
         },
         "notes": list(profile.notes),

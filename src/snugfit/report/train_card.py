@@ -50,6 +50,9 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if predicted.get("step_seconds") is not None and not summary.get("rehearsal"):
         step = summary["workload"]["settings"]["batch_size"] / summary["samples_per_second"]
         yield "step", f"{format_seconds(step)}, predicted {format_seconds(predicted['step_seconds'])}"
+    loading = summary.get("loading") or {}
+    if loading.get("advice"):
+        yield "loading", loading["advice"]
     metrics = summary["metrics"]
     shown = summary["main_metric"]["name"]
     for name in (f"test_{shown}", f"validation_{shown}"):

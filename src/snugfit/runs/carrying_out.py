@@ -167,6 +167,7 @@ def _summary(
         # Wall time says nothing of a card that is not there.
         "seconds": None if where.card else result.seconds,
         "samples_per_second": None if where.card else result.samples_per_second,
+        "loading": None if where.card else result.loading,
         "metrics": result.metrics,
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
+from snugfit.recording.fragmentation import Fragmentation, fragmentation
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
+from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
+from snugfit.simulator.costs import Cost, check_priced, costs_of, read_prices
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -109,8 +112,16 @@ class Estimate:
     """Questions about values that were answered although simulated tensors have none."""
     steps: int | None
     """How often a hand-written step was called; None for training by a recipe."""
+    uneven_sizes: tuple[UnevenSize, ...]
+    """Sizes that tensor cores of this card cannot load whole, and what they cost; empty for more than one card."""
+    fragmentation: Fragmentation | None
+    """Where a noticeable share of the reserved bytes is in no tensor: what would lower it."""
     trace: Trace = dataclasses.field(repr=False, compare=False)
     """The recording."""
+    costs: tuple[Cost, ...] = ()
+    """Cards with a price, the cheapest that fits first; empty without prices (`priced`)."""
+    batch_size: int | None = None
+    """Samples of a step; None for a hand-written one."""
 
     @property
     def _config(self) -> AllocatorConfig | None:
@@ -134,6 +145,24 @@ class Estimate:
     def smallest_bytes(self) -> int:
         """Returns the smallest memory, context apart, in which the run goes through."""
         return Replays(self.trace, self._config).smallest_bytes
+
+    def priced(self, prices: Mapping[str, float], *, samples: int | None = None) -> Estimate:
+        """Returns the estimate with what training costs.
+
+        Args:
+            prices: Name of a card, as in `devices` -> price of an hour, in any currency.
+            samples: Samples of an epoch; None: only steps are priced.
+
+        Returns:
+            The estimate, `costs` filled in.
+
+        Raises:
+            InputError: A card is unknown or not among `devices`, or a price no number.
+        """
+        known = read_prices([f"{name}={price}" for name, price in prices.items()])
+        check_priced(known, [device.name for device in self.devices])
+        costs = costs_of(self.devices, known, batch_size=self.batch_size, samples=samples)
+        return dataclasses.replace(self, costs=costs)
 
     def timeline(self, *, points: int = 1000) -> Timeline:
         """Returns live bytes over the run.
@@ -235,7 +264,10 @@ def assemble(
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
         steps=headline.steps,
+        uneven_sizes=() if only is None or on_cpu else uneven_sizes(trace, only),
+        fragmentation=None if on_cpu else fragmentation(trace, played),
         trace=trace,
+        batch_size=None if workload is None else workload.batch_size,
     )
 
 

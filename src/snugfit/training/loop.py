@@ -27,6 +27,7 @@ from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
 from snugfit.training.stop_signal import StopSignal
+from snugfit.training.waits import Waits, loading_report
 from snugfit.workload import Workload
 from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
@@ -87,6 +88,9 @@ class LoopResult:
     """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
     metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
 
+    loading: dict[str, Any]
+    """How long this process waited for data, and what to change (`waits.loading_report`)."""
+
     stopped_by: signal.Signals | None
     """The signal that ended the run early, with its state saved; None: the run is finished."""
 
@@ -143,6 +147,7 @@ class Loop:
         self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.stop = StopSignal()
+        self.waits = Waits()
         self._pending: list[tuple[int, float | None, int, int]] = []
         self._saved_step = self.trainer.steps_done
         self._rate: float | None = None
@@ -210,7 +215,7 @@ class Loop:
                 self.at.epoch, self.at.batch, self.at.loss_sum, self.at.loss_samples = self.at.epoch + 1, 0, 0.0, 0
             epoch = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
             with contextlib.closing(epoch):  # ends the loading processes of an epoch that is left early
-                self.course.train(epoch, take=self._take, then=self._go_on)
+                self.course.train(self.waits.counted(epoch), take=self._take, then=self._go_on)
         if self._saved_step < self.trainer.steps_done:
             self._save()
 
@@ -268,11 +273,14 @@ class Loop:
         """Reads the losses of the last steps, which waits for the device once, and writes their rows."""
         if not self._pending:
             return
+        begun = time.perf_counter()
         losses = self.course.losses.read()
         now = time.perf_counter()
+        self.waits.device_seconds += now - begun
         lap, self._lap_started = now - self._lap_started, now
         samples = sum(count for _, _, count, _ in self._pending)
         self.at.step_seconds += lap
+        self.waits.step_seconds += lap
         speed = samples / lap
         for (step, rate, _, weight), loss in zip(self._pending, losses, strict=True):
             self.at.loss_sum += loss * weight
@@ -352,6 +360,7 @@ class Loop:
                 "train_loss": None if mean is None else _finite(mean),
                 **{name: self.at.metrics.get(name) for name in names},
             },
+            loading=loading_report(self.waits, self.trainer.recipe, on_card=self.trainer.device.type != "cpu"),
             stopped_by=self.stop.received,
         )
 

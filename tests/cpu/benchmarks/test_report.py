@@ -113,3 +113,27 @@ def test_the_figure_has_plain_percentages(report, tmp_path, monkeypatch, worst):
     low, high = axes.get_ylim()
     assert low < -100 * worst and 100 * worst < high
     pyplot.close(chart)
+
+
+def test_the_clock_is_drawn_card_by_card(report, tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib")
+    clock_page = importlib.import_module("benchmarks.clock_page")
+    found = {
+        "card": "rtx-3090",
+        "rows": [{"step_ms": 2.0, "predicted_ms": 3.0}] * 2,
+        "lambda": {
+            "rows": [
+                {"card": "t4-16gb", "step_ms": 5.0, "predicted_ms": 4.0},
+                {"card": "rtx-3090", "step_ms": 1.0, "predicted_ms": 1.0},
+            ]
+        },
+    }
+    points = clock_page.points_of(found)
+    assert points == {"rtx-3090": [(2.0, 3.0), (2.0, 3.0), (1.0, 1.0)], "t4-16gb": [(5.0, 4.0)]}
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    clock_page.figure(points, tmp_path / "clock.png")
+    monkeypatch.undo()
+    titles = [axes.get_title() for axes in kept[0].axes]
+    assert titles == ["rtx-3090: 1 of 3 within 25 %", "t4-16gb: 1 of 1 within 25 %"]
+    assert (tmp_path / "clock.png").stat().st_size > 1000

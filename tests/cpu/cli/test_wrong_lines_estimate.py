@@ -336,6 +336,18 @@ LINES = [
             "--snapshot '/proc/nope.pickle' cannot be written",
             "Give a file in a folder that exists and can be written to",
         ),
+        wrong(
+            "--price rtx-4090", "--price 'rtx-4090' is not understood", "give CARD=PRICE an hour, such as rtx-4090=0.35"
+        ),
+        wrong("--price rtx-4090=2USD", "'2USD' is no price", "give a number without a currency"),
+        wrong("--price rtx-4091=1", "device 'rtx-4091' is unknown", "did you mean 'rtx-4090'"),
+        wrong("--price 4090=1 --price rtx-4090=2", "--price gives rtx-4090 twice", "give one of the two"),
+        wrong(
+            "--device rtx-4090 --price h100=1",
+            "--price names h100-80gb, and the estimate is of --device rtx-4090",
+            "Leave --device out, which means all cards of the table, or price rtx-4090",
+        ),
+        wrong("--price t4=1 --samples 0", "0", "--samples", "see `snugfit estimate --help`"),
         wrong("--budget 8GiB", "unknown option '--budget'", "see `snugfit estimate --help`"),
         wrong("--devise l4", "unknown option '--devise'", "did you mean '--device'"),
         wrong("extra", "unexpected argument 'extra'", "see `snugfit estimate --help`"),

@@ -1,4 +1,4 @@
-"""Formulas of gradients that a real run computes in place: a simulated one takes the same bytes."""
+"""Formulas of gradients that a real run computes in place, or by looking at values: a simulated one takes the same bytes."""
 
 import gc
 
@@ -33,6 +33,13 @@ FORMULAS = {
         x, torch.zeros_like(x), pos_weight=torch.ones(ROWS, COLUMNS), reduction="sum"
     ),
     "index_put": lambda x: x.index_put((torch.arange(30),), torch.zeros(30, COLUMNS)),
+    "prod": lambda x: x.prod(1),
+    "prod, kept": lambda x: x.prod(0, keepdim=True),
+    "prod of all": lambda x: x.prod(),
+    "cumprod": lambda x: x.cumprod(0),
+    "max of all": lambda x: x.max(),
+    "min of all": lambda x: x.min(),
+    "median of all": lambda x: x.median(),
     "scatter": lambda x: x.scatter(1, torch.zeros(ROWS, 1, dtype=torch.long), 0.0),
 }  # fmt: skip
 
