@@ -103,3 +103,15 @@ def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
     finally:
         distributed_c10d._new_process_group_helper = make
         dist.destroy_process_group = destroy
+
+
+def replicate(module: Any, **settings: Any) -> Any:
+    """Lets several processes train one module, each holding all of it, by the machinery of `fully_shard`.
+
+    Args:
+        module: The module.
+        **settings: mesh, mp_policy, offload_policy.
+    """
+    from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
+
+    return torch_replicate(module, **settings)
