@@ -410,7 +410,8 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
 
         def make(parameters: Any) -> Any:
             weights = list(parameters)
-            groups = optimizer_groups(model, parameter_groups(weights, workload), recipe, workload)
+            named = dict(model.named_parameters())
+            groups = optimizer_groups(model, named, parameter_groups(weights, workload), recipe, workload)
             return make_optimizer(recipe, workload, groups, weights[0].device)
 
         return make

@@ -53,7 +53,7 @@ class UpdateBuilder:
             own.announce(device)
         given = self.given
         base = optimizers.parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
-        groups = optimizers.optimizer_groups(self.model, base, recipe, workload)
+        groups = optimizers.optimizer_groups(self.model, self.named, base, recipe, workload)
         if given is not None:
             given.tell(recipe)
         return optimizers.make_optimizer(

@@ -168,7 +168,9 @@ class Passes:
             yield
 
 
-def one_by_one(pieces: Iterable[tuple[Any, float | Tensor]], forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]) -> Tensor:
+def one_by_one(
+    pieces: Iterable[tuple[Any, float | Tensor]], forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]
+) -> Tensor:
     """Runs one microbatch after the other, each forward and then backward.
 
     Args:

@@ -163,7 +163,14 @@ def prepare(
         builder = UpdateBuilder(model, setup, named, given, sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
     passes = Passes(
-        model, techniques, place, loss=loss, forward=forward, own_split=split, loss_weight=loss_weight, ranks=setup.ranks
+        model,
+        techniques,
+        place,
+        loss=loss,
+        forward=forward,
+        own_split=split,
+        loss_weight=loss_weight,
+        ranks=setup.ranks,
     )
     scaled, promised = builder.scaler is not None, _promises(plan)
     trainer = Trainer(

@@ -161,6 +161,8 @@ class Trainer:
                 self.phase = "optimizer"
                 with phase("optimizer"):
                     self.update.finish(step, loss)
+                if self.ranks is not None:
+                    self._statistics.even_out(self.ranks)
         except BaseException:
             self.update.abandon()
             self._statistics.restore(step)

@@ -172,7 +172,9 @@ class Update:
             if self._spoiled is None:
                 self._unbroken.take(update, None)
         else:
-            bad = retry_after_freeing(lambda: self.health.mask(self.gradients.norm([update.gradient])), self.pool.device)
+            bad = retry_after_freeing(
+                lambda: self.health.mask(self.gradients.norm([update.gradient])), self.pool.device
+            )
             self._unbroken.take(update, bad)
         update.used()
 

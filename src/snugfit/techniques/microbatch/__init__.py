@@ -61,7 +61,9 @@ TECHNIQUE = Technique(
     },
     misfits={
         "microbatch_size {recipe.microbatch_size} is larger than the batch of {workload.batch_size}; give at most "
-        "{workload.batch_size}.": lambda r, w: w.ranks == 1 and (r.microbatch_size or 0) > (w.batch_size or float("inf")),
+        "{workload.batch_size}.": lambda r, w: (
+            w.ranks == 1 and (r.microbatch_size or 0) > (w.batch_size or float("inf"))
+        ),
         "microbatch_size {recipe.microbatch_size} is larger than a GPU's share of the batch, {workload.share_size} of "
         "{workload.batch_size}; give at most {workload.share_size}.": lambda r, w: (
             w.ranks > 1 and (r.microbatch_size or 0) > (w.share_size or float("inf"))

@@ -122,8 +122,14 @@ TECHNIQUE = Technique(
         "optimizer.": _needs_whole_matrices,
     },
     lowers={
-        _ONCE + "batch norm takes its statistics from each share.": ("different", lambda r, w: w.ranks > 1 and w.batch_norm),
-        _ONCE + "dropout draws other masks than for the whole batch.": ("different", lambda r, w: w.ranks > 1 and w.dropout),
+        _ONCE + "batch norm takes its statistics from each share.": (
+            "different",
+            lambda r, w: w.ranks > 1 and w.batch_norm,
+        ),
+        _ONCE + "dropout draws other masks than for the whole batch.": (
+            "different",
+            lambda r, w: w.ranks > 1 and w.dropout,
+        ),
         _ONCE + "its loss is not the weighted sum of the losses of its shares.": (
             "different",
             lambda r, w: w.ranks > 1 and bool(w.coupled_samples),

@@ -40,7 +40,10 @@ def spread(model: nn.Module, setup: Setup) -> None:
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InputError("this model is shared out already (fully_shard). Give prepare() the plain one.")
     recipe, mesh = setup.recipe, setup.ranks.mesh
-    policies: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(reduce_dtype=_DTYPES[recipe.reduce_dtype])}
+    policies: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=_DTYPES[recipe.reduce_dtype]),
+    }
     if recipe.offload_parameters == "all":
         policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
     else:
@@ -53,6 +56,7 @@ def spread(model: nn.Module, setup: Setup) -> None:
         share(unit)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)  # losses carry their share of all samples already
+        module.set_force_sum_reduction_for_comms(True)  # in 16 bits torch would ask for a reduction that gloo has not
 
 
 def units(model: nn.Module, unit: str) -> list[nn.Module]:

@@ -104,5 +104,3 @@ def _mesh(device: torch.device, ranks: int, shard: int) -> DeviceMesh:
     if shard in (1, ranks):
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("replicate" if shard == 1 else "shard",))
     return init_device_mesh(device.type, (ranks // shard, shard), mesh_dim_names=("replicate", "shard"))
-
-
