@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
+from snugfit.fake_device.replaced import replaced
 from snugfit.private_torch import collectives
 
 
@@ -29,7 +30,8 @@ def one_of(ranks: int, number: int) -> Iterator[None]:
         return
     collectives.init_alone(ranks, number, DEVICE_TYPE)
     try:
-        yield
+        with replaced([*collectives.meshes_with_numbers(), collectives.only_own_chunks()]):
+            yield
     finally:
         dist.destroy_process_group()
 
