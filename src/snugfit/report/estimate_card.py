@@ -57,6 +57,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
             f"{format_bytes(estimate.rounding_bytes)} is rounding; {format_bytes(estimate.fragmentation_bytes)} "
             "more is fragmentation",
         )
+    yield "GPUs", _ranks_in_words(estimate)
     yield "peak", where_in_words(estimate)
     yield "host memory", format_bytes(estimate.host_bytes) if estimate.host_bytes else ""
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
@@ -65,6 +66,17 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.processor:
         yield "holds for", f"{estimate.processor}: what operators take inside was measured there"
     yield "answered", "; ".join(estimate.answered)
+
+
+def _ranks_in_words(estimate: Estimate) -> str:
+    if not estimate.ranks:
+        return ""
+    machines = f" in each of {estimate.nodes} machines" if estimate.nodes > 1 else ""
+    fullest, *others = estimate.ranks
+    less = "".join(
+        f"; {one.ranks}: {format_bytes(one.peak_reserved_bytes or one.peak_allocated_bytes)}" for one in others
+    )
+    return f"{estimate.gpus}{machines} share the batch; the bytes are those of the fullest ({fullest.ranks}){less}"
 
 
 def where_in_words(estimate: Estimate) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
 
 DeviceArgument = str | Device | None
+MOST_RANKS = 64
+"""Processes of which those that need less than the fullest are simulated, too."""
 MOST_STEPS = 1000
 """Calls of a hand-written step that are recorded at most; each takes as long as the first."""
 
@@ -220,11 +222,16 @@ def _estimated(
         recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warn(message)
+    headline = next(iter(recorded.values()))
+    fewer = headline.alike_ranks[1:] if sum(map(len, headline.alike_ranks)) <= MOST_RANKS else ()
+    doing = f"what other GPUs do of a training step of {title}"
+    others = [workers.call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
     return assemble(
         [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
-        headline=next(iter(recorded.values())),
+        headline=headline,
         recipe=recipe,
         title=title,
+        others=list(zip(fewer, others, strict=True)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
+from snugfit.units import numbers_in_words
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -40,6 +41,20 @@ class DeviceFit:
     """Bytes left over the smallest size that suffices; negative when it does not fit, None on a device without limit."""
     step_seconds: float | None
     """Predicted seconds of a steady step; None where no speed is known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankNeeds:
+    """What processes need that share a batch and hold equally much."""
+
+    ranks: str
+    """Their numbers, such as `0-6`."""
+    peak_allocated_bytes: int
+    """The most bytes in live tensors at a time, on each of them."""
+    peak_reserved_bytes: int | None
+    """The most bytes in segments of the caching allocator; None on cpu."""
+    host_bytes: int
+    """The most bytes that each of them has in host memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +82,8 @@ class Estimate:
     total_bytes: int
     """Reserved (on cpu allocated) and context, the latter counted 0 for more than one card."""
     host_bytes: int
-    """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads."""
+    """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads; of
+    all processes of a machine together."""
     anatomy_bytes: dict[str, int]
     """Category -> bytes at the peak; they add up to `peak_allocated_bytes`."""
     experts_bytes: dict[str, int]
@@ -99,6 +115,12 @@ class Estimate:
     """The torch whose operators were recorded."""
     processor: str | None
     """The processor for which an estimate of `cpu` holds, with its instructions and threads; None for cards."""
+    gpus: int
+    """GPUs of each machine that share the batch; the bytes of the estimate are those of the fullest one."""
+    nodes: int
+    """Machines."""
+    ranks: tuple[RankNeeds, ...]
+    """What each process needs, the fullest first; empty for one GPU. Of more than 64, all are counted as the fullest."""
     devices: tuple[DeviceFit, ...]
     """Every card that was asked for."""
     largest: tuple[LiveTensor, ...]
@@ -176,7 +198,12 @@ class Estimate:
 
 
 def assemble(
-    rows: Sequence[tuple[Device, Recording]], *, headline: Recording, recipe: Recipe | None, title: str
+    rows: Sequence[tuple[Device, Recording]],
+    *,
+    headline: Recording,
+    recipe: Recipe | None,
+    title: str,
+    others: Sequence[tuple[Sequence[int], Recording]] = (),
 ) -> Estimate:
     """Replays recordings and puts the estimate together.
 
@@ -185,6 +212,7 @@ def assemble(
         headline: The recording that the peak and the anatomy are of.
         recipe: How the step is held in memory; None for a hand-written step.
         title: The model's name.
+        others: Processes that need less than those of the headline, and what one of them recorded.
 
     Returns:
         The estimate.
@@ -214,7 +242,7 @@ def assemble(
         context_range_bytes=None if context is None else context.range_bytes,
         context_source=None if context is None else context.source,
         total_bytes=held + (0 if only is None else only.context_bytes),
-        host_bytes=played.host_peak_bytes,
+        host_bytes=played.host_peak_bytes * (1 if workload is None else workload.gpus),
         anatomy_bytes=inside.bytes_by_category,
         experts_bytes=inside.experts_bytes,
         attention_kernels=attention_seen(trace),
@@ -230,6 +258,9 @@ def assemble(
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
         processor=headline.processor,
+        gpus=1 if workload is None else workload.gpus,
+        nodes=1 if workload is None else workload.nodes,
+        ranks=tuple(_rank_needs(headline, others, config)),
         devices=tuple(_fit(card, replays[id(recorded)], seconds[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
@@ -242,6 +273,23 @@ def assemble(
 def _fit(card: Device, replays: Replays, seconds: float | None) -> DeviceFit:
     fits, headroom = replays.fits(card)
     return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=seconds)
+
+
+def _rank_needs(
+    headline: Recording, others: Sequence[tuple[Sequence[int], Recording]], config: AllocatorConfig | None
+) -> Iterator[RankNeeds]:
+    if not headline.alike_ranks:
+        return
+    told = {number for numbers, _ in others for number in numbers}
+    first = [number for numbers in headline.alike_ranks for number in numbers if number not in told]
+    for numbers, recorded in ((first, headline), *others):
+        played = Replays(recorded.trace, config).unlimited
+        yield RankNeeds(
+            ranks=numbers_in_words(numbers),
+            peak_allocated_bytes=played.peak_allocated_bytes,
+            peak_reserved_bytes=None if isinstance(config, TensorBytes) else played.peak_reserved_bytes,
+            host_bytes=played.host_peak_bytes,
+        )
 
 
 def _step_seconds(card: Device, recorded: Recording) -> float | None:
