@@ -259,6 +259,8 @@ class Recorder(DirectMode):
                 return private_torch.run_explicit_body(func, args, kwargs)
         if func.namespace == collectives.COLLECTIVES:
             return issued(func, args)
+        if func in collectives.gathering():  # into the room that collected weights have while a unit runs
+            self._ledger.claim(kwargs["out"], "weights")
         return _NOT_OF_RANKS
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:

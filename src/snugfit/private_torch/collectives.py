@@ -181,6 +181,15 @@ def only_own_chunks() -> tuple[Any, str, Any]:
     return (_fsdp_param, "_chunk_with_empty", OwnChunk)
 
 
+@functools.cache
+def gathering() -> tuple[Any, ...]:
+    """Returns the operators of `fully_shard` that put collected parameters where the model finds them."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines them
+
+    assert _fsdp_collectives is not None
+    return (torch.ops.fsdp.split_with_sizes_copy.default,)
+
+
 def knows_groups() -> bool:
     """Returns whether there are process groups, so that DTensors and collectives may come."""
     return dist.is_available() and dist.is_initialized()
