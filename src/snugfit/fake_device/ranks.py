@@ -48,3 +48,21 @@ def issued(operator: Any, args: Sequence[Any]) -> Any:
     # NCCL's work keeps the tensors of a collective that runs beside its caller, until it is waited for.
     kept = tensors_in(args) if named.get("async_op", True) else []
     return collectives.result_of(operator, args, kept.clear)
+
+
+def gloo_bytes(operator: Any, args: Sequence[Any]) -> int:
+    """Returns what gloo takes inside itself for a collective on the host: a copy of what is gathered, or scattered.
+
+    Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (newLikeFlat in AsyncAllgatherWork, clone in
+    reduce_scatter_tensor_coalesced). Other collectives work in place.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments.
+    """
+    place = _COPIED.get(operator._opname)
+    return 0 if place is None else sum(tensor.untyped_storage().nbytes() for tensor in tensors_in((args[place],)))
+
+
+_COPIED = {"_allgather_base_": 0, "allgather_": 0, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
+"""Collective -> its argument that gloo copies."""

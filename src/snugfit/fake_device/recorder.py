@@ -25,7 +25,7 @@ from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
-from snugfit.fake_device.ranks import issued
+from snugfit.fake_device.ranks import gloo_bytes, issued
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
@@ -258,6 +258,8 @@ class Recorder(DirectMode):
             with self._also_inside():
                 return private_torch.run_explicit_body(func, args, kwargs)
         if func.namespace == collectives.COLLECTIVES:
+            if not self._cuda:
+                self._inside(gloo_bytes(func, args), str(func), module=self._where())
             return issued(func, args)
         if func in collectives.gathering():  # into the room that collected weights have while a unit runs
             self._ledger.claim(kwargs["out"], "weights")
@@ -423,6 +425,12 @@ class Recorder(DirectMode):
         """What a script is told of allocated memory, in which the workspace of cuBLAS has its size on this card."""
         self.card.leave_out()
         return self._ledger.allocated_bytes, self._ledger.peak_bytes
+
+    def _inside(self, size: int, operator: str, module: str) -> None:
+        """Takes down memory that is taken and given back within one call."""
+        if size:
+            self._builder.workspace(size, operator=operator, module=module, phase=self.phase, stream=self._stream)
+            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
 
     # -- gradients, optimizers, streams
 

@@ -141,6 +141,18 @@ def init_alone(ranks: int, number: int, device_type: str) -> None:
     dist.init_process_group("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
 
 
+def forget_shares(model: torch.nn.Module) -> None:
+    """Lets torch forget that it has shared out a model whose modules are plain ones again.
+
+    Args:
+        model: The model.
+    """
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for module in model.modules():
+        _module_state_mapping.pop(module, None)
+
+
 def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
     """Returns what to put in place of methods of meshes, which read the numbers of processes from tensors of their own."""
 
