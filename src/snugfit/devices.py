@@ -151,7 +151,7 @@ def device_named(text: str) -> Device:
     Raises:
         InputError: For an unknown name, one that means several cards, `local` without a GPU, or a file that is wrong.
     """
-    if str(text).endswith((".yaml", ".yml")):
+    if str(text).endswith(_FILES):
         return _of_file(str(text))
     wanted = _normal(str(text))
     if wanted == "local":
@@ -165,6 +165,7 @@ def device_named(text: str) -> Device:
     raise InputError(f"device {text!r} is unknown; {did_you_mean(wanted, device_names())}")
 
 
+_FILES = (".yaml", ".yml")
 _TEXTS, _COUNTS = ("peer_link", "network"), ("peer_cards", "machine_cards")
 _RATES = ("peer_gigabytes_per_second", "network_gigabits_per_second", "gigabytes_per_second", "host_link_bandwidth")
 
@@ -173,11 +174,15 @@ def _of_file(path: str) -> Device:
     """A card of the table in a machine of one's own: other links, or other speeds; it keeps its name."""
     given = read_yaml(path, "device file", example="like: a100-80gb")
     if "like" not in given:
-        raise InputError(f"device file {path!r} does not say which card it changes. Add a line such as `like: a100-80gb`.")
-    base, changed = device_named(str(given.pop("like"))), {}
+        raise InputError(
+            f"device file {path!r} does not say which card it changes. Add a line such as `like: a100-80gb`."
+        )
+    like, changed = str(given.pop("like")), {}
+    if like.endswith(_FILES):
+        raise InputError(f"device file {path!r} is like {like!r}, another file. Name a card of `snugfit devices`.")
     for field, value in given.items():
         if field not in (*_TEXTS, *_COUNTS, *_RATES):
-            allowed = did_you_mean(field, ("like", *_TEXTS, *_COUNTS, *_RATES))
+            allowed = did_you_mean(str(field), ("like", *_TEXTS, *_COUNTS, *_RATES))
             raise InputError(f"device file {path!r} has a field {field!r}, which is unknown; {allowed}")
         kinds = (str,) if field in _TEXTS else (int,) if field in _COUNTS else (int, float)
         if type(value) not in kinds or (kinds != (str,) and not 0 < value < math.inf):
@@ -185,7 +190,7 @@ def _of_file(path: str) -> Device:
             raise InputError(f"device file {path!r}: {field} is {value!r}; give {wanted}.")
         name, unit = _UNITS.get(field, (field, 1))
         changed[name] = value if field in (*_TEXTS, *_COUNTS) else value * unit
-    return dataclasses.replace(base, **changed, links_source=path)
+    return dataclasses.replace(device_named(like), **changed, links_source=path)
 
 
 def card_identity(name: str, torch_version: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ issued, as NCCL does those of a group. Kernels, and copies, of several streams b
 Every constant has its source beside it; none was fitted to the runs that this clock is checked against.
 
 Limits: all ranks do the same at the same time, kernels of different streams do not share the card, the host is one typical
-server core, and data loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to replace a measurement.
+server core, and data loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to
+replace a measurement.
 """
 
 from __future__ import annotations

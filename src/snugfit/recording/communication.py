@@ -26,22 +26,23 @@ import math
 from snugfit.devices import Device
 from snugfit.recording.trace import Collective
 
-START_SECONDS = 40e-6
-"""Start of a collective, in which ranks also find each other (fitted: benchmarks/results/communication.json). NCCL's own model
-has 7 to 14 microseconds (tuning.cc, below): its tests run many in a row, in which ranks are already together."""
+START_SECONDS = 43e-6
+"""Start of a collective, in which ranks also find each other (fitted: benchmarks/results/communication.json). NCCL's own
+model has 7 to 14 microseconds (tuning.cc, below): its tests run many in a row, in which ranks are already together."""
 SEND_SECONDS = 12e-6
 """The same of one send: 10 on a bridge and 17 on a switch, for sizes up to 1 MiB (the same results)."""
-LONG_STEP_SECONDS = 9.6e-6
+LONG_STEP_SECONDS = 11.2e-6
 """One step of the long protocol over NVLink or PCIe (fitted, as above)."""
-SHORT_SHARE = 0.58
+SHORT_SHARE = 0.66
 """Bandwidth of the short protocol, of that of the long one (fitted, as above). NCCL: 0.5 for LL and 0.92 for LL128."""
 SHORT_STEP_SECONDS = {"NVLink": 0.6e-6, "PCIe": 1.0e-6, "network": 5.0e-6}
 NETWORK_STEP_SECONDS = 14e-6
 """Steps of the short protocol by link, and one of the long one over a network. Source: NCCL 2.30's hwLatencies,
 github.com/NVIDIA/nccl/blob/5067397c2676d5aed50042fc39e5c8ee96eb0027/src/graph/tuning.cc"""
 SHARES = {"NVLink": 0.8, "PCIe": 0.76, "network": 0.96}
-"""Share of a link that is payload: NCCL counts on 20 of 25 GB/s of a link of NVLink 2 to 4 and 40 of 50 of NVLink 5, on 12 of
-15.75 GB/s of PCIe 3 with 16 lanes, and on 12 of 12.5 GB/s of a port of 100 Gb/s. Source: the same commit, src/graph/topo.h"""
+"""Share of a link that is payload: NCCL counts on 20 of 25 GB/s of a link of NVLink 2 to 4 and 40 of 50 of NVLink 5, on 12
+of 15.75 GB/s of PCIe 3 with 16 lanes, and on 12 of 12.5 GB/s of a port of 100 Gb/s. Source: src/graph/topo.h, the same
+commit."""
 TREE_SHARE = 0.92 * 0.85
 """Bandwidth of a tree, of that of a ring. Source: tuning.cc, as above."""
 SWITCH_SHARE = 0.61
@@ -114,6 +115,9 @@ def _by_rings(collective: Collective, inside: int, link: str, slowest: float) ->
         ways.append((2 * (inside - 1), 2 * math.ceil(math.log2(machines)), 2 * size / (slowest * TREE_SHARE)))
     short, far_short = SHORT_STEP_SECONDS[link], SHORT_STEP_SECONDS["network"]
     return min(
-        min(near * short + far * far_short + moved / SHORT_SHARE, near * LONG_STEP_SECONDS + far * NETWORK_STEP_SECONDS + moved)
+        min(
+            near * short + far * far_short + moved / SHORT_SHARE,
+            near * LONG_STEP_SECONDS + far * NETWORK_STEP_SECONDS + moved,
+        )
         for near, far, moved in ways
     )
