@@ -6,16 +6,19 @@ TRUTH is a folder with times that others measured: Vidur's (github.com/microsoft
 sends in float16, 2 KiB to 512 MiB, by a profiler). They are not part of this repository; what is fitted and found is.
 
 Fitted, to all-reduces of 512 KiB and more on A100 inside one machine, every half octave of sizes and number of ranks
-counting alike: the start of a collective, a step of the long protocol, and the bandwidth of the short one. The rest is NCCL's own
-model and data sheets. Between machines Vidur does not say which network there was: its bandwidth is read off the large sends
-between machines, and all-reduces are held against that. What nccl-tests printed elsewhere is compared, never fitted.
+counting alike: the start of a collective, a step of the long protocol, and the bandwidth of the short one. The rest is
+NCCL's own model and data sheets. Between machines Vidur does not say which network there was: its bandwidth is read off
+the large sends between machines, and all-reduces are held against that. Collectives of a training run (a profiler's trace
+of github.com/KellerJordan/modded-nanogpt on 8 H100) and what nccl-tests printed elsewhere are compared, never fitted.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gzip
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -183,6 +186,34 @@ def checked(known: list[Times]) -> list[dict[str, Any]]:
     return rows
 
 
+def in_training(path: Path) -> list[dict[str, Any]]:
+    """Returns the collectives in a trace of training on 8 H100, the median of those alike.
+
+    A kernel lasts from the first rank that comes to the last that leaves, so the quickest of them is given too.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = [one for one in json.load(file)["traceEvents"] if one.get("cat") == "kernel"]
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for event in events:
+        made = event["args"]
+        kind = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter"}.get(
+            made.get("Collective name")
+        )
+        if kind is None:
+            continue
+        item = {"Float": 4, "BFloat16": 2}[made["dtype"]]
+        whole = item * made["Out msg nelems" if kind == "all_gather" else "In msg nelems"]
+        found.setdefault((kind, whole, made["Group size"]), []).append(event["dur"])
+    rows = []
+    for (kind, nbytes, ranks), lasted in sorted(found.items()):
+        seconds = collective_seconds(Collective(kind, nbytes, ranks, 1), H100) or math.nan
+        rows.append({"kind": kind, "nbytes": nbytes, "ranks": ranks, "count": len(lasted),
+                     "median_microseconds": round(float(np.median(lasted)), 1), "least_microseconds": round(min(lasted), 1),
+                     "predicted_microseconds": round(seconds * 1e6, 1),
+                     "predicted_over_median": round(seconds * 1e6 / float(np.median(lasted)), 2)})  # fmt: skip
+    return rows
+
+
 def published() -> list[dict[str, Any]]:
     """Returns bus bandwidths that others printed, with those predicted."""
     rows = []
@@ -198,9 +229,16 @@ def published() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("truth", type=Path, help="folder with op_times/")
-    known = read(parser.parse_args().truth / "op_times")
-    results_file.write("communication", {"fitted": fit(known), "measured": checked(known), "published": published()})
+    parser.add_argument("truth", type=Path, help="folder with op_times/ and kineto/")
+    truth = parser.parse_args().truth
+    known = read(truth / "op_times")
+    document = {
+        "fitted": fit(known),
+        "measured": checked(known),
+        "in_training": in_training(truth / "kineto" / "modnano_2025-10-31_hook_rank0.json.gz"),
+        "published": published(),
+    }
+    results_file.write("communication", document)
 
 
 if __name__ == "__main__":
