@@ -1,11 +1,13 @@
 """What a collective's operator sends, as the clock needs it: read off the arguments of torch's `c10d` operators.
 
-A recorder that sees such an operator adds an `OperatorRun` with `device="ranks"`, one kernel and `collective=` what
-`collective_of` returns. Its stream and its waits are those of NCCL in torch:
+A recorder that sees such an operator adds the run that `run_of` returns to its trace. Stream and waits are those of NCCL in
+torch:
 
 - asked for with `async_op=True`, it runs in a stream of its group, `after` the last run of the current stream, and
   `work.wait()` makes the stream that is current then wait for it (one more index in `after` of that stream's next run);
 - otherwise it runs in the current stream, as everything else does. FSDP2 asks so, from streams of its own.
+
+On a processor the run counts as a copy of its bytes: gloo's times were not measured.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 from snugfit.fake_device.operator_costs import tensor_bytes, tensors_in
 from snugfit.private_torch import collectives
-from snugfit.recording.trace import Collective
+from snugfit.recording.trace import Collective, OperatorRun
 
 _KINDS = {
     "allreduce_": ("all_reduce", 0),
@@ -72,3 +74,37 @@ def collective_of(operator: Any, args: Sequence[Any], cards: int | None) -> Coll
     if kind in ("gather", "scatter") and not tensors_in((args[whole],)):
         nbytes *= len(ranks)  # not the root, which has a part of each
     return Collective(kind, nbytes, len(ranks), machines)
+
+
+def run_of(
+    operator: Any,
+    args: Sequence[Any],
+    cards: int | None,
+    *,
+    module: str = "",
+    phase: str = "",
+    stream: int = 0,
+    after: tuple[int, ...] = (),
+) -> OperatorRun | None:
+    """Returns a collective as the clock sees it; arguments as of `collective_of`, and where and when it runs.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments.
+        cards: Cards in a machine.
+        module: Dotted path of the module that asked for it.
+        phase: The phase.
+        stream: The stream it runs on.
+        after: Indices of the runs that it waits for.
+
+    Returns:
+        The run, with `device="ranks"`; None for an operator that sends nothing that counts.
+    """
+    sent = collective_of(operator, args, cards)
+    if sent is None:
+        return None
+    return OperatorRun(
+        operator=str(operator), module=module, phase=phase, flops=0, read_bytes=sent.nbytes, written_bytes=sent.nbytes,
+        dtype="uint8", kernels=1, device="ranks", stream=stream, after=after,
+        blocking=operator._opname == "barrier", collective=sent,
+    )  # fmt: skip

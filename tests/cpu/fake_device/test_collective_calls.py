@@ -9,8 +9,11 @@ pytest.importorskip("torch.testing._internal.distributed.fake_pg")
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from snugfit.fake_device.collective_calls import collective_of  # noqa: E402
-from snugfit.recording.trace import Collective  # noqa: E402
+from snugfit.devices import device_named  # noqa: E402
+from snugfit.fake_device.collective_calls import collective_of, run_of  # noqa: E402
+from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, clock  # noqa: E402
+from snugfit.recording.communication import collective_seconds  # noqa: E402
+from snugfit.recording.trace import Collective, TraceBuilder  # noqa: E402
 
 RANKS, CARDS = 16, 8
 
@@ -23,13 +26,13 @@ def groups():
 
 
 class Seen(TorchDispatchMode):
-    def __init__(self, cards):
+    def __init__(self, cards, read=collective_of):
         super().__init__()
-        self.cards, self.found = cards, []
+        self.cards, self.found, self.read = cards, [], read
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
-            self.found.append(collective_of(func, args, self.cards))
+            self.found.append(self.read(func, args, self.cards))
         return func(*args, **(kwargs or {}))
 
 
@@ -86,3 +89,17 @@ def test_all_ranks_are_in_one_machine_unless_something_is_said(groups):
 def test_who_is_not_the_root_sends_a_part(groups):
     found = seen(lambda: dist.gather(floats(8), None, dst=1))
     assert found == Collective("gather", 32 * RANKS, RANKS, 2)
+
+
+def test_what_is_seen_is_timed(groups):
+    card, build = device_named("a100-80gb"), TraceBuilder()
+    with Seen(CARDS, run_of) as mode:
+        dist.all_reduce(floats(2**20))
+        dist.barrier(group=groups["machine"])
+    for run in mode.found:
+        build.run(run)
+    assert [run.blocking for run in mode.found] == [False, True]
+    timing = clock(build.build(), card)
+    assert timing.communication_seconds == sum(collective_seconds(run.collective, card) for run in mode.found)
+    issue = HOST_OPERATOR_SECONDS + HOST_LAUNCH_SECONDS  # of the barrier, while the first one runs
+    assert timing.exposed_communication_seconds == pytest.approx(timing.communication_seconds - issue)
