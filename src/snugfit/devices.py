@@ -65,6 +65,8 @@ class Device:
     (`tensor`), where that is not what most cards reach."""
     host_operator_seconds: float | None = None
     """Host time of an operator, its launch included, as `snugfit calibrate` measured it; None: a typical server's."""
+    nccl_bytes: int | None = 0
+    """What NCCL takes beside the context, for the processes of a run (`nccl.among`); None: unknown, counted 0."""
     bytes_only: bool = False
     """Whether only memory is predicted, no time: the software differs from CUDA's."""
     source: str = ""
@@ -77,8 +79,8 @@ class Device:
 
     @property
     def context_bytes(self) -> int:
-        """What CUDA takes for itself; 0 on the processor."""
-        return 0 if self.context is None else self.context.typical_bytes
+        """What CUDA and NCCL take for themselves; 0 on the processor."""
+        return 0 if self.context is None else self.context.typical_bytes + (self.nccl_bytes or 0)
 
 
 _UNITS = {

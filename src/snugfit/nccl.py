@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from snugfit.contexts import ContextSource, without_size
 from snugfit.devices import Device
@@ -68,6 +68,20 @@ def nccl_bytes(card: Device, ranks: int) -> tuple[int | None, str]:
     """
     found = nccl_memory(card, ranks)
     return found.typical_bytes, found.where if found.source is None else f"{found.source}: {found.where}"
+
+
+def among(card: Device, groups: Sequence[int]) -> Device:
+    """Returns a card on which NCCL has taken its memory for some groups.
+
+    Args:
+        card: The card.
+        groups: How many ranks each group has that this card belongs to.
+    """
+    if card.context is None:
+        return card
+    taken = [nccl_memory(card, ranks).typical_bytes for ranks in groups if ranks > 1]
+    known = [one for one in taken if one is not None]
+    return dataclasses.replace(card, nccl_bytes=sum(known) if len(known) == len(taken) else None)
 
 
 def _unknown(why: str) -> NcclMemory:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch.distributed as dist
@@ -13,14 +14,17 @@ from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.replaced import replaced
 from snugfit.private_torch import collectives
 
+_cards: ContextVar[int | None] = ContextVar("cards", default=None)
+
 
 @contextmanager
-def one_of(ranks: int, number: int) -> Iterator[None]:
+def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     """Makes this process one of several that torch knows of, without the others.
 
     Args:
         ranks: How many.
         number: Which of them; 0 has the largest share of everything.
+        cards: How many are in one machine.
 
     Yields:
         Nothing.
@@ -29,15 +33,22 @@ def one_of(ranks: int, number: int) -> Iterator[None]:
         yield
         return
     collectives.init_alone(ranks, number, DEVICE_TYPE)
+    before = _cards.set(cards)
     try:
         with replaced([*collectives.meshes_with_numbers(), collectives.only_own_chunks()]):
             yield
     finally:
+        _cards.reset(before)
         dist.destroy_process_group()
 
 
-def issued(operator: Any, args: Sequence[Any]) -> Any:
-    """Returns what a collective returns that nobody carries out.
+def cards_of_machine() -> int | None:
+    """Returns how many of the simulated processes are in one machine; None where nobody has said."""
+    return _cards.get()
+
+
+def runs_beside(operator: Any, args: Sequence[Any]) -> str:
+    """Returns the group in whose stream a collective runs, beside its caller; empty for one in the caller's stream.
 
     Args:
         operator: The overload.
@@ -45,9 +56,25 @@ def issued(operator: Any, args: Sequence[Any]) -> Any:
     """
     names = [argument.name for argument in operator._schema.arguments]
     named = dict(zip(names, args, strict=False))
-    # NCCL's work keeps the tensors of a collective that runs beside its caller, until it is waited for.
-    kept = tensors_in(args) if named.get("async_op", True) else []
-    return collectives.result_of(operator, args, kept.clear)
+    return str(collectives.group_of(named["process_group"]).group_name) if named.get("async_op", True) else ""
+
+
+def issued(operator: Any, args: Sequence[Any], waited: Callable[[], None], *, beside: bool) -> Any:
+    """Returns what a collective returns that nobody carries out.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments, fake tensors.
+        waited: Called when its work is waited for.
+        beside: Whether it runs beside its caller. NCCL's work then keeps its tensors until it is waited for.
+    """
+    kept = tensors_in(args) if beside else []
+
+    def wait() -> None:
+        kept.clear()
+        waited()
+
+    return collectives.result_of(operator, args, wait)
 
 
 def gloo_bytes(operator: Any, args: Sequence[Any]) -> int:

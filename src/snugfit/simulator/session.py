@@ -242,7 +242,7 @@ def record_given(
     if workload.ranks > 1:
         lengths = [weight.shape[0] for weight in model.parameters() if weight.dim()]
         groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group_size(recipe, workload.ranks))))
-    with one_of(workload.ranks, rank):
+    with one_of(workload.ranks, rank, workload.gpus):
         return subject.recorded(run, personality, workload=workload, switchable=switchable, alike_ranks=groups)
 
 
