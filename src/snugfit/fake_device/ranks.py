@@ -35,7 +35,9 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     collectives.init_alone(ranks, number, DEVICE_TYPE)
     before = _cards.set(cards)
     try:
-        with replaced([*collectives.meshes_with_numbers(), collectives.only_own_chunks()]):
+        with replaced(
+            [*collectives.meshes_with_numbers(), collectives.only_own_chunks(), collectives.shares_by_storage()]
+        ):
             yield
     finally:
         _cards.reset(before)

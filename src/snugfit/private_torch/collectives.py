@@ -193,6 +193,24 @@ def only_own_chunks() -> tuple[Any, str, Any]:
     return (_fsdp_param, "_chunk_with_empty", OwnChunk)
 
 
+def shares_by_storage() -> tuple[Any, str, Any]:
+    """Returns what to put in place of how torch finds out, by addresses, whether a share is still the one that it made.
+
+    Fake tensors have no addresses, so each share of odd size would be padded and copied once more.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    pad_again = FSDPParam.reset_sharded_param
+
+    def reset(self: Any) -> None:
+        weight = getattr(self._module_info.module, self._module_info.param_name)
+        shares = (self._sharded_param_data, weight._local_tensor)
+        if weight is not self.sharded_param or len({one.untyped_storage()._cdata for one in shares}) > 1:
+            pad_again(self)
+
+    return (FSDPParam, "reset_sharded_param", reset)
+
+
 @functools.cache
 def gathering() -> tuple[Any, ...]:
     """Returns the operators of `fully_shard` that put collected parameters where the model finds them."""
