@@ -58,7 +58,13 @@ class Workload(SettingsBase):
     """Largest global 2-norm of the gradients; larger ones are scaled down. None: no clipping."""
 
     batch_size: int | None = None
-    """Samples of one update, whatever the microbatch. None where the caller brings its own batches."""
+    """Samples of one update, whatever the microbatch, of all GPUs together. None where the caller brings its own batches."""
+
+    gpus: int = 1
+    """GPUs of each machine that share every batch, one process each."""
+
+    nodes: int = 1
+    """Machines with as many GPUs each."""
 
     epochs: int = 1
     """Passes over the training data."""
@@ -101,6 +107,16 @@ class Workload(SettingsBase):
 
     SUBJECT = "training settings"
 
+    @property
+    def ranks(self) -> int:
+        """Processes that share a batch, one for each GPU."""
+        return self.gpus * self.nodes
+
+    @property
+    def share_size(self) -> int | None:
+        """Samples of the largest share of a batch; None where the batch's size is not known."""
+        return None if self.batch_size is None else -(-self.batch_size // self.ranks)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
         problems = [*type_problems(self).values(), *_range_problems(self)]
@@ -132,7 +148,7 @@ def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
         known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
         yield f"optimizer is {workload.optimizer!r}, which is unknown; {suggestion('optimizer', workload.optimizer, known)}"
-    for name in ("batch_size", "epochs", "max_steps", "eval_every", "save_every"):
+    for name in ("batch_size", "gpus", "nodes", "epochs", "max_steps", "eval_every", "save_every"):
         value = getattr(workload, name)
         if value is not None and value < 1:
             yield f"{name} is {value}; it must be at least 1."

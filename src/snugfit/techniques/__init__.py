@@ -28,6 +28,7 @@ from snugfit.techniques import (
     optimizer_impl,
     paged_adamw,
     quantize,
+    shard,
     step_in_backward,
     stochastic_rounding,
     tf32,
@@ -59,6 +60,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     loss_impl.TECHNIQUE,
     adapter.TECHNIQUE,
     quantize.TECHNIQUE,
+    shard.TECHNIQUE,
 )
 
 OPTIMIZER_NAMES: Mapping[str, OptimizerName] = {one.name: one for row in TECHNIQUES for one in row.optimizers}

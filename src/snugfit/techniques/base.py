@@ -18,6 +18,7 @@ from snugfit.techniques.streams import CopyStream
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
+    from snugfit.techniques.shard.ranks import Ranks
     from snugfit.workload import Workload
 
 
@@ -37,6 +38,8 @@ class Setup:
     """Order of the copies between host and device."""
     generator: torch.Generator | None = None
     """Source of the random bits of stochastic rounding."""
+    ranks: Ranks | None = None
+    """The processes that share the batch; None: this one alone."""
 
 
 def model_techniques() -> list[type[ModelTechnique]]:

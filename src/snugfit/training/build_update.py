@@ -53,7 +53,7 @@ class UpdateBuilder:
             own.announce(device)
         given = self.given
         base = optimizers.parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
-        groups = optimizers.optimizer_groups(self.model, base, recipe, workload)
+        groups = optimizers.optimizer_groups(self.model, self.named, base, recipe, workload)
         if given is not None:
             given.tell(recipe)
         return optimizers.make_optimizer(
@@ -69,7 +69,7 @@ class UpdateBuilder:
         setup = dataclasses.replace(self.setup, recipe=recipe)
         others = self.given.others(self.named) if self.given is not None else {}
         summed = _summed_in_fp32(recipe, list(self.named.values()))
-        gradients = Gradients({**self.named, **others}, setup.workload, summed=summed)
+        gradients = Gradients({**self.named, **others}, setup.workload, summed=summed, ranks=setup.ranks)
         gradients.drop()
         if self._made and not self.sparse:
             optimizers.choose_kernels(self.optimizer, setup)

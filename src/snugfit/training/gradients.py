@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.attributes import attributes_set
+from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.health import global_norm
 from snugfit.workload import Workload
 
@@ -17,17 +18,26 @@ from snugfit.workload import Workload
 class Gradients:
     """The gradients of a step, wherever they add up: their norm, clipping, and whether they are finite."""
 
-    def __init__(self, named: dict[str, nn.Parameter], workload: Workload, *, summed: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        named: dict[str, nn.Parameter],
+        workload: Workload,
+        *,
+        summed: Iterable[nn.Parameter],
+        ranks: Ranks | None = None,
+    ) -> None:
         """Takes note of the parameters.
 
         Args:
             named: Name -> parameter, what training changes.
             workload: Its `clip_norm` and `keep_gradients`.
             summed: Those whose gradients add up in fp32.
+            ranks: The processes that share them out, or None.
         """
         self.named = named
         self.clip_norm = workload.clip_norm
         self.keep = workload.keep_gradients
+        self.ranks = ranks
         self.own = False
         """Whether a backward pass of the step itself is under way; one of anybody else's leaves its gradients in `grad`."""
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -62,11 +72,16 @@ class Gradients:
             return torch.zeros((), device=next(iter(self.named.values())).device)
         if self.clip_norm is None:
             self.settle()  # a sum that fp32 holds may overflow in fp16, so it is judged in its final dtype
-            return global_norm(list(self.present().values()))
-        norm = global_norm(present)
+            return self.norm(list(self.present().values()))
+        norm = self.norm(present)
         factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
         torch._foreach_mul_(present, factor)
         return norm
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        """Returns the 2-norm of gradients, with the shares that other processes have of them."""
+        mine = global_norm(gradients)
+        return mine if self.ranks is None else self.ranks.norm(mine)
 
     def settle(self) -> None:
         """Leaves every gradient in `grad`, in its parameter's dtype: sums are rounded one parameter at a time."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from snugfit.device_kinds import kind_of, module_of
 from snugfit.errors import TrainingError
 from snugfit.private_torch import NormBase
+from snugfit.techniques.shard.ranks import Ranks
 
 DEPTH = 2
 """Steps whose values may be on their way to the host."""
@@ -211,6 +212,16 @@ class Statistics:
         with torch.no_grad():
             torch._foreach_copy_(copies, now)
         self._before.append((step, now, copies))
+
+    def even_out(self, ranks: Ranks) -> None:
+        """Gives every process the mean of what all have seen.
+
+        Args:
+            ranks: The processes that share a batch.
+        """
+        floats = [one for norm in self._norms for one in norm.buffers(recurse=False) if one.is_floating_point()]
+        if floats:
+            ranks.mean(floats)
 
     def restore(self, step: int) -> None:
         """Puts back what was there before a step, if it is one of the last.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -89,11 +89,14 @@ def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> 
     return [group for group in groups if group["params"]]
 
 
-def optimizer_groups(model: nn.Module, groups: Groups, recipe: Recipe, workload: Workload) -> Groups:
+def optimizer_groups(
+    model: nn.Module, named: Mapping[str, nn.Parameter], groups: Groups, recipe: Recipe, workload: Workload
+) -> Groups:
     """Returns parameter groups, parted where an optimizer treats some parameters apart.
 
     Args:
         model: Says what each parameter is for.
+        named: Name -> what the optimizer has of a parameter.
         groups: Those of `parameter_groups`, or of an optimizer that was given.
         recipe: Its `optimizer` replaces the workload's.
         workload: The optimizer's name.
@@ -103,7 +106,11 @@ def optimizer_groups(model: nn.Module, groups: Groups, recipe: Recipe, workload:
     """
     own = own_optimizer(recipe.optimizer or workload.optimizer)
     parting = own.parted(model) if own is not None else None
-    return groups if parting is None else parted_groups(groups, parting)
+    if parting is None:
+        return groups
+    chosen, mark, other = parting
+    names = {name for name, weight in model.named_parameters() if weight in chosen}
+    return parted_groups(groups, ({weight for name, weight in named.items() if name in names}, mark, other))
 
 
 def make_optimizer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,10 +18,12 @@ from snugfit.techniques.microbatch.apply import (
     Split,
     batch_length,
     first_tensor,
+    loss_counts,
     loss_weights,
     map_tensors,
     split_batch,
 )
+from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.model_call import Forward, Loss, loss_of, output_of
 
@@ -48,12 +50,15 @@ class Passes:
     """How a batch is cut, or None for dimension 0."""
     loss_weight: LossWeight
     """How losses of microbatches combine."""
+    ranks: Ranks | None = None
+    """The processes that share the batch; None: this one alone."""
 
     def __post_init__(self) -> None:
         self.split = self.own_split or split_batch
         self.parts = (self.model, self.loss, self.forward, self.own_split)
         """What runs, of the caller's code."""
         self._caching = caching_configs(self.model)
+        self._sample: Any = None
 
     def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
         """Cuts a batch.
@@ -68,6 +73,8 @@ class Passes:
         Raises:
             InputError: The batch is empty, or makes pieces that the recipe cannot add up.
         """
+        if self.ranks is not None:
+            return self._pieces_of_share(batch, recipe, self.ranks)
         size = recipe.microbatch_size
         tensor = first_tensor(batch)
         if self.forward is None and tensor is not None and tensor.shape[0] == 0:
@@ -87,6 +94,32 @@ class Passes:
         # would have to be waited for.
         pairs = zip(pieces, weights, strict=True)
         return [(piece, weight) for piece, weight in pairs if isinstance(weight, Tensor) or weight != 0]
+
+    def _pieces_of_share(self, batch: Any, recipe: Recipe, ranks: Ranks) -> Pieces:
+        """Cuts this process's share of a batch into as many pieces as every other process has.
+
+        All processes go through the model the same number of times, since they collect its weights together. Who has fewer
+        pieces, or no sample at all in the last batch of the data, takes a sample that it knows, with a factor of 0.
+        """
+        size, tensor = recipe.microbatch_size, first_tensor(batch)
+        empty = self.forward is None and tensor is not None and tensor.shape[0] == 0
+        pieces = [] if empty else [batch] if size is None else list(self.split(batch, size))
+        counts = loss_counts(pieces, self.loss_weight)
+        if self._sample is None and pieces:
+            self._sample = self.split(pieces[0], 1)[0]
+        on_device = [count for count in counts if isinstance(count, Tensor)]
+        told = ranks.agree([len(pieces), 0.0 if on_device else sum(counts), bool(on_device), self._sample is None])
+        if any(nothing for *_, nothing in told):
+            raise InputError("the first batch has no sample for one of the processes; give each of them at least one.")
+        total: Any = sum(count for _, count, *_ in told)
+        if any(waiting for *_, waiting, _ in told):
+            total = ranks.total(torch.as_tensor(sum(counts), dtype=torch.float32, device=ranks.device))
+        elif self.loss_weight == "sum":
+            total = 1.0
+        if not isinstance(total, Tensor) and total == 0:
+            raise InputError("no sample or label of this batch counts in any process, so its loss is undefined.")
+        fillers = [(self._sample, 0.0)] * (int(max(number for number, *_ in told)) - len(pieces))
+        return [*zip(pieces, [count / total for count in counts], strict=True), *fillers]
 
     def arrived(self, batch: Any) -> Any:
         """Returns a microbatch on the device, as the model needs it.
@@ -135,7 +168,9 @@ class Passes:
             yield
 
 
-def one_by_one(pieces: Pieces, forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]) -> Tensor:
+def one_by_one(
+    pieces: Iterable[tuple[Any, float | Tensor]], forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]
+) -> Tensor:
     """Runs one microbatch after the other, each forward and then backward.
 
     Args:
@@ -149,6 +184,8 @@ def one_by_one(pieces: Pieces, forward: Callable[[Any], Tensor], backward: Calla
     total: Tensor | None = None
     for batch, factor in pieces:
         loss = forward(batch)
+        if factor == 0.0 and not isinstance(factor, Tensor):  # another process has more pieces, and this one goes along
+            factor = torch.zeros_like(loss)
         if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
             loss = loss * factor
             loss = torch.where(factor == 0, torch.zeros_like(loss), loss)

@@ -21,6 +21,9 @@ from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
+from snugfit.techniques.shard import group_size
+from snugfit.techniques.shard.apply import own_shares, spread
+from snugfit.techniques.shard.ranks import Ranks, check_ranks, ranks_here
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
@@ -109,8 +112,11 @@ def prepare(
         if storage is not None and recipe.optimizer is None:
             recipe = recipe.replace(optimizer=storage)
             fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
+    if "gpus" not in settings and "nodes" not in settings:
+        settings.update(ranks_here())
     workload = _workload(model_traits(model, loss, forward), optimizer, settings)
     Run(recipe, workload)
+    check_ranks(workload.ranks)
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 
@@ -123,6 +129,7 @@ def prepare(
         pool=HostPool(place),
         copies=CopyStream(place),
         generator=torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
+        ranks=Ranks(place, shard=group_size(recipe, workload.ranks)) if workload.ranks > 1 else None,
     )
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -132,14 +139,21 @@ def prepare(
         if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
             with about("quantize"):
                 quantize_layers(model, recipe, place)
-        settle(model, device=place, dtype=held_in(recipe))
+        # What is shared out arrives unit by unit, so that no GPU holds the whole model.
+        whole = setup.ranks is None or recipe.shard == "none"
+        settle(model, device=place if whole else torch.device("cpu"), dtype=held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
         techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
+        if setup.ranks is not None:
+            with about("shard"):
+                spread(model, setup)
         named = trained_parameters(model)
+        if setup.ranks is not None:
+            named = own_shares(named)
         if given is not None:
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
@@ -148,7 +162,16 @@ def prepare(
             check_takes_no_closure(given.optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
-    passes = Passes(model, techniques, place, loss=loss, forward=forward, own_split=split, loss_weight=loss_weight)
+    passes = Passes(
+        model,
+        techniques,
+        place,
+        loss=loss,
+        forward=forward,
+        own_split=split,
+        loss_weight=loss_weight,
+        ranks=setup.ranks,
+    )
     scaled, promised = builder.scaler is not None, _promises(plan)
     trainer = Trainer(
         model,

@@ -58,6 +58,12 @@ class Recovery:
             loss, cause = tried(lambda: trainer.attempt(step, batch))
             if cause is None:
                 break
+            if trainer.ranks is not None:
+                raise OutOfMemoryError(
+                    f"step {step} ran out of memory in {trainer.phase} on process {trainer.ranks.number} of "
+                    f"{trainer.ranks.count}: {cause} The others wait for it in vain, so all have to begin again from the "
+                    "last saved state, by a recipe that needs less. `snugfit train --gpus` does that by itself."
+                )
             failures.append(Failure(phase=trainer.phase, recipe=trainer.recipe, cause=cause))
             free_memory(trainer.device)
             restore_generators(random_state, trainer.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
+from snugfit.techniques.shard.apply import last_backward
+from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
 from snugfit.training.microbatch_check import MicrobatchCheck
-from snugfit.training.passes import Passes, one_by_one
+from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
@@ -72,6 +74,11 @@ class Trainer:
     def fidelity(self) -> Fidelity:
         """How close this run is to plain training, with the fields that lower it, and those that are not checked yet."""
         return fidelity(self.recipe, self.workload)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that share every batch with this one; None: none do."""
+        return self._passes.ranks
 
     @property
     def optimizer(self) -> Optimizer:
@@ -141,17 +148,21 @@ class Trainer:
         """
         self.phase = "data"
         pieces = self._passes.pieces(batch, self.recipe)
-        if len(pieces) > 1 and self._check.pending:
+        if len(pieces) > 1 and self._check.pending and self.ranks is None:
             self.learn(self._check.learn, batch)
         try:
             self._statistics.remember(step)
             self._rebuild.handle.pass_on()
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
-                loss = one_by_one(pieces, self._forward_pass, self._backward_pass)
+                loss = one_by_one(self._marked(pieces), self._forward_pass, self._backward_pass)
+                if self.ranks is not None:
+                    loss = self.ranks.total(loss)
                 self.phase = "optimizer"
                 with phase("optimizer"):
                     self.update.finish(step, loss)
+                if self.ranks is not None:
+                    self._statistics.even_out(self.ranks)
         except BaseException:
             self.update.abandon()
             self._statistics.restore(step)
@@ -159,6 +170,13 @@ class Trainer:
         self.steps_done = step
         self._rebuild.handle.stepped()
         return loss
+
+    def _marked(self, pieces: Pieces) -> Iterator[tuple[Any, float | Tensor]]:
+        """The pieces; several processes are told which is the last before its passes begin."""
+        for number, piece in enumerate(pieces, 1):
+            if self.ranks is not None:
+                last_backward(self.model, self.recipe, last=number == len(pieces))
+            yield piece
 
     def _forward_pass(self, batch: Any) -> Tensor:
         self.phase = "data"

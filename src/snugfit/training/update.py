@@ -40,7 +40,7 @@ from snugfit.techniques.offload_optimizer.apply import DEPTH
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.training.gradients import Gradients
-from snugfit.training.health import Health, first_bad, global_norm
+from snugfit.training.health import Health, first_bad
 from snugfit.training.out_of_memory import retry_after_freeing
 from snugfit.training.unbroken_update import UnbrokenUpdate
 
@@ -148,9 +148,9 @@ class Update:
         if not self.in_backward:
             return
         self._spoiled = None
-        self._loss = loss.detach()
+        self._loss = loss.detach() if self.gradients.ranks is None else self.gradients.ranks.total(loss)
         if not self.health.waits:
-            self.health.mask(loss)
+            self.health.mask(self._loss)
         elif not math.isfinite(self._loss):
             self._spoiled = _THE_LOSS
 
@@ -166,13 +166,15 @@ class Update:
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
-                retry_after_freeing(lambda: global_norm([update.gradient]), self.pool.device)
+                retry_after_freeing(lambda: self.gradients.norm([update.gradient]), self.pool.device)
             ):
                 self._spoiled = name
             if self._spoiled is None:
                 self._unbroken.take(update, None)
         else:
-            bad = retry_after_freeing(lambda: self.health.mask(global_norm([update.gradient])), self.pool.device)
+            bad = retry_after_freeing(
+                lambda: self.health.mask(self.gradients.norm([update.gradient])), self.pool.device
+            )
             self._unbroken.take(update, bad)
         update.used()
 
@@ -181,7 +183,7 @@ class Update:
         assert self._loss is not None
         if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        if self._spoiled is None and not math.isfinite(global_norm([update.gradient])):
+        if self._spoiled is None and not math.isfinite(self.gradients.norm([update.gradient])):
             self._spoiled = next(name for name, weight in self.gradients.named.items() if weight is update.weight)
         if self._spoiled is None:
             self._unbroken.take(update, None)
@@ -230,6 +232,9 @@ class Update:
     def _finish_scaled(self, scaler: torch.amp.GradScaler, step: int, loss: Tensor) -> None:
         """Takes the update of a scaled loss; it is left out where gradients overflow."""
         scaler.unscale_(self._carrier)
+        if self.gradients.ranks is not None:
+            for found in scaler._per_optimizer_states[id(self._carrier)]["found_inf_per_device"].values():
+                self.gradients.ranks.largest(found)
         if self.gradients.clip_norm is not None:
             self.gradients.clip()
         scaler.step(self._carrier)

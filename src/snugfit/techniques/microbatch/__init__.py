@@ -44,7 +44,7 @@ def splits(recipe: Recipe, workload: Workload) -> bool:
         Whether gradients of several passes add up.
     """
     size = recipe.microbatch_size
-    return size is not None and (workload.batch_size is None or size < workload.batch_size)
+    return size is not None and (workload.share_size is None or size < workload.share_size)
 
 
 TECHNIQUE = Technique(
@@ -61,7 +61,13 @@ TECHNIQUE = Technique(
     },
     misfits={
         "microbatch_size {recipe.microbatch_size} is larger than the batch of {workload.batch_size}; give at most "
-        "{workload.batch_size}.": lambda r, w: (r.microbatch_size or 0) > (w.batch_size or float("inf")),
+        "{workload.batch_size}.": lambda r, w: (
+            w.ranks == 1 and (r.microbatch_size or 0) > (w.batch_size or float("inf"))
+        ),
+        "microbatch_size {recipe.microbatch_size} is larger than a GPU's share of the batch, {workload.share_size} of "
+        "{workload.batch_size}; give at most {workload.share_size}.": lambda r, w: (
+            w.ranks > 1 and (r.microbatch_size or 0) > (w.share_size or float("inf"))
+        ),
     },
     lowers={
         "the loss of a batch is not the weighted sum of the losses of its microbatches: samples depend on each "

@@ -153,16 +153,9 @@ def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Ten
     """
     if loss_weight == "sum":
         return [1.0] * len(pieces)
-    if loss_weight != "tokens" and not callable(loss_weight) and loss_weight != "samples":
-        raise InputError(f"loss_weight is {loss_weight!r}; give 'samples', 'sum', 'tokens' or a function of the batch.")
-    if len(pieces) == 1:
+    if len(pieces) == 1 and (loss_weight in LOSS_WEIGHTS or callable(loss_weight)):
         return [1.0]
-    if loss_weight == "samples":
-        counts: list[Any] = [batch_length(piece) for piece in pieces]
-    elif loss_weight == "tokens":
-        counts = [_known((_labels(piece) != IGNORED_LABEL).sum()) for piece in pieces]
-    else:
-        counts = [_known(loss_weight(piece)) for piece in pieces]
+    counts = loss_counts(pieces, loss_weight)
     total = sum(counts)
     if isinstance(total, Tensor):
         return [count / total for count in counts]
@@ -171,6 +164,27 @@ def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Ten
             "no label of this batch counts (all are ignored), so its loss is undefined; leave the batch out."
         )
     return [count / total for count in counts]
+
+
+def loss_counts(pieces: list[Any], loss_weight: LossWeight) -> list[Any]:
+    """Returns how much the loss of each microbatch counts, as `loss_weights` has it, before it is a share of anything.
+
+    Args:
+        pieces: The microbatches.
+        loss_weight: As for `loss_weights`.
+
+    Returns:
+        One number a microbatch; a tensor where counting on the host would make a device wait.
+    """
+    if loss_weight == "sum":
+        return [1.0] * len(pieces)
+    if loss_weight == "samples":
+        return [batch_length(piece) for piece in pieces]
+    if loss_weight == "tokens":
+        return [_known((_labels(piece) != IGNORED_LABEL).sum()) for piece in pieces]
+    if not callable(loss_weight):
+        raise InputError(f"loss_weight is {loss_weight!r}; give 'samples', 'sum', 'tokens' or a function of the batch.")
+    return [_known(loss_weight(piece)) for piece in pieces]
 
 
 def _labels(batch: Any) -> Tensor:

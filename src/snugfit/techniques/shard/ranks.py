@@ -1,0 +1,112 @@
+"""The processes of a run, one for each GPU, as one of them sees them: what they tell each other, and what they add up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from snugfit import private_torch
+from snugfit.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def ranks_here() -> dict[str, int]:
+    """Returns the workload's `gpus` and `nodes` as the processes stand that torch.distributed knows; empty without any."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return {}
+    ranks = dist.get_world_size()
+    gpus = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return {"gpus": gpus, "nodes": ranks // gpus} if ranks % gpus == 0 else {"gpus": ranks}
+
+
+def check_ranks(ranks: int) -> None:
+    """Raises where a run is told of other processes than there are.
+
+    Args:
+        ranks: What the workload says.
+
+    Raises:
+        InputError: There are more or fewer.
+    """
+    there = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks not in (1, there):
+        raise InputError(
+            f"gpus and nodes make {ranks} processes, and torch.distributed has {there}. Start the script with torchrun and "
+            "call torch.distributed.init_process_group() first, or use `snugfit train --gpus N`, which does both."
+        )
+
+
+class Ranks:
+    """What one process knows of the others."""
+
+    def __init__(self, device: torch.device, *, shard: int) -> None:
+        """Joins the processes that torch.distributed has; every process must come here.
+
+        Args:
+            device: Where this process trains.
+            shard: How many of them share out the weights.
+        """
+        self.count = dist.get_world_size()
+        self.number = dist.get_rank()
+        self.device = device
+        with _real_numbers():
+            self.mesh = _mesh(device, self.count, shard)
+        # Numbers that the host needs do not go by way of the device, which would have to be waited for.
+        self._hosts: Any = dist.new_group(backend="gloo") if "nccl" in dist.get_backend() else None
+        self._shards: Any = self.mesh.get_group("shard") if shard > 1 else None
+
+    def agree(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Returns the numbers of all processes, by process."""
+        with _real_numbers():
+            mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            found = torch.empty(self.count * len(numbers), dtype=torch.float64, device="cpu")
+            dist.all_gather_into_tensor(found, mine, group=self._hosts)
+            values: list[list[float]] = found.view(self.count, len(numbers)).tolist()
+        return values
+
+    def total(self, value: Tensor) -> Tensor:
+        """Returns the sum of a tensor over all processes."""
+        value = value.detach().clone()
+        dist.all_reduce(value)
+        return value
+
+    def norm(self, mine: Tensor) -> Tensor:
+        """Returns the norm of what the processes that share out the weights hold together, from the norm of this part."""
+        if self._shards is None:
+            return mine
+        squares = (mine * mine).to(self.device)  # a group of cards knows no tensors of the host
+        dist.all_reduce(squares, group=self._shards)
+        return squares.sqrt().to(mine.device)
+
+    def largest(self, value: Tensor) -> None:
+        """Puts the largest value among the processes that share out the weights in place of each one's."""
+        if self._shards is not None:
+            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._shards)
+
+    def mean(self, values: Sequence[Tensor]) -> None:
+        """Puts the mean over all processes in place of tensors of one dtype and device."""
+        flat = torch.cat([value.reshape(-1) for value in values])
+        dist.all_reduce(flat)
+        parts = torch.split(flat / self.count, [value.numel() for value in values])
+        torch._foreach_copy_(list(values), [part.view_as(value) for part, value in zip(parts, values, strict=True)])
+
+
+def _real_numbers() -> AbstractContextManager[Any]:
+    """Where a process is simulated, what the host asks the others has numbers all the same: those of this process."""
+    return private_torch.without_modes() if "fake" in dist.get_backend() else nullcontext()
+
+
+def _mesh(device: torch.device, ranks: int, shard: int) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if shard in (1, ranks):
+        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("replicate" if shard == 1 else "shard",))
+    return init_device_mesh(device.type, (ranks // shard, shard), mesh_dim_names=("replicate", "shard"))
