@@ -39,6 +39,11 @@ an estimate."""
 NORM_SHARE = 0.9
 """Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels: 0.83 to 0.93 on V100
 (benchmarks/results/clock_fit.json)."""
+BLOCK_ELEMENTS = 1.55
+"""Elements a clock that one block of cuDNN's batch norm with channels first reads or writes, of which there is one for each
+channel: what its 512 threads can have under way, whatever the card and the type. V100 in float32, 64 channels: 1.67 forward,
+1.37 backward (benchmarks/results/clock_fit.json); A100 in float16: 1.61 and 1.94 with 64 channels, 1.37 and 1.55 over the 11
+next largest of ResNet-50 (PROFILE)."""
 ROW_SECONDS = 0.3e-6
 """What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block.
 V100: 0.14 microseconds, A100: 0.39 (benchmarks/results/clock_fit.json)."""
@@ -80,7 +85,7 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
-        bandwidth *= NORM_SHARE * min(1.0, run.blocks / device.sm_count)
+        bandwidth = min(NORM_SHARE * bandwidth, run.blocks * BLOCK_ELEMENTS * _clock(device) * (2 if run.dtype in _HALVES else 4))
     seconds = (run.read_bytes + run.again_bytes + run.written_bytes) / bandwidth
     if run.flops:
         rate = _rate(run.dtype, device)
@@ -94,6 +99,15 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
     if run.rows and device.sm_count is not None:
         seconds += run.rows * ROW_SECONDS / device.sm_count
     return run.kernels * KERNEL_SECONDS + seconds
+
+
+def _clock(device: Device) -> float:
+    """Returns the clocks a second that stand behind the card's peak; infinity where that is not known."""
+    peak, capability = device.flops.get("float32"), device.compute_capability
+    if peak is None or capability is None or device.sm_count is None:
+        return float("inf")
+    lanes = 128 if capability >= (8, 6) else 64
+    return peak / (2 * lanes * device.sm_count)
 
 
 def _bandwidth(device: Device) -> float | None:
