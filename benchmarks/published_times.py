@@ -33,6 +33,7 @@ import torch
 
 from benchmarks import published_steps, recorded_calls, results_file
 from benchmarks.recorded_calls import Call
+from benchmarks.squad_step import COLLATE_SECONDS, SIZES
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
@@ -46,11 +47,14 @@ NAME = "published_times"
 CACHE = Path("build") / NAME
 OTHER_CODE = {"tresnet": "measured with the activated batch norm of the package inplace_abn, which timm has left since"}
 """First part of a model's name -> why today's timm is not what was measured."""
-BLOCK_BANDWIDTH = {"1.10": (32, 8.5e9), "1.11": (32, 8.5e9), "1.12": (16, 27e9)}
-"""torch -> columns and bytes a second of a block in the kernel that made the gradients of layer norm's weight and bias until
+BLOCK_BANDWIDTH = {
+    "1.10": (32, 8.5e9), "1.11": (32, 8.5e9), "1.12": (16, 27e9), "1.13": (16, 27e9), "2.3": (16, 27e9), "2.5": (16, 27e9),
+}  # fmt: skip
+"""torch -> columns and bytes a second, in float32, of a block in the kernel that made the gradients of layer norm's weight and bias until
 torch 2.8 (github.com/pytorch/pytorch/pull/148605): one block for so many columns, whatever the number of rows. Such a block
 of 512 threads moves 8.5 GB/s with one load a thread under way (github.com/intel/torch-xpu-ops/pull/1880: 77 MB in 9 ms),
-and with the eight of 1.12 some 16 kB in 0.6 microseconds."""
+and with the eight of 1.12 some 16 kB in 0.6 microseconds. torch 2 has blocks of 32 columns and twice as many threads. In 16 bits
+a load brings half. The containers of torch 1.7 had apex's layer norm, which sums in two kernels of many blocks."""
 
 
 def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> OperatorRun:
@@ -60,9 +64,10 @@ def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> Opera
     if run.operator == "aten.native_layer_norm_backward.default":
         columns, rate = BLOCK_BANDWIDTH[version]
         read = call.args[0].nbytes + call.args[1].nbytes
+        rate *= 0.5 if call.args[0].dtype in ("float16", "bfloat16") else 1.0
         share = min(1.0, -(-math.prod(call.args[2]) // columns) * rate / (device.memory_bandwidth * MEMORY_SHARE))
         return run._replace(again_bytes=int(read + read / share))
-    if run.operator == "aten._to_copy.default" and call.args[0].dtype != call.result.dtype:
+    if run.operator == "aten._to_copy.default" and version < "1.13" and call.args[0].dtype != call.result.dtype:
         # Each element was cast by a switch over types (`LoadWithCast`), two bytes a load; a quarter more is an estimate.
         return run._replace(again_bytes=run.again_bytes + (run.read_bytes + run.written_bytes) // 4)
     return run
@@ -94,11 +99,12 @@ def lambda_rows(path: Path) -> list[dict[str, Any]]:
             name = row["model"].split()[0]
             precision = "fp16" if "fp16" in row["precision"] else "tf32" if row["precision"].startswith("fp32") else ""
             if precision:
-                alike[card, name, precision, row["batch"]].append(row["step_ms"])
+                version = ".".join(row["torch"].split(".")[:2])
+                alike[card, name, precision, row["batch"], version].append(row["step_ms"])
     return [
-        {"card": card, "model": name, "precision": precision, "batch": batch, "runs": len(found),
-         "step_ms": statistics.median(found), "key": f"lambda_{name}_{precision}_{batch}"}
-        for (card, name, precision, batch), found in sorted(alike.items())
+        {"card": card, "model": name, "precision": precision, "batch": batch, "torch": version, "runs": len(found),
+         "step_ms": statistics.median(found), "key": f"lambda_{name}_{precision}_{batch}_{version}"}
+        for (card, name, precision, batch, version), found in sorted(alike.items())
     ]  # fmt: skip
 
 
@@ -131,12 +137,13 @@ def told(row: dict[str, Any], card: Device, version: str) -> dict[str, Any]:
     runs = [as_then(run, call, version, card) for run, call in recorded_calls.runs(calls)]
     timing = clock(recorded_calls.trace_of(runs), card)
     assert timing is not None
+    collating = COLLATE_SECONDS * row["batch"] if row["model"] in SIZES else 0.0
     classes: Counter[str] = Counter()
     for run in runs:
         classes[_class(run)] += run_seconds(run, card) or 0.0  # type: ignore[assignment]
     return {
-        "predicted_ms": round(timing.step_seconds * 1e3, 1),
-        "predicted_over_measured": round(timing.step_seconds * 1e3 / row["step_ms"], 3),
+        "predicted_ms": round((timing.step_seconds + collating) * 1e3, 1),
+        "predicted_over_measured": round((timing.step_seconds + collating) * 1e3 / row["step_ms"], 3),
         "bound": timing.bound,
         "most_time_in": [
             f"{name} {seconds / timing.step_seconds:.2f}" for name, seconds in classes.most_common(3)
@@ -232,7 +239,7 @@ def main() -> None:
     )
     for source, rows_of in sources:
         for row in rows_of(path):
-            names = ("card", "model", "precision", "batch", "runs", "step_ms") if source == "lambda" else (
+            names = ("card", "model", "precision", "batch", "torch", "runs", "step_ms") if source == "lambda" else (
                 "model", "batch", "channels_last", "step_ms")  # fmt: skip
             said = {name: row[name] for name in names}
             why = next((text for name, text in OTHER_CODE.items() if row["model"].startswith(name)), "")
@@ -245,7 +252,7 @@ def main() -> None:
                 missing.append({**said, "why": why})
             else:
                 card = device_named(row["card"] if source == "lambda" else CARD)
-                found[source].append({**said, **told(row, card, row.get("torch", ""))})
+                found[source].append({**said, **told(row, card, row["torch"])})
     results_file.write(NAME, document(found["timm"], found["lambda"], missing))
     print(json.dumps({"timm": summary(found["timm"]), "not told": len(missing)}))
 

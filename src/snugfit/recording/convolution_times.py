@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from snugfit.recording.product_times import product_share
+from snugfit.recording.product_times import TILE_INNER, product_share
 from snugfit.recording.trace import Convolution
 
 CHANNELS_TOGETHER = 8
@@ -52,6 +52,8 @@ class Rates(NamedTuple):
     """Streaming multiprocessors."""
     on_tensor_cores: bool
     """Whether they compute in the operator's type."""
+    around: float = TILE_INNER
+    """What beginning and ending a tile costs, in units of the inner side."""
 
 
 def convolution_seconds(shape: Convolution, item: int, rates: Rates) -> list[float]:
@@ -92,6 +94,6 @@ def _pass_seconds(shape: Convolution, which: int, item: int, rates: Rates) -> fl
         (groups, shape.samples * shape.pixels, inputs, max(1, outputs * shape.taps // shape.stride)),
         (groups, outputs, inputs * shape.taps, shape.samples * shape.positions),
     )[which]
-    share = 1.0 if rates.processors is None else product_share(product, rates.processors)
+    share = 1.0 if rates.processors is None else product_share(product, rates.processors, rates.around)
     seconds = max(moving, flops / (rates.computed * share))
     return seconds / AS_IT_LIES_SHARE if as_it_lies else seconds + 2 * turned / rates.moved

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from snugfit.devices import Device
 from snugfit.recording.convolution_times import Rates, convolution_seconds
-from snugfit.recording.product_times import product_share
+from snugfit.recording.product_times import TILE_INNER, around_tile, product_share
 from snugfit.recording.trace import OperatorRun
 
 KERNEL_SECONDS = 2.5e-6
@@ -80,8 +80,7 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if rate is None or plain is None:
             return None
         item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
-        on_tensor_cores = run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
-        rates = Rates(rate, plain, bandwidth, device.sm_count, on_tensor_cores)
+        rates = Rates(rate, plain, bandwidth, device.sm_count, _on_tensor_cores(run, device), _around(run, rate, device))
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
@@ -92,13 +91,24 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if rate is None:
             return None
         if run.product and device.sm_count is not None:
-            rate *= product_share(run.product, device.sm_count)
+            rate *= product_share(run.product, device.sm_count, _around(run, rate, device))
         if not run.aligned and run.dtype in _HALVES:
             rate *= UNALIGNED_SHARE
         seconds = max(seconds, run.flops / rate)
     if run.rows and device.sm_count is not None:
         seconds += run.rows * ROW_SECONDS / device.sm_count
     return run.kernels * KERNEL_SECONDS + seconds
+
+
+def _on_tensor_cores(run: OperatorRun, device: Device) -> bool:
+    return run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
+
+
+def _around(run: OperatorRun, rate: float, device: Device) -> float:
+    """Returns what beginning and ending a tile costs, in units of the inner side."""
+    if device.sm_count is None:
+        return TILE_INNER
+    return around_tile(rate, device.sm_count, device.compute_capability, _on_tensor_cores(run, device))
 
 
 def _clock(device: Device) -> float:
