@@ -56,11 +56,18 @@ of 512 threads moves 8.5 GB/s with one load a thread under way (github.com/intel
 and with the eight of 1.12 some 16 kB in 0.6 microseconds. torch 2 has blocks of 32 columns and twice as many threads. In 16 bits
 a load brings half. The containers of torch 1.7 had apex's layer norm, which sums in two kernels of many blocks."""
 
+NARROW = 1.13
+"""How much longer elementwise kernels in 16 bits took on Hopper until torch 2.6, whose loads were of 8 bytes instead of 16
+(github.com/pytorch/pytorch/pull/141959: GELU of 2**29 numbers in bfloat16 0.84 ms before, 0.74 after)."""
+HOPPER_THEN = ("1.13", "2.3", "2.5")
+
 
 def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> OperatorRun:
     """Returns an operator of the 3090's rows as that torch ran it."""
     if version not in BLOCK_BANDWIDTH or device.memory_bandwidth is None:
         return run
+    if version in HOPPER_THEN and device.compute_capability == (9, 0) and _narrow(run):
+        return run._replace(again_bytes=run.again_bytes + int((NARROW - 1) * (run.read_bytes + run.written_bytes)))
     if run.operator == "aten.native_layer_norm_backward.default":
         columns, rate = BLOCK_BANDWIDTH[version]
         read = call.args[0].nbytes + call.args[1].nbytes
@@ -71,6 +78,13 @@ def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> Opera
         # Each element was cast by a switch over types (`LoadWithCast`), two bytes a load; a quarter more is an estimate.
         return run._replace(again_bytes=run.again_bytes + (run.read_bytes + run.written_bytes) // 4)
     return run
+
+
+def _narrow(run: OperatorRun) -> bool:
+    """Whether an operator is elementwise in 16 bits."""
+    namespace, name, overload = run.operator.split(".")
+    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return run.dtype in ("float16", "bfloat16") and torch.Tag.pointwise in operator.tags
 
 
 def timm_rows(path: Path) -> list[dict[str, Any]]:

@@ -123,7 +123,12 @@ def squad_step(row: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
         loss.reshape(1).cpu()
 
     ids, place = torch.empty((row["batch"], LENGTH), dtype=torch.long), torch.empty(row["batch"], dtype=torch.long)
-    return step, build, _Apex if half else functools.partial(_BertAdam, then=then), (ids, ids.clone(), ids.clone(), place, place.clone())
+    return (
+        step,
+        build,
+        _Apex if half else functools.partial(_BertAdam, then=then),
+        (ids, ids.clone(), ids.clone(), place, place.clone()),
+    )
 
 
 def _clip_together(gradients: list[torch.Tensor]) -> None:

@@ -24,7 +24,7 @@ KERNEL_SECONDS = 2.5e-6
 queue (traces of V100 and H100, benchmarks/results/clock_fit.json)."""
 MEMORY_SHARE = 0.9
 """Share of the peak bandwidth that a long copy reaches: 4.3 of 4.8 TB/s, measured through PyTorch on one H200. V100 and A100
-reach 0.88 to 0.92 (benchmarks/results/clock_fit.json)."""
+reach 0.88 to 0.92 (benchmarks/results/clock_fit.json). Hopper reaches less in 16 bits (`sustained`)."""
 CORRECTED_MEMORY_SHARE = 0.8
 """The same for cards whose error correction lies in their ordinary memory (GDDR6 of data centres): 0.75 on T4 and P4
 (benchmarks/results/clock_fit.json), 0.83 on A40."""
@@ -43,7 +43,7 @@ BLOCK_ELEMENTS = 1.55
 """Elements a clock that one block of cuDNN's batch norm with channels first reads or writes, of which there is one for each
 channel: what its 512 threads can have under way, whatever the card and the type. V100 in float32, 64 channels: 1.67 forward,
 1.37 backward (benchmarks/results/clock_fit.json); A100 in float16: 1.61 and 1.94 with 64 channels, 1.37 and 1.55 over the 11
-next largest of ResNet-50 (PROFILE)."""
+next largest of ResNet-50 (the profiles of `convolution_times.py`)."""
 ROW_SECONDS = 0.3e-6
 """What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block.
 V100: 0.14 microseconds, A100: 0.39 (benchmarks/results/clock_fit.json)."""
@@ -72,7 +72,7 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         return KERNEL_SECONDS + max(run.read_bytes, run.written_bytes) / (device.host_link_bandwidth * LINK_SHARE)
     if run.kernels == 0:
         return 0.0
-    bandwidth = _bandwidth(device)
+    bandwidth = _bandwidth(device, run.dtype)
     if bandwidth is None:
         return None
     if run.convolution:
@@ -80,11 +80,15 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if rate is None or plain is None:
             return None
         item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
-        rates = Rates(rate, plain, bandwidth, device.sm_count, _on_tensor_cores(run, device), _around(run, rate, device))
+        rates = Rates(
+            rate, plain, bandwidth, device.sm_count, _on_tensor_cores(run, device), _around(run, rate, device)
+        )
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
-        bandwidth = min(NORM_SHARE * bandwidth, run.blocks * BLOCK_ELEMENTS * _clock(device) * (2 if run.dtype in _HALVES else 4))
+        bandwidth = min(
+            NORM_SHARE * bandwidth, run.blocks * BLOCK_ELEMENTS * _clock(device) * (2 if run.dtype in _HALVES else 4)
+        )
     seconds = (run.read_bytes + run.again_bytes + run.written_bytes) / bandwidth
     if run.flops:
         rate = _rate(run.dtype, device)
@@ -120,11 +124,12 @@ def _clock(device: Device) -> float:
     return peak / (2 * lanes * device.sm_count)
 
 
-def _bandwidth(device: Device) -> float | None:
-    """Returns the bytes a second that long kernels move."""
+def _bandwidth(device: Device, dtype: str) -> float | None:
+    """Returns the bytes a second that long kernels move in a type."""
     if device.memory_bandwidth is None:
         return None
-    return device.memory_bandwidth * (CORRECTED_MEMORY_SHARE if device.corrects_in_memory else MEMORY_SHARE)
+    share = CORRECTED_MEMORY_SHARE if device.corrects_in_memory else MEMORY_SHARE
+    return device.memory_bandwidth * (device.sustained.get("memory_in_16_bits", share) if dtype in _HALVES else share)
 
 
 def _rate(dtype: str, device: Device) -> float | None:
