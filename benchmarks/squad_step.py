@@ -3,17 +3,18 @@
 Written after `modeling.py`, `run_squad.py` and `optimization.py` of that repository, as they stood in September 2020 (what
 NGC's containers of that autumn hold, torch 1.7) and since March 2022:
 
-- Tokens come first since then, (sequence, batch, width), so that attention's products read what the linear layers wrote; before,
-  heads were brought forward by copies, and a bias was added in a pass of its own before GELU.
+- Tokens come first since then, (sequence, batch, width), so that attention's products read what the linear layers wrote;
+  before, heads were brought forward by copies, and a bias was added in a pass of its own before GELU.
 - A mask is added to the scores, made of the lengths. Three of five inputs are as wide as the sequence.
-- float16 is apex's O2: a float16 model, float32 masters. Gradients are copied to the masters and unscaled, their norm is read by
-  the host, they are scaled, FusedAdam steps, and the masters are copied back.
-- float32 is `BertAdam`: each parameter's gradient is clipped by itself and then twelve elementwise operators update it. Up to torch
-  1.9 `clip_grad_norm_` asked the host whether to clip, which makes it wait for each parameter.
+- float16 is apex's O2: a float16 model, float32 masters. Gradients are copied to the masters and unscaled, their norm is
+  read by the host, they are scaled, FusedAdam steps, and the masters are copied back.
+- float32 is `BertAdam`: each parameter's gradient is clipped by itself and then twelve elementwise operators update it. Up
+  to torch 1.9 `clip_grad_norm_` asked the host whether to clip, which makes it wait for each parameter.
 - With torchrun one process is wrapped in apex's DistributedDataParallel: gradients are flattened, divided and copied back.
 - The loss is read at the end of each step, and the next batch is collated after that: nothing is issued ahead.
 
-Where the host reads a value this step copies it (`.reshape(1).cpu()`), which waits for the card as `.item()` does and is seen by the clock.
+Where the host reads a value this step copies it (`.reshape(1).cpu()`), which waits for the card as `.item()` does and is
+seen by the clock.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torch import nn
 
 LENGTH, VOCABULARY = 384, 30528
 COLLATE_SECONDS = 10e-6
-"""Host time of a sample in `TensorDataset` and `default_collate`, five tensors each: 8.7 to 13 microseconds on one core of an AMD
-EPYC (torch 2.14)."""
+"""Host time of a sample in `TensorDataset` and `default_collate`, five tensors each: 8.7 to 13 microseconds on one core of
+an AMD EPYC (torch 2.14)."""
 SIZES = {"bert-base": (768, 12, 12), "bert-large": (1024, 24, 16)}
 """Model -> width, layers, heads."""
 

@@ -14,10 +14,10 @@
   times as slow as channels first).
 - **Depthwise ones** multiply on the ordinary cores too (cuDNN's `conv2d_c1_k1_kernel`, PyTorch's `DepthwiseConv2d.cu`).
 
-What is known of channels first is from two profiles of ten training steps of ResNet-50 on A100 (float16, 128 images, cuDNN 8,
-PyTorch's profiler: kernels' names, calls and times), one for each layout: 869 and 558 ms, of these 342 and 208 in convolutions, 107
-in turning over (158 calls a step one way and 68 the other, where all would be 318 and 159), 334 and 161 in batch norm. They
-were found by a search for names of kernels that does not tell their repository.
+What is known of channels first is from two public profiles of ten training steps of ResNet-50 on A100 (float16, 128 images,
+cuDNN 8, PyTorch's profiler: kernels' names, calls and times), one for each layout: 869 and 558 ms, of these 343 and 208 in
+convolutions, of which 107 and 0 in turning over (158 calls a step one way and 68 the other, where all would be 318 and 159),
+and 334 and 161 in batch norm. A search for names of kernels finds them and does not tell their repository.
 
 Limits: algorithms that save operations (Winograd, FFT), and what else `cudnn.benchmark` may find.
 """
@@ -38,12 +38,10 @@ GROUP_CHANNELS, LEAST_GROUPS = (4, 8, 16, 32), 32
 DIRECT_SHARE = 1 / 8
 """Share of the ordinary cores' rate at which a kernel multiplies that loads both factors each time: an SM of GeForce cards
 loads 32 words a clock and multiplies 128 (CUDA C++ Programming Guide, "Compute Capabilities"), two loads for a product."""
-
-
 AS_IT_LIES_SHARE = 0.7
-"""What products of the images of a 1 x 1 convolution, as they lie with channels first, reach of those with channels last: 23.6
-ms a step in kernels of all of ResNet-50's convolutions with channels first, 20.8 with channels last (the profiles above), and
-what differs are these."""
+"""What products of the images of a 1 x 1 convolution, as they lie with channels first, reach of those with channels last:
+23.6 ms a step in kernels of all of ResNet-50's convolutions with channels first, 20.8 with channels last (the profiles
+above), and what differs are these."""
 
 
 class Rates(NamedTuple):

@@ -27,9 +27,9 @@ TILE_INNER = 40
 
 HOPPER = 9
 HOPPER_TILE_SECONDS = 2.3e-6
-"""The same on Hopper's tensor cores, as a time: their steps are so short that what stands around them does not shrink with them.
-cuBLAS on H200 in float16 takes 31.0 microseconds for 8 products of 1024 x 1024 x 1024 and 12.0 for 16 of 512 x 512 x 512, of
-which an empty one is 3.2 (github.com/tile-ai/TileOPs/pull/2148): 2.2 and 2.5 for each tile."""
+"""The same on Hopper's tensor cores, as a time: their steps are so short that what stands around them does not shrink with
+them. cuBLAS on H200 in float16 takes 31.0 microseconds for 8 products of 1024 x 1024 x 1024 and 12.0 for 16 of 512 x 512 x
+512, of which an empty one is 3.2 (github.com/tile-ai/TileOPs/pull/2148): 2.2 and 2.5 for each tile."""
 
 
 @functools.lru_cache(maxsize=2**14)
