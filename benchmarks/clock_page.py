@@ -49,7 +49,7 @@ def clock_section(results: Path) -> str:
 
 
 MORE = {
-    "inference": "timm's inference, every 25th row by name of those with the newest torch, by card and by family:",
+    "inference": "timm's inference, every 50th row by name of those with the newest torch, by card and by family:",
     "torchvision": "torchvision's models at batch 12, forward and backward with the batch's copy, on an A100 (torch 1.7):",
     "language": "Language models of Hugging Face in float32, forward or forward and backward (NeuSight's measurements):",
 }

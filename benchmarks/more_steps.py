@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-EVERY = 25
+EVERY = 50
 INFERENCE = {
     "NVIDIA GeForce RTX 3090 24GB": "rtx-3090",
     "NVIDIA GeForce RTX 4090 24GB": "rtx-4090",
@@ -148,7 +148,6 @@ def language(row: dict[str, Any]) -> tuple[Any, ...]:
         import transformers
 
         torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
         longest = {"GPT2LMHeadModel": "n_positions"}.get(name, "max_position_embeddings")
         settings = {**given, longest: max(row["seq_len"], 512), "use_cache": False}
         extra = {"is_decoder": True} if name == "BertLMHeadModel" else {}

@@ -25,6 +25,8 @@ TILE_INNER = 40
 (benchmarks/results/clock_fit.json)."""
 
 
+LARGE_INNER = 8192
+"""Inner side of the large products whose share of the peak is known with this cost in it."""
 HOPPER = 9
 HOPPER_TILE_SECONDS = 2.3e-6
 """The same on Hopper's tensor cores, as a time: their steps are so short that what stands around them does not shrink with
@@ -52,7 +54,7 @@ def product_share(product: tuple[int, int, int, int], sm_count: int, around: flo
             if split > 1 and (tiles * split > sm_count or inner // split < SPLIT_INNER):
                 break
             waves = -(-tiles * split // sm_count)
-            long = inner / (inner + split * around)
+            long = min(1.0, inner * (1 + (around - TILE_INNER) / LARGE_INNER) / (inner + split * around))
             best = max(best, share * long * batch * rows * columns * split / (waves * sm_count * high * wide))
     return best
 
