@@ -7,6 +7,7 @@ normalisation, softmax and products in float32 on V100, A100, P100, T4 and P4) a
 products of transformer layers in 16 bits on A100 and A40). They are not part of this repository; what is fitted is.
 
 - The share of the memory bandwidth that a long elementwise kernel reaches, by card.
+- The same in 16 bits, from Liger's reference of ReLU and a square.
 - How often layer norm and softmax move their input: their share against that of an elementwise kernel.
 - How much of the peak a matrix product reaches with tiles of each size, on tensor cores.
 - What beginning and ending a tile costs, from batched products of a short inner side in float32.
@@ -228,6 +229,19 @@ def layer_norm_copies(path: Path) -> dict[str, dict[str, float]]:
     }
 
 
+def share_in_16_bits(path: Path) -> dict[str, float]:
+    """Returns, by card, the share of the bandwidth that ReLU and a square of 4096 x 16384 numbers in bfloat16 reach."""
+    columns = table(path)
+    names = ("kernel_name", "kernel_provider", "kernel_operation_mode", "metric_name", "x_value")
+    wanted = ("relu_squared", "torch", "forward", "speed", "16384")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return {
+        device: round(4 * 4096 * 16384 * 2 / (float(milliseconds) * 1e-3) / LIGER[device], 3)
+        for row, device, milliseconds in zip(rows, columns["gpu_name"], columns["y_value_50"], strict=True)
+        if row == wanted and device in LIGER
+    }
+
+
 def kernels(path: Path) -> list[dict[str, Any]]:
     """Returns the kernels of a trace's busiest stream, in order."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -285,6 +299,7 @@ def main() -> None:
         "memory_share": {
             name: shares(folder / f"neusight_{name}.csv.gz", count) for name, count in ELEMENTWISE.items()
         },
+        "memory_share_in_16_bits": share_in_16_bits(folder / "liger_reference.csv.gz"),
         "layer_norm_share": shares(folder / "neusight_ln.csv.gz", 2),
         "softmax_share": {
             "rows up to 1024": shares(folder / "neusight_softmax.csv.gz", 2, "softmax_warp_forward"),

@@ -43,8 +43,9 @@ def clock_section(results: Path, figures: Path) -> str:
             f"| {row['predicted_over_measured']} | {'; '.join(row['most_time_in'])} |"
             for row in found["worst"]
         ),
-        "Lambda's logs of ResNet-50 and BERT for SQuAD on one card, each row the median of equal runs:",
+        "Lambda's logs of ResNet-50 and BERT for SQuAD on one card, each row the median of equal runs with one torch:",
         HEAD + "\n".join(_line(name, row) for name, row in found["lambda"]["cards"].items()),
+        *_more(found.get("more", {})),
     ]
     if found["not_told"]:
         reasons = {row["why"]: 0 for row in found["not_told"]}
@@ -103,6 +104,32 @@ def figure(points: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     chart.savefig(path, metadata={"Software": None})
     pyplot.close(chart)
+
+
+MORE = {
+    "inference": "timm's inference, every 50th row by name of those with the newest torch, by card and by family:",
+    "torchvision": "torchvision's models at batch 12, forward and backward with the batch's copy, on an A100 (torch 1.7):",
+    "language": "Language models of Hugging Face in float32, forward or forward and backward (NeuSight's measurements):",
+}
+
+
+def _more(found: Mapping[str, Any]) -> list[str]:
+    """The parts about other rows: by card, by family and the ten furthest off."""
+    parts = []
+    for name, text in MORE.items():
+        rows = found.get(name, {"rows": []})
+        if not rows["rows"]:
+            continue
+        parts += [text, HEAD + "\n".join(_line(*item) for item in (*rows["cards"].items(), *rows["families"].items()))]
+        parts += [
+            "| furthest off | card | batch | predicted over measured | bound | most time in |\n|---|---|---|---|---|---|\n"
+            + "\n".join(
+                f"| {row['model']} | {row['card']} | {row['batch']} | {row['predicted_over_measured']} | {row['bound']} "
+                f"| {'; '.join(row['most_time_in'])} |"
+                for row in rows["worst"]
+            )
+        ]
+    return parts
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.squad_step import squad_step
+
 Step = tuple[Callable[..., Any], Callable[[], torch.nn.Module], Callable[[Any], Any], Any]
 """A step, what builds its model, what makes its optimizer, and a batch."""
 
@@ -46,7 +48,7 @@ def timms(row: dict[str, Any]) -> Step:
 
 def lambdas(row: dict[str, Any]) -> Step:
     """Returns the step of NVIDIA's DeepLearningExamples that Lambda ran."""
-    return _resnet(row) if row["model"] == "resnet50" else _bert(row)
+    return _resnet(row) if row["model"] == "resnet50" else squad_step(row)
 
 
 def _resnet(row: dict[str, Any]) -> Step:
@@ -74,45 +76,3 @@ def _resnet(row: dict[str, Any]) -> Step:
 
     images = torch.empty((row["batch"], 3, 224, 224), device="meta")
     return step, build, sgd, (images, torch.empty(row["batch"], dtype=torch.long, device="meta"))
-
-
-def _bert(row: dict[str, Any]) -> Step:
-    """BERT for SQuAD at 384 tokens: float16 with float32 masters and a fused Adam, or TF32 with a looped one."""
-    half = row["precision"] == "fp16"
-
-    def build() -> torch.nn.Module:
-        from transformers import BertConfig, BertForQuestionAnswering
-
-        torch.set_float32_matmul_precision("highest" if half else "high")
-        large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-        sizes = large if "large" in row["model"] else {}
-        model = BertForQuestionAnswering(BertConfig(attn_implementation="eager", **sizes)).train()
-        return model.half() if half else model  # type: ignore[no-any-return]
-
-    def step(model: Any, optimizer: Any, batch: Any) -> None:
-        ids, places = batch
-        loss = model(input_ids=ids, token_type_ids=ids, start_positions=places, end_positions=places).loss
-        loss.backward()
-        if half:
-            gradients = [parameter.grad.float() for parameter in model.parameters()]
-            for master, gradient in zip(optimizer.masters, gradients, strict=True):
-                master.grad = gradient
-        optimizer.step()
-        if half:
-            torch._foreach_copy_([p.data for p in model.parameters()], [master.data for master in optimizer.masters])
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    def adam(parameters: Any) -> torch.optim.Optimizer:
-        kept = [parameter.detach().float().requires_grad_() for parameter in parameters] if half else list(parameters)
-        optimizer = torch.optim.Adam(kept, lr=1e-5, foreach=half)
-        for parameter in kept:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(1.0), "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }  # fmt: skip
-        optimizer.masters = kept  # type: ignore[attr-defined]
-        return optimizer
-
-    ids = torch.empty((row["batch"], 384), dtype=torch.long, device="meta")
-    return step, build, adam, (ids, torch.empty(row["batch"], dtype=torch.long, device="meta"))

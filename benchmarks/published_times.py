@@ -2,13 +2,15 @@
 
     python -m benchmarks.published_times TRUTH [--minutes 20]      (goes on where it stopped)
 
-TRUTH is a folder with step times that others measured (step_times.jsonl.gz); it is not part of this repository.
+TRUTH is a folder with step times that others measured (step_times*.jsonl.gz); it is not part of this repository.
 
 - **timm's** own results on an RTX 3090 (github.com/huggingface/pytorch-image-models, results/benchmark-train-amp-*.csv):
   forward in float16 autocast, loss, backward and SGD with Nesterov momentum, one parameter after the other as torch 1.10 to
   1.12 did it, gradients added to those of the step before. Of rows that differ in versions only, the newest counts.
 - **Lambda's** logs on one card (github.com/lambdal/deeplearning-benchmark): ResNet-50 and BERT for SQuAD of NVIDIA's
   DeepLearningExamples, on every card of ours. Of many equal runs the median counts as measured.
+
+- **More** (`more_steps.py`): timm's inference, torchvision at batch 12, language models.
 
 Each step is recorded by hand, once; its operators are kept in build/published_times, and what the clock says of them is
 worked out anew each time. What torch 1.12 did otherwise than today's is counted as it was then (`as_then`).
@@ -31,13 +33,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import published_steps, recorded_calls, results_file
-from benchmarks.recorded_calls import Call
+from benchmarks import more_steps, published_steps, recorded_calls, results_file
+from benchmarks.as_then import as_then
+from benchmarks.squad_step import COLLATE_SECONDS, SIZES
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.clock import clock
-from snugfit.recording.kernel_times import MEMORY_SHARE, run_seconds
+from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.trace import OperatorRun
 
 CARD = "rtx-3090"
@@ -46,26 +49,6 @@ NAME = "published_times"
 CACHE = Path("build") / NAME
 OTHER_CODE = {"tresnet": "measured with the activated batch norm of the package inplace_abn, which timm has left since"}
 """First part of a model's name -> why today's timm is not what was measured."""
-BLOCK_BANDWIDTH = {"1.10": (32, 8.5e9), "1.11": (32, 8.5e9), "1.12": (16, 27e9)}
-"""torch -> columns and bytes a second of a block in the kernel that made the gradients of layer norm's weight and bias until
-torch 2.8 (github.com/pytorch/pytorch/pull/148605): one block for so many columns, whatever the number of rows. Such a block
-of 512 threads moves 8.5 GB/s with one load a thread under way (github.com/intel/torch-xpu-ops/pull/1880: 77 MB in 9 ms),
-and with the eight of 1.12 some 16 kB in 0.6 microseconds."""
-
-
-def as_then(run: OperatorRun, call: Call, version: str, device: Device) -> OperatorRun:
-    """Returns an operator of the 3090's rows as that torch ran it."""
-    if version not in BLOCK_BANDWIDTH or device.memory_bandwidth is None:
-        return run
-    if run.operator == "aten.native_layer_norm_backward.default":
-        columns, rate = BLOCK_BANDWIDTH[version]
-        read = call.args[0].nbytes + call.args[1].nbytes
-        share = min(1.0, -(-math.prod(call.args[2]) // columns) * rate / (device.memory_bandwidth * MEMORY_SHARE))
-        return run._replace(again_bytes=int(read + read / share))
-    if run.operator == "aten._to_copy.default" and call.args[0].dtype != call.result.dtype:
-        # Each element was cast by a switch over types (`LoadWithCast`), two bytes a load; a quarter more is an estimate.
-        return run._replace(again_bytes=run.again_bytes + (run.read_bytes + run.written_bytes) // 4)
-    return run
 
 
 def timm_rows(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +64,10 @@ def timm_rows(path: Path) -> list[dict[str, Any]]:
                 newest[key] = row
     rows = [newest[key] for key in sorted(newest)]
     random.Random(1).shuffle(rows)
-    return [{**row, "key": f"{row['model']}__{row['batch']}__{int(row['channels_last'])}"} for row in rows]
+    return [
+        {**row, "card": CARD, "kind": "timm", "key": f"{row['model']}__{row['batch']}__{int(row['channels_last'])}"}
+        for row in rows
+    ]
 
 
 def lambda_rows(path: Path) -> list[dict[str, Any]]:
@@ -94,12 +80,42 @@ def lambda_rows(path: Path) -> list[dict[str, Any]]:
             name = row["model"].split()[0]
             precision = "fp16" if "fp16" in row["precision"] else "tf32" if row["precision"].startswith("fp32") else ""
             if precision:
-                alike[card, name, precision, row["batch"]].append(row["step_ms"])
+                version = ".".join(row["torch"].split(".")[:2])
+                alike[card, name, precision, row["batch"], version].append(row["step_ms"])
     return [
-        {"card": card, "model": name, "precision": precision, "batch": batch, "runs": len(found),
-         "step_ms": statistics.median(found), "key": f"lambda_{name}_{precision}_{batch}"}
-        for (card, name, precision, batch), found in sorted(alike.items())
+        {"kind": "lambda", "card": card, "model": name, "precision": precision, "batch": batch, "torch": version,
+         "runs": len(found), "step_ms": statistics.median(found), "key": f"lambda_{name}_{precision}_{batch}_{version}"}
+        for (card, name, precision, batch, version), found in sorted(alike.items())
     ]  # fmt: skip
+
+
+def inference_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of timm's inference."""
+    import timm
+
+    known = {name: image_size(name) for name in timm.list_models()}
+    return more_steps.inference_rows(_rows(path.with_name("step_times_inference.jsonl.gz")), known)
+
+
+def torchvision_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of torchvision at batch 12."""
+    return more_steps.torchvision_rows(_rows(path))
+
+
+def language_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of language models."""
+    return more_steps.language_rows(_rows(path))
+
+
+SOURCES: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "lambda": lambda_rows, "torchvision": torchvision_rows, "language": language_rows, "inference": inference_rows,
+    "timm": timm_rows,
+}  # fmt: skip
+STEPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "lambda": published_steps.lambdas, "torchvision": more_steps.vision, "language": more_steps.language,
+    "inference": more_steps.inference, "timm": published_steps.timms,
+}  # fmt: skip
+SAID = ("card", "model", "precision", "batch", "seq_len", "trains", "channels_last", "torch", "runs", "step_ms")
 
 
 def _rows(path: Path) -> Any:
@@ -115,8 +131,8 @@ def image_size(model: str) -> int:
 
 def record(row: dict[str, Any]) -> str:
     """Records a row's step; returns why that cannot be, or nothing."""
-    capability = device_named(row.get("card", CARD) if row["key"].startswith("lambda") else CARD).compute_capability
-    step = published_steps.lambdas(row) if row["key"].startswith("lambda") else published_steps.timms(row)
+    capability = device_named(row["card"]).compute_capability
+    step = STEPS[row["kind"]](row)
     try:
         calls = recorded_calls.record(*step, Personality(capability=capability or (8, 0)))
     except SnugfitError as error:
@@ -131,12 +147,13 @@ def told(row: dict[str, Any], card: Device, version: str) -> dict[str, Any]:
     runs = [as_then(run, call, version, card) for run, call in recorded_calls.runs(calls)]
     timing = clock(recorded_calls.trace_of(runs), card)
     assert timing is not None
+    collating = COLLATE_SECONDS * row["batch"] if row["model"] in SIZES else 0.0
     classes: Counter[str] = Counter()
     for run in runs:
         classes[_class(run)] += run_seconds(run, card) or 0.0  # type: ignore[assignment]
     return {
-        "predicted_ms": round(timing.step_seconds * 1e3, 1),
-        "predicted_over_measured": round(timing.step_seconds * 1e3 / row["step_ms"], 3),
+        "predicted_ms": round((timing.step_seconds + collating) * 1e3, 1),
+        "predicted_over_measured": round((timing.step_seconds + collating) * 1e3 / row["step_ms"], 3),
         "bound": timing.bound,
         "most_time_in": [
             f"{name} {seconds / timing.step_seconds:.2f}" for name, seconds in classes.most_common(3)
@@ -181,36 +198,55 @@ def family(model: str) -> str:
     return model.removeprefix("tf_").split("_")[0].rstrip("0123456789")
 
 
-def document(
-    timm: list[dict[str, Any]], lambdas: list[dict[str, Any]], missing: list[dict[str, Any]]
-) -> dict[str, Any]:
-    families = Counter(family(row["model"]) for row in timm)
-    worst = sorted(timm, key=lambda row: -abs(math.log(row["predicted_over_measured"])))[:10]
-    by_card: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in lambdas:
-        by_card[row["card"]].append(row)
+def worst(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the ten rows that are furthest off."""
+    return sorted(rows, key=lambda row: -abs(math.log(row["predicted_over_measured"])))[:10]
+
+
+def by_card(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the summary of each card's rows."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[row["card"]].append(row)
+    return {card: {"runs": sum(row.get("runs", 1) for row in of), **summary(of)} for card, of in sorted(found.items())}
+
+
+def by_family(rows: list[dict[str, Any]], at_least: int) -> dict[str, dict[str, Any]]:
+    """Returns the summary of each family that has so many rows."""
+    return {
+        name: summary([row for row in rows if family(row["model"]) == name])
+        for name, count in Counter(family(row["model"]) for row in rows).most_common()
+        if count >= at_least
+    }
+
+
+def document(found: dict[str, list[dict[str, Any]]], missing: list[dict[str, Any]]) -> dict[str, Any]:
+    timm = found["timm"]
     return {
         "card": CARD,
         "source": f"{TIMM}, results/benchmark-train-amp-*-rtx3090.csv",
         "all": summary(timm),
         "channels first": summary([row for row in timm if not row["channels_last"]]),
         "channels last": summary([row for row in timm if row["channels_last"]]),
-        "families": {
-            name: summary([row for row in timm if family(row["model"]) == name])
-            for name, count in families.most_common()
-            if count >= 4
-        },
-        "worst": worst,
+        "families": by_family(timm, 4),
+        "worst": worst(timm),
         "not_told": missing,
-        "lambda": {
-            "source": LAMBDA,
-            "cards": {
-                card: {"runs": sum(row["runs"] for row in rows), **summary(rows)} for card, rows in by_card.items()
-            },
-            "rows": lambdas,
+        "lambda": {"source": LAMBDA, "cards": by_card(found["lambda"]), "rows": found["lambda"]},
+        "more": {
+            name: {
+                "cards": by_card(found[name]),
+                "families": by_family(found[name], 5),
+                "worst": worst(found[name]),
+                "rows": [_short(row) for row in found[name]],
+            }
+            for name in ("inference", "torchvision", "language")
         },
-        "rows": [{name: value for name, value in row.items() if name != "most_time_in"} for row in timm],
+        "rows": [_short(row) for row in timm],
     }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "most_time_in"}
 
 
 def main() -> None:
@@ -224,17 +260,11 @@ def main() -> None:
     if options.again:
         for file in CACHE.glob("*.calls"):
             file.unlink()
-    found: dict[str, list[dict[str, Any]]] = {"timm": [], "lambda": []}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SOURCES}
     missing: list[dict[str, Any]] = []
-    sources: tuple[tuple[str, Callable[[Path], list[dict[str, Any]]]], ...] = (
-        ("lambda", lambda_rows),
-        ("timm", timm_rows),
-    )
-    for source, rows_of in sources:
+    for source, rows_of in SOURCES.items():
         for row in rows_of(path):
-            names = ("card", "model", "precision", "batch", "runs", "step_ms") if source == "lambda" else (
-                "model", "batch", "channels_last", "step_ms")  # fmt: skip
-            said = {name: row[name] for name in names}
+            said = {name: row[name] for name in SAID if name in row}
             why = next((text for name, text in OTHER_CODE.items() if row["model"].startswith(name)), "")
             if not why and not (CACHE / f"{row['key']}.calls").exists():
                 if time.monotonic() > end:
@@ -244,10 +274,10 @@ def main() -> None:
             if why:
                 missing.append({**said, "why": why})
             else:
-                card = device_named(row["card"] if source == "lambda" else CARD)
-                found[source].append({**said, **told(row, card, row.get("torch", ""))})
-    results_file.write(NAME, document(found["timm"], found["lambda"], missing))
-    print(json.dumps({"timm": summary(found["timm"]), "not told": len(missing)}))
+                found[source].append({**said, **told(row, device_named(row["card"]), row["torch"])})
+    results_file.write(NAME, document(found, missing))
+    print(json.dumps({name: summary(rows) for name, rows in found.items()}))
+    print("not told", len(missing))
 
 
 if __name__ == "__main__":

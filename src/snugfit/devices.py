@@ -62,7 +62,7 @@ class Device:
     """Whether its error correction takes a share of the ordinary memory's bandwidth."""
     sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Share of the peak FLOP/s that a large matrix product reaches, on the ordinary cores (`float32`) and on tensor cores
-    (`tensor`), where that is not what most cards reach."""
+    (`tensor`), and of the peak bandwidth in 16 bits (`memory_in_16_bits`), where that is not what most cards reach."""
     host_operator_seconds: float | None = None
     """Host time of an operator, its launch included, as `snugfit calibrate` measured it; None: a typical server's."""
     nccl_bytes: int | None = 0

@@ -44,6 +44,10 @@ with channels last works them off (the algorithm is apex's `nhwc_batch_norm_kern
 _ACROSS = 12
 """Bytes of the memory bus that an element takes which is read across, whatever its size: a 4090 copies transposed matrices
 of 768 x 1024 at 256 GB/s in float16, 3.5 times as slowly as straight ones (github.com/ggml-org/llama.cpp/pull/16841)."""
+_POOLED = 25
+"""Bytes of the memory bus that an element takes in max pooling's backward pass, where each looks at every window that it may
+lie in: A100 takes 2.3 ms with channels first, 1.5 with channels last, for 128 images of 64 channels, 112 x 112 (the profiles
+that `recording/convolution_times.py` names)."""
 _COPIES = ("aten._to_copy.default", "aten.clone.default", "aten.copy_.default")
 """Elementwise, but not marked so."""
 _ROW_SHAPES = {"aten.native_layer_norm.default": (0, 1), "aten.native_layer_norm_backward.default": (1, 2)}
@@ -244,6 +248,8 @@ def _again_bytes(
         return 2 * read if name == "aten.native_layer_norm_backward.default" else read
     if name in ("aten._softmax.default", "aten._log_softmax.default"):
         return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
+    if name == "aten.max_pool2d_with_indices_backward.default":
+        return _POOLED * sum(tensor.numel() for tensor in written)
     if convolution:
         wanted = torch.channels_last if convolution.channels_last else torch.contiguous_format
         images = [tensor for tensor in args[: _CONVOLUTIONS[name]] if tensor.dim() == 4]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from snugfit.devices import Device
 from snugfit.recording.communication import collective_seconds
 from snugfit.recording.convolution_times import Rates, convolution_seconds
-from snugfit.recording.product_times import product_share
+from snugfit.recording.product_times import TILE_INNER, around_tile, product_share
 from snugfit.recording.trace import OperatorRun
 
 KERNEL_SECONDS = 2.5e-6
@@ -25,7 +25,7 @@ KERNEL_SECONDS = 2.5e-6
 queue (traces of V100 and H100, benchmarks/results/clock_fit.json)."""
 MEMORY_SHARE = 0.9
 """Share of the peak bandwidth that a long copy reaches: 4.3 of 4.8 TB/s, measured through PyTorch on one H200. V100 and A100
-reach 0.88 to 0.92 (benchmarks/results/clock_fit.json)."""
+reach 0.88 to 0.92 (benchmarks/results/clock_fit.json). Hopper reaches less in 16 bits (`sustained`)."""
 CORRECTED_MEMORY_SHARE = 0.8
 """The same for cards whose error correction lies in their ordinary memory (GDDR6 of data centres): 0.75 on T4 and P4
 (benchmarks/results/clock_fit.json), 0.83 on A40."""
@@ -40,6 +40,11 @@ an estimate."""
 NORM_SHARE = 0.9
 """Share of an elementwise kernel's bandwidth that cuDNN's batch norm reaches with enough channels: 0.83 to 0.93 on V100
 (benchmarks/results/clock_fit.json)."""
+BLOCK_ELEMENTS = 1.55
+"""Elements a clock that one block of cuDNN's batch norm with channels first reads or writes, of which there is one for each
+channel: what its 512 threads can have under way, whatever the card and the type. V100 in float32, 64 channels: 1.67 forward,
+1.37 backward (benchmarks/results/clock_fit.json); A100 in float16: 1.61 and 1.94 with 64 channels, 1.37 and 1.55 over the 11
+next largest of ResNet-50 (the profiles of `convolution_times.py`)."""
 ROW_SECONDS = 0.3e-6
 """What a layer norm costs an SM for each row besides the bytes: a block of threads for each row, two sums over the block.
 V100: 0.14 microseconds, A100: 0.39 (benchmarks/results/clock_fit.json)."""
@@ -70,7 +75,7 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         return collective_seconds(run.collective, device)
     if run.kernels == 0:
         return 0.0
-    bandwidth = _bandwidth(device)
+    bandwidth = _bandwidth(device, run.dtype)
     if bandwidth is None:
         return None
     if run.convolution:
@@ -78,19 +83,22 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if rate is None or plain is None:
             return None
         item = 2 if run.dtype in _HALVES else 8 if run.dtype == "float64" else 4
-        on_tensor_cores = run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
-        rates = Rates(rate, plain, bandwidth, device.sm_count, on_tensor_cores)
+        rates = Rates(
+            rate, plain, bandwidth, device.sm_count, _on_tensor_cores(run, device), _around(run, rate, device)
+        )
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
     if run.blocks and device.sm_count is not None:
-        bandwidth *= NORM_SHARE * min(1.0, run.blocks / device.sm_count)
+        bandwidth = min(
+            NORM_SHARE * bandwidth, run.blocks * BLOCK_ELEMENTS * _clock(device) * (2 if run.dtype in _HALVES else 4)
+        )
     seconds = (run.read_bytes + run.again_bytes + run.written_bytes) / bandwidth
     if run.flops:
         rate = _rate(run.dtype, device)
         if rate is None:
             return None
         if run.product and device.sm_count is not None:
-            rate *= product_share(run.product, device.sm_count)
+            rate *= product_share(run.product, device.sm_count, _around(run, rate, device))
         if not run.aligned and run.dtype in _HALVES:
             rate *= UNALIGNED_SHARE
         seconds = max(seconds, run.flops / rate)
@@ -99,11 +107,32 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
     return run.kernels * KERNEL_SECONDS + seconds
 
 
-def _bandwidth(device: Device) -> float | None:
-    """Returns the bytes a second that long kernels move."""
+def _on_tensor_cores(run: OperatorRun, device: Device) -> bool:
+    return run.dtype in (*_HALVES, "tf32") and run.dtype in device.flops
+
+
+def _around(run: OperatorRun, rate: float, device: Device) -> float:
+    """Returns what beginning and ending a tile costs, in units of the inner side."""
+    if device.sm_count is None:
+        return TILE_INNER
+    return around_tile(rate, device.sm_count, device.compute_capability, _on_tensor_cores(run, device))
+
+
+def _clock(device: Device) -> float:
+    """Returns the clocks a second that stand behind the card's peak; infinity where that is not known."""
+    peak, capability = device.flops.get("float32"), device.compute_capability
+    if peak is None or capability is None or device.sm_count is None:
+        return float("inf")
+    lanes = 128 if capability >= (8, 6) else 64
+    return peak / (2 * lanes * device.sm_count)
+
+
+def _bandwidth(device: Device, dtype: str) -> float | None:
+    """Returns the bytes a second that long kernels move in a type."""
     if device.memory_bandwidth is None:
         return None
-    return device.memory_bandwidth * (CORRECTED_MEMORY_SHARE if device.corrects_in_memory else MEMORY_SHARE)
+    share = CORRECTED_MEMORY_SHARE if device.corrects_in_memory else MEMORY_SHARE
+    return device.memory_bandwidth * (device.sustained.get("memory_in_16_bits", share) if dtype in _HALVES else share)
 
 
 def _rate(dtype: str, device: Device) -> float | None:

@@ -25,13 +25,23 @@ TILE_INNER = 40
 (benchmarks/results/clock_fit.json)."""
 
 
+LARGE_INNER = 8192
+"""Inner side of the large products whose share of the peak is known with this cost in it."""
+HOPPER = 9
+HOPPER_TILE_SECONDS = 2.3e-6
+"""The same on Hopper's tensor cores, as a time: their steps are so short that what stands around them does not shrink with
+them. cuBLAS on H200 in float16 takes 31.0 microseconds for 8 products of 1024 x 1024 x 1024 and 12.0 for 16 of 512 x 512 x
+512, of which an empty one is 3.2 (github.com/tile-ai/TileOPs/pull/2148): 2.2 and 2.5 for each tile."""
+
+
 @functools.lru_cache(maxsize=2**14)
-def product_share(product: tuple[int, int, int, int], sm_count: int) -> float:
+def product_share(product: tuple[int, int, int, int], sm_count: int, around: float = TILE_INNER) -> float:
     """Returns the share of what large products reach that a matrix product reaches.
 
     Args:
         product: Batch, rows, columns and inner size.
         sm_count: Streaming multiprocessors of the card.
+        around: What beginning and ending a tile costs, in units of the inner side.
 
     Returns:
         More than 0, at most 1.
@@ -44,6 +54,21 @@ def product_share(product: tuple[int, int, int, int], sm_count: int) -> float:
             if split > 1 and (tiles * split > sm_count or inner // split < SPLIT_INNER):
                 break
             waves = -(-tiles * split // sm_count)
-            long = inner / (inner + split * TILE_INNER)
+            long = min(1.0, inner * (1 + (around - TILE_INNER) / LARGE_INNER) / (inner + split * around))
             best = max(best, share * long * batch * rows * columns * split / (waves * sm_count * high * wide))
     return best
+
+
+def around_tile(rate: float, sm_count: int, capability: tuple[int, int] | None, on_tensor_cores: bool) -> float:
+    """Returns what beginning and ending a tile costs on a card, in units of the inner side.
+
+    Args:
+        rate: Floating-point operations a second of large products in the type.
+        sm_count: Streaming multiprocessors.
+        capability: The card's compute capability.
+        on_tensor_cores: Whether they compute in the type.
+    """
+    if not on_tensor_cores or capability is None or capability[0] != HOPPER:
+        return TILE_INNER
+    high, wide = TILES[0]
+    return HOPPER_TILE_SECONDS * rate / (sm_count * 2 * high * wide)

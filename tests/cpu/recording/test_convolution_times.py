@@ -38,6 +38,15 @@ def test_channels_first_are_turned_over_for_tensor_cores_only():
     assert seconds(plain, 4, last=False) == seconds(plain, 4)
 
 
+def test_images_of_a_1_x_1_convolution_are_not_turned_over_but_for_the_gradient_of_weights():
+    first, last = (shape(last=last)._replace(taps=1) for last in (False, True))
+    for gradient in (0, 1):
+        both = [sum(convolution_seconds(one._replace(gradients=gradient), 2, CARD)) for one in (first, last)]
+        assert both[0] == pytest.approx(both[1] / times.AS_IT_LIES_SHARE)
+    weights = [sum(convolution_seconds(one._replace(gradients=2), 2, CARD)) for one in (first, last)]
+    assert weights[0] - weights[1] == pytest.approx(2 * IMAGES / 800e9)
+
+
 def test_channels_that_are_no_multiple_of_8_are_padded_and_copied():
     wide, odd = seconds(inputs=256), seconds(inputs=252)
     images = (64 * 252 * 784 + 64 * 256 * 784) * 2

@@ -67,9 +67,20 @@ def test_tensor_cores_are_used_only_where_the_card_has_them_for_the_type():
     assert run_seconds(convolution("tf32"), T4) == pytest.approx(run_seconds(convolution("float32"), T4))
 
 
-def test_few_blocks_leave_processors_idle():
-    all_busy, half = op(read=10**9, blocks=1000), op(read=10**9, blocks=54)
-    assert run_seconds(half, A100) == pytest.approx(2 * run_seconds(all_busy, A100), rel=0.01)
+def test_a_block_of_batch_norm_moves_elements_at_the_cards_clock():
+    clock = 19.5e12 / (2 * 64 * 108)
+    for dtype, size in (("float32", 4), ("float16", 2)):
+        few, many = op(read=10**9, blocks=16, dtype=dtype), op(read=10**9, blocks=10**4, dtype=dtype)
+        rate = 16 * times.BLOCK_ELEMENTS * clock * size
+        assert run_seconds(few, A100) == pytest.approx(1e9 / rate, rel=0.01)
+        assert run_seconds(many, A100) == pytest.approx(1e9 / (BANDWIDTH * times.NORM_SHARE), rel=0.01)
+
+
+def test_a_card_may_move_less_in_16_bits():
+    h100 = device_named("h100-80gb")
+    wide, narrow = (run_seconds(op(read=10**9, dtype=dtype), h100) for dtype in ("float32", "float16"))
+    assert narrow / wide == pytest.approx(times.MEMORY_SHARE / h100.sustained["memory_in_16_bits"], rel=0.01)
+    assert run_seconds(op(read=10**9, dtype="float16"), A100) == run_seconds(op(read=10**9), A100)
 
 
 def test_rows_of_a_layer_norm_cost_time_besides_their_bytes():

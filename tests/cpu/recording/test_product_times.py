@@ -2,7 +2,14 @@
 
 import pytest
 
-from snugfit.recording.product_times import TILE_INNER, TILE_SHARES, TILES, product_share
+from snugfit.recording.product_times import (
+    HOPPER_TILE_SECONDS,
+    TILE_INNER,
+    TILE_SHARES,
+    TILES,
+    around_tile,
+    product_share,
+)
 
 LONG = 1 << 30
 """An inner side beside which the begin and end of a tile are nothing."""
@@ -37,3 +44,12 @@ def test_tiles_and_waves(product, sms, share):
 
 def test_shares_are_shares():
     assert len(TILES) == len(TILE_SHARES) and max(TILE_SHARES) == 1 and min(TILE_SHARES) > 0
+
+
+def test_a_tile_of_hoppers_tensor_cores_costs_a_time_and_of_others_steps():
+    rate = 788e12
+    steps = around_tile(rate, 132, (9, 0), True)
+    assert steps * 2 * 256 * 128 * 132 / rate == pytest.approx(HOPPER_TILE_SECONDS)
+    assert around_tile(rate, 132, (9, 0), False) == around_tile(rate, 108, (8, 0), True) == TILE_INNER
+    short, long = (product_share((1, 8448, 16384, inner), 132, steps) for inner in (512, 8192))
+    assert short < 0.75 * long
