@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from snugfit.fake_device.operator_costs import tensors_in
@@ -30,10 +31,17 @@ def one_of(ranks: int, number: int) -> Iterator[None]:
         return
     collectives.init_alone(ranks, number, DEVICE_TYPE)
     try:
-        with replaced([*collectives.meshes_with_numbers(), collectives.only_own_chunks()]):
+        with replaced([*collectives.meshes_with_numbers(), collectives.only_own_chunks(), *_PAGE_LOCKED]):
             yield
     finally:
         dist.destroy_process_group()
+
+
+_PAGE_LOCKED = (
+    (torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone()),
+    (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.device.type == "cpu"),
+)
+"""Fake tensors cannot be page-locked; what is shared out and kept on the host is, in a copy."""
 
 
 def issued(operator: Any, args: Sequence[Any]) -> Any:

@@ -65,9 +65,13 @@ class Constraints:
         except RecipeError as error:
             return error.problems[0]
         for name, (level, reason) in reasons.items():
-            if level not in self.allow and name not in self.pins:
+            if level not in self.allow and name not in self.pins and not self._asked_for(name, (level, reason), workload):
                 return f"{name}={getattr(recipe, name, '')} is {level}, which is not allowed: {reason}"
         return None
+
+    def _asked_for(self, name: str, reason: tuple[Level, str], workload: Workload) -> bool:
+        """Whether plain training with the pins has it, too: several GPUs have other statistics of the batch than one."""
+        return workload.ranks > 1 and fidelity(self.base(), workload).reasons.get(name) == reason
 
 
 def constraints_from(

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from snugfit.errors import InputError, listed
+from snugfit.private_torch.collectives import own_part
 
 
 @contextlib.contextmanager
@@ -103,6 +104,8 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
     buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if own_part(tensor) is not tensor:  # shared out already, where its shares are to be
+            return tensor
         known = buffers.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
