@@ -5,6 +5,7 @@ Examples:
   snugfit estimate timm:convnext_base --batch-size 128 --precision bf16-mixed --checkpoint all --device all
   snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
   snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
+  snugfit estimate torchvision:vit_h_14 --batch-size 32 --shard full --device all --gpus 1,2,4,8
 """
 
 from __future__ import annotations
@@ -56,12 +57,19 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.estimate import cards_of, estimate_named
 
     output.check_files(args, timeline=(".html", ".png"), snapshot=())
     cards_of(args.device)
-    recipe, workload = options.settings_from(args)
-    estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
+    if "," in (args.workload_gpus or ""):
+        numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
+        recipe, workload = options.recipe_from(args), options.workload_from(args)
+        named = options.named_model(args)
+        estimate = estimate_by_gpus(named, numbers, recipe=recipe, workload=workload, device=args.device)
+    else:
+        recipe, workload = options.settings_from(args)
+        estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
     output.write_file(args.timeline, lambda path: _draw(path, estimate))
     output.write_file(args.snapshot, estimate.write_snapshot)
     output.print_result(estimate, as_json=args.json)

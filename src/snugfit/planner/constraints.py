@@ -65,7 +65,11 @@ class Constraints:
         except RecipeError as error:
             return error.problems[0]
         for name, (level, reason) in reasons.items():
-            if level not in self.allow and name not in self.pins and not self._asked_for(name, (level, reason), workload):
+            if (
+                level not in self.allow
+                and name not in self.pins
+                and not self._asked_for(name, (level, reason), workload)
+            ):
                 return f"{name}={getattr(recipe, name, '')} is {level}, which is not allowed: {reason}"
         return None
 
@@ -81,6 +85,7 @@ def constraints_from(
     forbid: Iterable[str] | None = None,
     host_budget: str | int | None = None,
     given: Mapping[str, Any] | None = None,
+    elsewhere: bool = False,
 ) -> Constraints:
     """Reads what a person gave.
 
@@ -90,6 +95,7 @@ def constraints_from(
         forbid: Recipe fields.
         host_budget: Host memory, as text with a unit or in bytes; None: what is free.
         given: Recipe fields that were given otherwise; each is a pin, too.
+        elsewhere: Whether training is on machines whose free memory nobody knows here.
 
     Returns:
         The constraints.
@@ -128,7 +134,11 @@ def constraints_from(
         allow=_levels(allow),
         pins={name: getattr(made, name) for name in pins},
         forbidden=frozenset(forbidden),
-        host_budget_bytes=free_host_bytes() if host_budget is None else parse_bytes(host_budget, what="host budget"),
+        host_budget_bytes=parse_bytes(host_budget, what="host budget")
+        if host_budget is not None
+        else None
+        if elsewhere
+        else free_host_bytes(),
     )
 
 

@@ -119,7 +119,9 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     for space in reversed(spaces):
-        for seen in itertools.chain(planner.ever_leaner(Smallest(space)), [space.tried(BY_BLOCK["away"][1].everywhere)]):
+        for seen in itertools.chain(
+            planner.ever_leaner(Smallest(space)), [space.tried(BY_BLOCK["away"][1].everywhere)]
+        ):
             if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
                 return True
     return False

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
+_NEAR = 1.25
+"""What needs so much more than there is may still be brought down by a longer search."""
 
 
 class Planner:
@@ -220,13 +222,18 @@ class Planner:
         )
 
     def fits(self, budget_bytes: int) -> bool:
-        """Returns whether a plan for a budget may be found; one that only a longer search would find is not seen.
+        """Returns whether a plan for a budget is likely to be found; less is simulated than for the plan.
 
         Args:
             budget_bytes: Memory there is.
         """
         capacity = self.capacity_bytes(budget_bytes)
-        return any(self._may_fit(space, capacity) for space in reversed(self.space().ways()))
+        if any(self._may_fit(space, capacity) for space in reversed(self.space().ways())):
+            return True
+        smallest = self._smallest()
+        near = any(probe.need_bytes <= _NEAR * capacity for probe in smallest.space.usable())
+        least = smallest.find(_widest(self.constraints)) if near else None
+        return least is not None and least.need_bytes <= capacity
 
     def _smallest(self) -> Smallest:
         """The search for the least memory, in the way to share that needs the least by now."""

@@ -58,6 +58,24 @@ class RankNeeds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OnGpus:
+    """What training needs on a number of GPUs."""
+
+    gpus: int
+    """GPUs of each machine."""
+    nodes: int
+    """Machines."""
+    refusal: str | None
+    """Why they cannot train this batch by this recipe; None where they can."""
+    total_bytes: int | None = None
+    """As of an estimate, of the fullest GPU."""
+    host_bytes: int | None = None
+    """Host memory of a machine, all its processes together."""
+    devices: tuple[DeviceFit, ...] = ()
+    """Every card that was asked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """What a training run needs, predicted."""
 
@@ -131,6 +149,8 @@ class Estimate:
     """Questions about values that were answered although simulated tensors have none."""
     steps: int | None
     """How often a hand-written step was called; None for training by a recipe."""
+    by_gpus: tuple[OnGpus, ...] = ()
+    """Each number of GPUs, where several were asked for; all else is of the first of them that can train this."""
     trace: Trace = dataclasses.field(repr=False, compare=False)
     """The recording."""
 
