@@ -141,6 +141,18 @@ def init_alone(ranks: int, number: int, device_type: str) -> None:
     dist.init_process_group("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
 
 
+def forget_shares(model: torch.nn.Module) -> None:
+    """Lets torch forget that it has shared out a model whose modules are plain ones again.
+
+    Args:
+        model: The model.
+    """
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for module in model.modules():
+        _module_state_mapping.pop(module, None)
+
+
 def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
     """Returns what to put in place of methods of meshes, which read the numbers of processes from tensors of their own."""
 
@@ -179,6 +191,33 @@ def only_own_chunks() -> tuple[Any, str, Any]:
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     return (_fsdp_param, "_chunk_with_empty", OwnChunk)
+
+
+def shares_by_storage() -> tuple[Any, str, Any]:
+    """Returns what to put in place of how torch finds out, by addresses, whether a share is still the one that it made.
+
+    Fake tensors have no addresses, so each share of odd size would be padded and copied once more.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    pad_again = FSDPParam.reset_sharded_param
+
+    def reset(self: Any) -> None:
+        weight = getattr(self._module_info.module, self._module_info.param_name)
+        shares = (self._sharded_param_data, weight._local_tensor)
+        if weight is not self.sharded_param or len({one.untyped_storage()._cdata for one in shares}) > 1:
+            pad_again(self)
+
+    return (FSDPParam, "reset_sharded_param", reset)
+
+
+@functools.cache
+def gathering() -> tuple[Any, ...]:
+    """Returns the operators of `fully_shard` that put collected parameters where the model finds them."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines them
+
+    assert _fsdp_collectives is not None
+    return (torch.ops.fsdp.split_with_sizes_copy.default,)
 
 
 def knows_groups() -> bool:

@@ -103,7 +103,9 @@ def _total_in_words(estimate: Estimate) -> str:
         return " in tensors"
     if estimate.context_bytes is not None:
         reserved, context = format_bytes(estimate.peak_reserved_bytes), format_bytes(estimate.context_bytes)
-        return f" = {reserved} reserved + {context} CUDA context ({context_in_words(estimate)})"
+        nccl = f" + {format_bytes(estimate.nccl_bytes)} NCCL" if estimate.nccl_bytes else ""
+        unknown = "; what NCCL takes on such cards nobody has published" if estimate.nccl_bytes is None else ""
+        return f" = {reserved} reserved + {context} CUDA context ({context_in_words(estimate)}){nccl}{unknown}"
     return " reserved; CUDA's own context is not in it (differs from card to card, and is taken off each below)"
 
 
@@ -122,7 +124,13 @@ def context_in_words(estimate: Estimate) -> str:
 
 def _time_in_words(estimate: Estimate) -> str:
     work = f"{estimate.flops / 1e12:.3g} TFLOP a step"
-    return work if estimate.step_seconds is None else f"{format_seconds(estimate.step_seconds)} a step; {work}"
+    if estimate.step_seconds is None:
+        return work
+    sent = ""
+    if estimate.communication_seconds and estimate.exposed_communication_seconds is not None:
+        behind = format_seconds(estimate.exposed_communication_seconds)
+        sent = f", of which {behind} waits for other GPUs ({format_seconds(estimate.communication_seconds)} of sending)"
+    return f"{format_seconds(estimate.step_seconds)} a step{sent}; {work}"
 
 
 def _blocks(estimate: Estimate) -> list[str]:

@@ -17,7 +17,7 @@ from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
-from snugfit.recording.clock import clock, runs_of_step
+from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
@@ -97,8 +97,10 @@ class Estimate:
     """The least and the most of it that was read."""
     context_source: ContextSource | None
     """Whether it was measured on this card, published for such cards, or assumed from the card's generation."""
+    nccl_bytes: int | None
+    """What NCCL takes for the groups of several GPUs; 0 for one, None where nobody has published it for such cards."""
     total_bytes: int
-    """Reserved (on cpu allocated) and context, the latter counted 0 for more than one card."""
+    """Reserved (on cpu allocated) context and NCCL, the last two counted 0 for more than one card."""
     host_bytes: int
     """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads; of
     all processes of a machine together."""
@@ -123,6 +125,10 @@ class Estimate:
     """The module in which that operator runs."""
     step_seconds: float | None
     """Predicted seconds of a steady step; None for more than one card, or where no speed is known."""
+    communication_seconds: float | None
+    """Predicted seconds of collectives in a steady step, those behind computation included; None as `step_seconds`."""
+    exposed_communication_seconds: float | None
+    """How much later the step ends for them."""
     flops: int
     """Floating-point operations of a steady step."""
     recipe: Recipe | None
@@ -249,7 +255,8 @@ def assemble(
     context = None if only is None else only.context
     reserved = None if on_cpu else played.peak_reserved_bytes
     held = played.peak_allocated_bytes if on_cpu else played.peak_reserved_bytes
-    seconds = {id(card): _step_seconds(card, recorded) for card, recorded in rows}
+    timings = {id(card): _timing(card, recorded) for card, recorded in rows}
+    timing = timings[id(only)] if only is not None else None
     workload = headline.workload
     return Estimate(
         title=title,
@@ -261,6 +268,7 @@ def assemble(
         context_bytes=None if context is None else context.typical_bytes,
         context_range_bytes=None if context is None else context.range_bytes,
         context_source=None if context is None else context.source,
+        nccl_bytes=0 if only is None else only.nccl_bytes,
         total_bytes=held + (0 if only is None else only.context_bytes),
         host_bytes=played.host_peak_bytes * (1 if workload is None else workload.gpus),
         anatomy_bytes=inside.bytes_by_category,
@@ -272,7 +280,9 @@ def assemble(
         peak_step=next((mark.step for mark in reversed(trace.marks()) if mark.event <= played.peak_event), 0),
         peak_operator=played.peak_operator,
         peak_module=played.peak_module,
-        step_seconds=seconds[id(only)] if only is not None else None,
+        step_seconds=None if timing is None else timing.step_seconds,
+        communication_seconds=None if timing is None else timing.communication_seconds,
+        exposed_communication_seconds=None if timing is None else timing.exposed_communication_seconds,
         flops=_flops(headline),
         recipe=recipe,
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
@@ -281,7 +291,7 @@ def assemble(
         gpus=1 if workload is None else workload.gpus,
         nodes=1 if workload is None else workload.nodes,
         ranks=tuple(_rank_needs(headline, others, config)),
-        devices=tuple(_fit(card, replays[id(recorded)], seconds[id(card)]) for card, recorded in rows),
+        devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
@@ -290,8 +300,9 @@ def assemble(
     )
 
 
-def _fit(card: Device, replays: Replays, seconds: float | None) -> DeviceFit:
+def _fit(card: Device, replays: Replays, timing: Timing | None) -> DeviceFit:
     fits, headroom = replays.fits(card)
+    seconds = None if timing is None else timing.step_seconds
     return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=seconds)
 
 
@@ -312,14 +323,12 @@ def _rank_needs(
         )
 
 
-def _step_seconds(card: Device, recorded: Recording) -> float | None:
+def _timing(card: Device, recorded: Recording) -> Timing | None:
     trace = recorded.trace
     if recorded.processor is None:
-        timing = recorded.timing(lambda step: clock(trace, card, step=step))
-    else:
-        speeds = kept_speeds(recorded.processor, recorded.torch_version)
-        timing = None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
-    return None if timing is None else timing.step_seconds
+        return recorded.timing(lambda step: clock(trace, card, step=step))
+    speeds = kept_speeds(recorded.processor, recorded.torch_version)
+    return None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
 
 
 def _flops(recorded: Recording) -> int:

@@ -27,6 +27,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.fake_device.record import record
 from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+from snugfit.private_torch import collectives
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
@@ -222,6 +223,7 @@ def record_given(
         def again(chance: Chance, **other: Any) -> Recording:
             take_over(model)
             restore()
+            collectives.forget_shares(model)
             return recorded(evaluation, chance, **other)
 
         def in_pieces(chance: Chance) -> Recording:
@@ -240,7 +242,7 @@ def record_given(
     if workload.ranks > 1:
         lengths = [weight.shape[0] for weight in model.parameters() if weight.dim()]
         groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group_size(recipe, workload.ranks))))
-    with one_of(workload.ranks, rank):
+    with one_of(workload.ranks, rank, workload.gpus):
         return subject.recorded(run, personality, workload=workload, switchable=switchable, alike_ranks=groups)
 
 

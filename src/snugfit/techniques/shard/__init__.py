@@ -75,6 +75,19 @@ def least_weights(recipe: Recipe, ranks: int) -> float:
     return 1.0 if recipe.shard == "gradients" else 1 / group_size(recipe, ranks)
 
 
+def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
+    """Returns how many processes each group has that a process of a run belongs to; none where it is alone.
+
+    Args:
+        recipe: How they share.
+        ranks: All processes.
+    """
+    inside = group_size(recipe, ranks)
+    if ranks == 1:
+        return ()
+    return (ranks,) if inside in (1, ranks) else (ranks, inside, ranks // inside)
+
+
 def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
     """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
 
