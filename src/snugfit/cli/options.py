@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import output
+from snugfit.device_kinds import HERE
 from snugfit.errors import InputError, RecipeError
 from snugfit.fake_device.assumptions import Assumptions, assumptions_from
 from snugfit.fields import FieldInfo, field_docs, field_infos, from_text
 from snugfit.planner.constraints import Constraints, constraints_from
-from snugfit.planner.places import HERE
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.units import parse_bytes

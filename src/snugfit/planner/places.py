@@ -14,8 +14,6 @@ from snugfit.planner.probe import Place, no_speeds
 from snugfit.recording.generations import GENERATIONS
 from snugfit.units import format_bytes, parse_bytes
 
-HERE = (None, "local", CPU)
-"""What names a device of this machine."""
 _DRIVER = Path("/proc/driver/nvidia")
 
 

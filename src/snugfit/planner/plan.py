@@ -12,11 +12,12 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import HERE
 from snugfit.devices import Device
 from snugfit.errors import InputError
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
-from snugfit.planner.places import HERE, budget_for, place_for
+from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, title_of

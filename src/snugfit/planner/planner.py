@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import DoesNotFitError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
+from snugfit.nccl import among
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
@@ -25,7 +26,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.declaration import LEVELS
-from snugfit.techniques.shard import least_weights
+from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -282,7 +283,8 @@ class Planner:
 
     def _estimate(self, best: Probe, budget_bytes: int) -> Estimate:
         """The estimate on a card of the size of the budget less the margin."""
-        card = dataclasses.replace(self.place.card, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
+        place = among(self.place.card, groups_of(best.recipe, self.search.space.workload.ranks))
+        card = dataclasses.replace(place, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
         made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
         devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
         found = fidelity(best.recipe, self.search.space.workload)

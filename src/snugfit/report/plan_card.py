@@ -73,6 +73,9 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
             if estimate.context_bytes
             else "",
         )
+    if estimate.ranks and estimate.peak_reserved_bytes is not None:
+        nccl = estimate.nccl_bytes
+        yield "NCCL", "unknown on such cards" if nccl is None else f"{format_bytes(nccl)}, taken off the budget"
     limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"
     if estimate.ranks:
         limit += (

@@ -1,11 +1,13 @@
 """Plans for several GPUs: the budget is that of each, and how they share what the model needs is chosen with the rest."""
 
+import dataclasses
 import functools
 
 import planned
 import pytest
 
-from snugfit.errors import DoesNotFitError, RecipeError
+from snugfit.devices import device_named
+from snugfit.errors import DoesNotFitError, InputError, RecipeError
 from snugfit.planner.fewest import numbers, plan_for_fewest
 from snugfit.recipe import Recipe
 from snugfit.techniques.shard import least_weights
@@ -15,8 +17,12 @@ wide = functools.partial(planned.Stack, 256, 3)
 BATCH = planned.batch_of(8, 4)
 
 
-def planner(pool, gpus=2, **given):
-    return planned.planner(pool, place=planned.CARD, model=wide, batch=BATCH, gpus=gpus, **given)
+SERVER = dataclasses.replace(planned.CARD, card=device_named("a100-80gb"))
+"""A card whose links within a machine and between machines are known."""
+
+
+def planner(pool, gpus=2, place=planned.CARD, **given):
+    return planned.planner(pool, place=place, model=wide, batch=BATCH, gpus=gpus, **given)
 
 
 def spaces(pool, gpus=2, **given):
@@ -25,7 +31,7 @@ def spaces(pool, gpus=2, **given):
 
 
 def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
-    space, ways = spaces(planning_pool, 4, nodes=2)
+    space, ways = spaces(planning_pool, 4, nodes=2, place=SERVER)
     assert [way.base.to_mapping(defaults=False) for way in ways] == [
         {},
         {"shard": "gradients"},
@@ -39,7 +45,7 @@ def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
         ({"forbidden": frozenset({"shard"})}, [{}]),
         ({"pins": {"shard": "full"}, "forbidden": frozenset({"offload_parameters"})}, [{"shard": "full"}]),
     ):
-        _, ways = spaces(planning_pool, 2, nodes=2, **given)
+        _, ways = spaces(planning_pool, 2, nodes=2, place=SERVER, **given)
         assert [way.base.to_mapping(defaults=False) for way in ways] == kept
     _, ways = spaces(planning_pool, 1)
     assert [way.base for way in ways] == [Recipe()]
@@ -105,6 +111,11 @@ def test_the_fewest_gpus(planning_pool):
     with pytest.raises(DoesNotFitError, match="Tried on 1, 2 GPUs") as error:
         plan_for_fewest(lambda gpus, nodes: made(gpus, nodes=nodes), 2, 1, 2 * MIB)
     assert error.value.smallest_budget_bytes and error.value.exit_code == 3
+
+
+def test_machines_whose_links_are_unknown(planning_pool):
+    with planner(planning_pool, nodes=2) as one, pytest.raises(InputError, match="the links between 4 of them"):
+        one.at(2**30)
 
 
 def test_more_gpus_than_samples(planning_pool):
