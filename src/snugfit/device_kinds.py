@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CPU: Literal["cpu"] = "cpu"
 CUDA: Literal["cuda"] = "cuda"
+HERE = (None, "local", CPU)
+"""What names a device of this machine, where none, `local` or a kind can be given."""
 BF16_SINCE = (8, 0)
 """First compute capability of CUDA whose cards compute in bf16."""
 SIMULATED = "sim"

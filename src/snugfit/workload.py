@@ -119,7 +119,10 @@ class Workload(SettingsBase):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
-        problems = [*type_problems(self).values(), *_range_problems(self)]
+        typed = type_problems(self)
+        if "gpus" in typed:
+            typed["gpus"] += " (`snugfit plan` also takes auto, and `snugfit estimate` several: 1,2,4,8.)"
+        problems = [*typed.values(), *_range_problems(self)]
         if problems:
             raise RecipeError(problems, subject="training settings")
 

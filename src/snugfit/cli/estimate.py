@@ -6,6 +6,7 @@ Examples:
   snugfit estimate hf:llama/config.json --batch-size 4 --seq-len 2048 --precision bf16-true --device h100-80gb
   snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
   snugfit estimate torchvision:resnet50 --price rtx-4090=0.35 --price h100-80gb=2.5 --samples 1281167
+  snugfit estimate torchvision:vit_h_14 --batch-size 32 --shard full --device all --gpus 1,2,4,8
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         InputError: Something that was given cannot be used.
         CannotSimulateError: Something in the model needs values.
     """
+    from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.costs import check_priced, read_prices
     from snugfit.simulator.estimate import cards_of, estimate_named
 
@@ -71,8 +73,14 @@ def run(args: argparse.Namespace) -> int:
     check_priced(prices, [card.name for card in cards_of(args.device)])
     if args.samples is not None and not prices:
         warn("--samples says what an epoch costs, and there is no --price; it has no effect.")
-    recipe, workload = options.settings_from(args)
-    estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
+    if "," in (args.workload_gpus or ""):
+        numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
+        recipe, workload = options.recipe_from(args), options.workload_from(args)
+        named = options.named_model(args)
+        estimate = estimate_by_gpus(named, numbers, recipe=recipe, workload=workload, device=args.device)
+    else:
+        recipe, workload = options.settings_from(args)
+        estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
     output.write_file(args.timeline, lambda path: _draw(path, estimate))
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:

@@ -5,8 +5,11 @@ Examples:
   snugfit plan timm:convnext_base --batch-size 128 --budget 12GiB --device rtx-3090 --allow rounding -o recipe.yaml
   snugfit plan hf:llama/config.json --batch-size 8 --budget 24GiB --device l4 --forbid offload_activations
   snugfit plan torchvision:vit_b_16 --budget 8GiB --device rtx-3080 --maximize batch-size
+  snugfit plan hf:llama/config.json --batch-size 8 --device rtx-4090 --gpus 8 --host-budget 512GiB
+  snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
 
-Any recipe option given here is a pin: --precision bf16-mixed plans for that number format.
+Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
+--gpus auto finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
 """
 
 from __future__ import annotations
@@ -62,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
 
+    fewest = (args.workload_gpus or "").strip().lower() == "auto"
     if args.maximize is not None and args.maximize not in MAXIMIZED:
         raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
     output.check_files(args, output=(), figure=(".png", ".svg"))
     constraints = options.constraints_of(args)
+    args.workload_gpus = None if fewest else args.workload_gpus
     workload = options.workload_from(args)
     plan = plan_named(
         options.named_model(args),
@@ -74,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         constraints=constraints,
         maximize=args.maximize,
+        fewest_gpus=fewest,
     )
     output.write_file(args.output, plan.recipe.to_yaml)
     output.write_file(args.figure, plan.draw)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from snugfit.fake_device.operator_costs import tensors_in
@@ -36,12 +37,24 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     before = _cards.set(cards)
     try:
         with replaced(
-            [*collectives.meshes_with_numbers(), collectives.only_own_chunks(), collectives.shares_by_storage()]
+            [
+                *collectives.meshes_with_numbers(),
+                collectives.only_own_chunks(),
+                collectives.shares_by_storage(),
+                *_PAGE_LOCKED,
+            ]
         ):
             yield
     finally:
         _cards.reset(before)
         dist.destroy_process_group()
+
+
+_PAGE_LOCKED = (
+    (torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone()),
+    (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.device.type == "cpu"),
+)
+"""Fake tensors cannot be page-locked; what is shared out and kept on the host is, in a copy."""
 
 
 def cards_of_machine() -> int | None:

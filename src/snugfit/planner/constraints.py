@@ -65,9 +65,17 @@ class Constraints:
         except RecipeError as error:
             return error.problems[0]
         for name, (level, reason) in reasons.items():
-            if level not in self.allow and name not in self.pins:
+            if (
+                level not in self.allow
+                and name not in self.pins
+                and not self._asked_for(name, (level, reason), workload)
+            ):
                 return f"{name}={getattr(recipe, name, '')} is {level}, which is not allowed: {reason}"
         return None
+
+    def _asked_for(self, name: str, reason: tuple[Level, str], workload: Workload) -> bool:
+        """Whether plain training with the pins has it, too: several GPUs have other statistics of the batch than one."""
+        return workload.ranks > 1 and fidelity(self.base(), workload).reasons.get(name) == reason
 
 
 def constraints_from(
@@ -77,6 +85,7 @@ def constraints_from(
     forbid: Iterable[str] | None = None,
     host_budget: str | int | None = None,
     given: Mapping[str, Any] | None = None,
+    elsewhere: bool = False,
 ) -> Constraints:
     """Reads what a person gave.
 
@@ -86,6 +95,7 @@ def constraints_from(
         forbid: Recipe fields.
         host_budget: Host memory, as text with a unit or in bytes; None: what is free.
         given: Recipe fields that were given otherwise; each is a pin, too.
+        elsewhere: Whether training is on machines whose free memory nobody knows here.
 
     Returns:
         The constraints.
@@ -124,7 +134,11 @@ def constraints_from(
         allow=_levels(allow),
         pins={name: getattr(made, name) for name in pins},
         forbidden=frozenset(forbidden),
-        host_budget_bytes=free_host_bytes() if host_budget is None else parse_bytes(host_budget, what="host budget"),
+        host_budget_bytes=parse_bytes(host_budget, what="host budget")
+        if host_budget is not None
+        else None
+        if elsewhere
+        else free_host_bytes(),
     )
 
 

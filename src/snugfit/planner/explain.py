@@ -13,7 +13,7 @@ from typing import Any
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import BY_BLOCK, NEVER, POINTS, SIZE, Space
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, NEVER, POINTS, SIZE, WAY_FIELDS, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes
@@ -47,9 +47,13 @@ def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
         elif value != getattr(plain, name):
-            found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name)}"
+            found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name, capacity_bytes)}"
         elif name in NEVER:
             found[name] = f"off: {NEVER[name]}."
+        elif _OWNERS[name].ways is not None and space.workload.ranks == 1:
+            found[name] = f"off: {_OWNERS[name].no_ways}."
+        elif name in AT_BUILD.fields and space.workload.gpus > 1:
+            found[name] = f"off: {_built_by_each(space, best)}."
         else:
             found[name] = f"off: {_why_off(space, best, name, capacity_bytes)}"
     return found
@@ -64,7 +68,16 @@ def _in_words(best: Probe, name: str) -> str:
     return "on" if value is True else as_typed(value)
 
 
-def _why_on(space: Space, best: Probe, name: str) -> str:
+def _built_by_each(space: Space, best: Probe) -> str:
+    """What it takes that every process of a machine builds a model of which it then keeps a share."""
+    return (
+        f"each of the {space.workload.gpus} processes of a machine builds the whole model on the host, which takes "
+        f"{format_bytes(best.host_bytes)} of host memory at the most; built on a device, each GPU would hold all of it. A "
+        "process cannot build its share alone yet"
+    )
+
+
+def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     plain = getattr(Recipe(), name)
     off = _nearest(space, best, name, lambda value: value == plain)
     if off is None:
@@ -76,7 +89,12 @@ def _why_on(space: Space, best: Probe, name: str) -> str:
         if everything is not None and everything[1].seconds > best.seconds:
             more = format_seconds(everything[1].seconds - best.seconds)
             text += f"; {by.in_words} would take {more} more"
-    return text + _seen(off[0], best, name) + "."
+    text += _seen(off[0], best, name)
+    if name in WAY_FIELDS:
+        without = min(probe.need_bytes for probe in space.usable() if getattr(probe.recipe, name) == plain)
+        if without > capacity_bytes:
+            text += f"; nothing that was simulated without it needs less than {format_bytes(without)}"
+    return text + "."
 
 
 def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:

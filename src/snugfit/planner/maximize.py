@@ -3,13 +3,15 @@
 Whether a size fits at all is asked of the recipes that need the least memory; speed comes after. Doubling finds a size
 that does not fit, bisection the largest that does, and that one is planned like any other.
 
-For the largest batch, the whole batch goes through the model at once: with microbatches any batch would fit.
+For the largest batch, the whole batch goes through the model at once: with microbatches any batch would fit. Several GPUs
+share it, and each has as many samples.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, did_you_mean
@@ -68,7 +70,7 @@ def plan_for_largest(
 
     def at(size: int) -> Subject:
         if name == "batch-size":
-            return named_subject(named, workload.replace(batch_size=size))
+            return named_subject(named, workload.replace(batch_size=size * workload.ranks))
         return named_subject(dataclasses.replace(named, seq_len=size), workload)
 
     with contextlib.closing(Pool(WORKERS)) if pool is None else contextlib.nullcontext(pool) as workers:
@@ -80,7 +82,8 @@ def plan_for_largest(
         size = _largest(fits) or 1  # where 1 does not fit, planning for it raises, and names the smallest budget
         with Planner(at(size), place, constraints, pool=workers) as planner:
             plan = planner.at(budget_bytes)
-    return dataclasses.replace(plan, maximized={name.replace("-", "_"): size})
+    found = {"batch_size": size * workload.ranks} if name == "batch-size" else {"seq_len": size}
+    return dataclasses.replace(plan, maximized=found)
 
 
 def _largest(fits: Callable[[int, int], bool]) -> int | None:
@@ -107,7 +110,7 @@ def _largest(fits: Callable[[int, int], bool]) -> int | None:
 def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
     """Whether a recipe that needs little fits; a smaller size is told that does, or 0."""
     try:
-        space = planner.space()
+        spaces = planner.space().ways()
     except (DoesNotFitError, SequenceTooLongError):
         return False
     except InputError:
@@ -115,7 +118,10 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
             return False
         raise
     capacity = planner.capacity_bytes(budget_bytes)
-    for seen in planner.ever_leaner(Smallest(space), lambda: space.tried(BY_BLOCK["away"][1].everywhere)):
-        if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
-            return True
+    for space in reversed(spaces):
+        for seen in itertools.chain(
+            planner.ever_leaner(Smallest(space)), [space.tried(BY_BLOCK["away"][1].everywhere)]
+        ):
+            if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
+                return True
     return False

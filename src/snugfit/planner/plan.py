@@ -7,16 +7,20 @@ workers only.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from snugfit.device_kinds import HERE
 from snugfit.devices import Device
+from snugfit.errors import InputError
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.simulator.request import NamedModel
-from snugfit.simulator.subjects import given_subject, named_subject, title_of
+from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, title_of
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
@@ -59,13 +63,14 @@ def plan(
         allow: Fidelity that may be given up: "exact", or "rounding", "different", or both with a comma.
         pin: Recipe field -> the value it must have.
         forbid: Recipe fields that must stay as plain training has them.
-        host_budget: Host memory that may be used; None: what is free.
+        host_budget: Host memory of a machine that may be used; None: what is free here, and no limit for several GPUs of a
+            card that is named.
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
         assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
         pool: Workers to use; None: two, which end with the search.
-        **settings: Fields of `Workload`.
+        **settings: Fields of `Workload`; gpus may also be "auto": the plan is then for the fewest that do it.
 
     Returns:
         The plan.
@@ -86,8 +91,12 @@ def plan(
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None:
             pins.setdefault("optimizer", storage)
-    Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
-    constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget)
+    fewest = settings.get("gpus") == "auto"
+    if fewest:
+        settings["gpus"] = 1
+    workload = Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
+    elsewhere = (fewest or workload.ranks > 1) and device not in HERE
+    constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, elsewhere=elsewhere)
     place, budget_bytes = budget_for(place_for(device), budget)
     from snugfit.simulator.batch_shapes import skeleton_of
 
@@ -97,7 +106,17 @@ def plan(
     }  # fmt: skip
     shapes = skeleton_of(batch)
     check = given_check(model, batch, shapes, arguments)
-    with Planner(given_subject(model, shapes, arguments), place, constraints, pool=pool, check=check) as planner:
+
+    def planner_for(gpus: int, nodes: int, workers: Pool | None = None) -> Planner:
+        subject = given_subject(model, shapes, {**arguments, "gpus": gpus, "nodes": nodes})
+        return Planner(subject, place, constraints, pool=workers or pool, check=check)
+
+    if fewest:
+        from snugfit.techniques.microbatch.apply import batch_length
+
+        samples = workload.batch_size or batch_length(shapes)
+        return _fewest(planner_for, samples, workload.nodes, budget_bytes, pool)
+    with planner_for(workload.gpus, workload.nodes) as planner:
         return planner.at(budget_bytes)
 
 
@@ -109,6 +128,7 @@ def plan_named(
     device: str | Device | None = None,
     constraints: Constraints | None = None,
     maximize: str | None = None,
+    fewest_gpus: bool = False,
     pool: Pool | None = None,
 ) -> Plan:
     """Finds the fastest recipe for a model by its name; it is built without weights, and nothing is downloaded.
@@ -120,6 +140,7 @@ def plan_named(
         device: As for `plan`.
         constraints: Pins, bans and what may be given up; None: exact, all else free.
         maximize: batch_size or seq_len: the largest value for which a plan fits, and the plan for it.
+        fewest_gpus: Whether the plan is for the fewest GPUs that do it, whatever the workload says.
         pool: Workers to use; None: two, which end with the search.
 
     Returns:
@@ -138,9 +159,28 @@ def plan_named(
     constraints = constraints or constraints_from()
     place, budget_bytes = budget_for(place_for(device), budget)
     if maximize is not None:
+        if fewest_gpus:
+            raise InputError("--maximize is for GPUs whose number is given; leave --maximize or --gpus auto out.")
         from snugfit.planner.maximize import plan_for_largest
 
         return plan_for_largest(maximize, named, workload, place, constraints, budget_bytes, pool=pool)
     check = named_check(named, workload)
-    with Planner(named_subject(named, workload), place, constraints, pool=pool, check=check) as planner:
+
+    def planner_for(gpus: int, nodes: int, workers: Pool | None = None) -> Planner:
+        subject = named_subject(named, workload.replace(gpus=gpus, nodes=nodes))
+        return Planner(subject, place, constraints, pool=workers or pool, check=check)
+
+    if fewest_gpus:
+        return _fewest(planner_for, workload.batch_size or BATCH_SIZE, workload.nodes, budget_bytes, pool)
+    with planner_for(workload.gpus, workload.nodes) as planner:
         return planner.at(budget_bytes)
+
+
+def _fewest(planner_for: Any, samples: int | None, nodes: int, budget_bytes: int, pool: Pool | None) -> Plan:
+    """The plan for the fewest GPUs; all numbers share their workers."""
+    from snugfit.planner.fewest import plan_for_fewest
+    from snugfit.planner.probe import WORKERS
+    from snugfit.workers.pool import Pool
+
+    with contextlib.closing(Pool(WORKERS)) if pool is None else contextlib.nullcontext(pool) as workers:
+        return plan_for_fewest(functools.partial(planner_for, workers=workers), samples, nodes, budget_bytes)

@@ -31,6 +31,22 @@ class FrontierPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GpusTried:
+    """A number of GPUs that a plan was looked for on."""
+
+    gpus: int
+    """GPUs of each machine."""
+    nodes: int
+    """Machines."""
+    fits: bool
+    """Whether one was found."""
+    step_seconds: float | None
+    """Predicted seconds of a step by it."""
+    recipe: Recipe | None
+    """Its recipe."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The fastest recipe that was found to fit a budget."""
 
@@ -64,6 +80,8 @@ class Plan:
     """What a check of model and loss has found, fields of the workload; `snugfit.prepare` goes by it."""
     maximized: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """batch_size or seq_len -> the largest value that fits, where that was asked for."""
+    gpus_tried: tuple[GpusTried, ...] = ()
+    """Numbers of GPUs, fewest first, where the fewest were asked for; the plan is for the first that fits."""
 
     @property
     def step_seconds(self) -> float:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
+from snugfit.nccl import among
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe
-from snugfit.planner.search import Search
+from snugfit.planner.search import WORTH, Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import BY_BLOCK, SIZE, Space
@@ -25,6 +26,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.declaration import LEVELS
+from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
+_NEAR = 1.25
+"""What needs so much more than there is may still be brought down by a longer search."""
 
 
 class Planner:
@@ -60,7 +64,8 @@ class Planner:
         self.constraints = constraints
         self.laboratory = Laboratory(subject, place, pool)
         self.margin = margin_for(place.personality.kind, place.card.context)
-        self._search: Search | None = None
+        self._searches: dict[Recipe, Search] = {}
+        self._led_by: Search | None = None
         self._check = check
         self._checked: Checked | None = None
 
@@ -76,10 +81,14 @@ class Planner:
 
     @property
     def search(self) -> Search:
-        """The search, which has simulated what it starts from."""
-        if self._search is None:
-            self._search = Search(self.space())
-        return self._search
+        """The search that found the last plan; before there is one, that of plain training."""
+        return self._led_by or self._search_in(self.space().ways()[0])
+
+    def _search_in(self, space: Space) -> Search:
+        """The search of one way to share, which has simulated what it starts from."""
+        if space.base not in self._searches:
+            self._searches[space.base] = Search(space)
+        return self._searches[space.base]
 
     def space(self) -> Space:
         """Returns the recipes there are.
@@ -132,24 +141,23 @@ class Planner:
         """
         capacity = self.capacity_bytes(budget_bytes)
         self._try_microbatches()
-        if self._search is None:
-            self._insist(budget_bytes, capacity)
-        search = self.search
-        search.renew()
-        best = search.run(capacity) if capacity > 0 else None
+        best = self._found(capacity)
         if best is None:
-            smallest = Smallest(search.space)
+            smallest = self._smallest()
             least = smallest.find(_widest(self.constraints))
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
-            best = search.run(capacity)
+            self._led_by = self._search_in(smallest.space)
+            best = self._led_by.run(capacity)
             assert best is not None  # what was found to need the least fits
+        search = self.search
         for share in (_LESS, _MORE):
             if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
                 search.run(int(capacity * share), most_rounds=1, at_once=1)
         while True:
             best = search.best(capacity)
             assert best is not None
+            self.laboratory.look(search.space.finishing(best.recipe))
             fallbacks = fallbacks_of(search.space, best)
             if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
                 break
@@ -165,12 +173,12 @@ class Planner:
         workload = probe.recorded.workload
         assert workload is not None
         pinned = self.constraints.pins.get(SIZE)
-        free = self.constraints.is_free(SIZE) and workload.batch_size != 1
+        free = self.constraints.is_free(SIZE) and workload.share_size != 1
         ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
         if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
             return
-        samples = min(workload.batch_size or 1, pinned or workload.batch_size or 1)
-        flops = probe.timing.flops / (workload.batch_size or samples)
+        samples = min(workload.share_size or 1, pinned or workload.share_size or 1)
+        flops = probe.timing.flops / (workload.share_size or samples)
         self._checked = check(self.laboratory.call, flops, probe.recorded.parameters)
         found = None if self._checked is None else self._checked.separation
         if found is not None and found.separates is False:
@@ -186,21 +194,60 @@ class Planner:
             with contextlib.suppress(RecipeError):
                 self.laboratory.look([base, base.replace(**by.everywhere)])
 
-    def _insist(self, budget_bytes: int, capacity: int) -> None:
-        """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
-        self._look_first()
-        smallest = Smallest(self.space())
-        for seen in self.ever_leaner(smallest, lambda: smallest.find(_widest(self.constraints))):
-            if seen is not None and seen.need_bytes <= capacity:
-                return
-        raise self._does_not_fit(budget_bytes, smallest)
+    def _found(self, capacity: int) -> Probe | None:
+        """The fastest recipe over all ways to share; None where nothing fits of what is tried first.
 
-    def ever_leaner(self, smallest: Smallest, last: Callable[[], Probe | None]) -> Iterator[Probe | None]:
-        """Yields the plain recipe, one with every block computed again, one with all that saves at once, and the last."""
-        yield self.laboratory.need(smallest.space.base)
+        A way is left out where even its fastest recipe is no faster than the best one, or where nothing of it fits; nothing
+        is simulated before that only speed is for.
+        """
+        best: Probe | None = None
+        self._led_by = None
+        self._look_first()
+        for space in self.space().ways():
+            if capacity <= 0 or (best is not None and not _may_win(space, best)) or not self._may_fit(space, capacity):
+                continue
+            search = self._search_in(space)
+            search.renew()
+            found = search.run(capacity)
+            if found is not None and (self._led_by is None or found is not best):
+                best, self._led_by = found, search
+        return best
+
+    def _may_fit(self, space: Space, capacity: int) -> bool:
+        """Whether one of the recipes fits that are ever leaner; host memory apart, which another place to build may save."""
+        if _least_weights(space) > capacity:
+            return False
+        return any(
+            seen is not None and space.has(seen.recipe) and seen.need_bytes <= capacity
+            for seen in self.ever_leaner(Smallest(space))
+        )
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Returns whether a plan for a budget is likely to be found; less is simulated than for the plan.
+
+        Args:
+            budget_bytes: Memory there is.
+        """
+        capacity = self.capacity_bytes(budget_bytes)
+        if any(self._may_fit(space, capacity) for space in reversed(self.space().ways())):
+            return True
+        smallest = self._smallest()
+        near = any(probe.need_bytes <= _NEAR * capacity for probe in smallest.space.usable())
+        least = smallest.find(_widest(self.constraints)) if near else None
+        return least is not None and least.need_bytes <= capacity
+
+    def _smallest(self) -> Smallest:
+        """The search for the least memory, in the way to share that needs the least by now."""
+        spaces = self.space().ways()
+        seen = sorted(spaces[0].usable(), key=lambda probe: probe.need_bytes)
+        leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
+        return Smallest(leanest)
+
+    def ever_leaner(self, smallest: Smallest) -> Iterator[Probe | None]:
+        """Yields the plain recipe, one with every block computed again, and one with all that saves at once."""
+        yield smallest.space.tried({})
         yield smallest.space.tried(BY_BLOCK["again"][1].everywhere)
         yield smallest.start(_widest(self.constraints))
-        yield last()
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
@@ -236,7 +283,8 @@ class Planner:
 
     def _estimate(self, best: Probe, budget_bytes: int) -> Estimate:
         """The estimate on a card of the size of the budget less the margin."""
-        card = dataclasses.replace(self.place.card, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
+        place = among(self.place.card, groups_of(best.recipe, self.search.space.workload.ranks))
+        card = dataclasses.replace(place, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
         made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
         devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
         found = fidelity(best.recipe, self.search.space.workload)
@@ -275,6 +323,24 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
+
+
+def _least_weights(space: Space) -> float:
+    """Bytes of weights that every recipe of a way to share has on a GPU at some moment: what need not be simulated."""
+    recorded = space.laboratory.need(space.constraints.base()).recorded
+    allowed = space.constraints.allow
+    # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
+    narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
+    if any(getattr(space.base, name) != getattr(Recipe(), name) for name in ("precision", "quantize")):
+        narrowest = 1 / 8
+    return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest
+
+
+def _may_win(space: Space, best: Probe) -> bool:
+    """Whether the fastest recipe of a way to share, nothing computed again, is faster than the best one of all."""
+    space.look(*((change,) for change in space.variants().values()))
+    seen = [space.seen(change) for change in space.variants().values()]
+    return any(probe is not None and probe.seconds < best.seconds * (1 - WORTH) for probe in seen)
 
 
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:

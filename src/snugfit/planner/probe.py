@@ -14,6 +14,7 @@ from typing import Any
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
+from snugfit.nccl import among
 from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import Timing, clock, issue_seconds
@@ -25,6 +26,7 @@ from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.subjects import Subject
+from snugfit.techniques.shard import groups_of
 from snugfit.workers.pool import Pool
 
 WORKERS = 2
@@ -77,7 +79,7 @@ class Probe:
     recipe: Recipe
     """The recipe."""
     need_bytes: int
-    """The smallest memory in which it goes through, CUDA's context apart."""
+    """The smallest memory in which it goes through, with what NCCL is known to take and without CUDA's context."""
     total_bytes: int
     """The most that it reserves where memory is not short (on cpu: that its tensors take), and CUDA's context."""
     host_bytes: int
@@ -123,14 +125,16 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited
+    ranks = 1 if recorded.workload is None else recorded.workload.ranks
     timing = place.timing(recorded)
     if timing is None:
-        raise no_speeds(place.card)
+        raise no_speeds(place.card, ranks)
     held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
+    nccl_bytes = among(place.card, groups_of(recipe, ranks)).nccl_bytes or 0
     return Probe(
         recipe=recipe,
-        need_bytes=held if place.on_cpu else replays.smallest_bytes,
-        total_bytes=held + place.card.context_bytes,
+        need_bytes=held if place.on_cpu else replays.smallest_bytes + nccl_bytes,
+        total_bytes=held + place.card.context_bytes + nccl_bytes,
         host_bytes=played.host_peak_bytes * (1 if recorded.workload is None else recorded.workload.gpus),
         build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,
@@ -140,10 +144,11 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
     )
 
 
-def no_speeds(card: Device) -> InputError:
-    """Returns the error for a card whose speeds are not known."""
+def no_speeds(card: Device, ranks: int = 1) -> InputError:
+    """Returns the error for a card whose speeds are not known, or those of the links between several."""
+    what = card.name if ranks == 1 else f"{card.name} and the links between {ranks} of them"
     return InputError(
-        f"no speeds are known for {card.name}, so recipes cannot be compared by time. Name a card that has them "
+        f"no speeds are known for {what}, so recipes cannot be compared by time. Name a card that has them "
         "(snugfit devices), or cpu."
     )
 

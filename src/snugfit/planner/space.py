@@ -39,6 +39,8 @@ AT_BUILD = next(row for row in TECHNIQUES if row.at_build)
 """What decides how the model is built, and nothing about a step."""
 NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
 """Fields that are only used when they are pinned, and why."""
+WAY_FIELDS = tuple(field for row in TECHNIQUES for field in row.way_fields)
+"""Fields that a way to share sets."""
 _ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fields)
 
 
@@ -57,8 +59,8 @@ class Space:
 
     @property
     def batch(self) -> int | None:
-        """Samples of an update; None where nobody knows."""
-        return self.workload.batch_size
+        """Samples of an update on one GPU, the one with the most; None where nobody knows."""
+        return self.workload.share_size
 
     @property
     def on_cpu(self) -> bool:
@@ -162,6 +164,28 @@ class Space:
         """Returns the change that sets a size of microbatch."""
         return {} if SIZE in self.constraints.pins else {SIZE: None if size == self.batch else size}
 
+    def ways(self) -> list[Space]:
+        """Returns the space of each way to share out what the model needs, the fastest first; itself where there is one."""
+        declared = [way for row in TECHNIQUES if row.ways is not None for way in row.ways(self.situation)]
+        bases = dict.fromkeys(recipe for way in ({}, *declared) for recipe in self.allowed(way))
+        return [dataclasses.replace(self, base=base) for base in bases] or [self]
+
+    def has(self, recipe: Recipe) -> bool:
+        """Returns whether a recipe shares out what the model needs in the way of this space."""
+        return all(getattr(recipe, name) == getattr(self.base, name) for name in WAY_FIELDS)
+
+    def finishing(self, recipe: Recipe) -> list[Recipe]:
+        """Returns what is tried at the end of a search that found a recipe."""
+        asked = [row.finishing for row in TECHNIQUES if row.finishing is not None]
+        own = recipe.to_mapping()
+        return [made for each in asked for change in each(recipe, self.workload) for made in self.allowed(own, change)]
+
+    @property
+    def situation(self) -> Situation:
+        """What a plan is for."""
+        capable = self.laboratory.place.personality.capability >= (8, 0)
+        return Situation(self.workload, self.on_cpu, bf16=self.on_cpu or capable)
+
     def updates(self) -> dict[str, Changes]:
         """Returns the ways of updating, plain first."""
         return self._worth_trying(choice for row in TECHNIQUES for choice in row.updates)
@@ -173,8 +197,5 @@ class Space:
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
-        here = Situation(
-            self.workload, self.on_cpu, bf16=self.on_cpu or self.laboratory.place.personality.capability >= (8, 0)
-        )
-        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(here)]
+        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(self.situation)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from snugfit.devices import device_named
@@ -17,7 +17,7 @@ from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.recording.block_profile import BlockProfile
-    from snugfit.simulator.prediction import Estimate
+    from snugfit.simulator.prediction import DeviceFit, Estimate
 
 _MOST_BLOCKS = 24
 _ALIKE = 0.02
@@ -173,6 +173,8 @@ def _alike(one: BlockProfile, other: BlockProfile) -> bool:
 
 
 def _devices(estimate: Estimate) -> list[str]:
+    if estimate.by_gpus:
+        return _by_gpus(estimate)
     rows = [("card", "", "room", "a step")]
     for device in estimate.devices:
         if device.headroom_bytes is None:
@@ -187,6 +189,33 @@ def _devices(estimate: Estimate) -> list[str]:
     if len(estimate.devices) > 1:
         lines.append("  Kernels differ between generations of cards, so each generation was simulated.")
     return lines
+
+
+def _by_gpus(estimate: Estimate) -> list[str]:
+    """A row for each card, a column for each number of GPUs."""
+    rows = [("card", *(_times(one.gpus, one.nodes) for one in estimate.by_gpus))]
+    for number, device in enumerate(estimate.devices):
+        rows.append((device.name, *(_cell(one.devices[number : number + 1]) for one in estimate.by_gpus)))
+    lines = ["Cards, by how many share the batch: memory left or missing on each, and seconds of a step", *table(rows)]
+    lines += [f"  {_times(one.gpus, one.nodes)}: {one.refusal}" for one in estimate.by_gpus if one.refusal is not None]
+    first = next(one for one in estimate.by_gpus if one.refusal is None)
+    return [*lines, f"  What stands above is of {_times(first.gpus, first.nodes)}."]
+
+
+def _times(gpus: int, nodes: int) -> str:
+    machines = f" in each of {nodes}" if nodes > 1 else ""
+    return f"{gpus} GPU{'s' * (gpus > 1)}{machines}"
+
+
+def _cell(found: Sequence[DeviceFit]) -> str:
+    if not found:
+        return "not possible"
+    (device,) = found
+    if device.headroom_bytes is None:
+        room = "no limit"
+    else:
+        room = f"{format_bytes(abs(device.headroom_bytes))} {'left' if device.fits else 'short'}"
+    return room if device.step_seconds is None else f"{room}, {format_seconds(device.step_seconds)}"
 
 
 def _count(number: int) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _QUIET = {field for row in TECHNIQUES for field in row.fields[0 if row.quiet else 1 :]}
 """Fields that the card only names when they are on; the JSON has all."""
+_OF_SEVERAL = {row.fields[0] for row in TECHNIQUES if row.ways is not None or row.at_build}
+"""Those of them that it names in any case where several GPUs train."""
 
 
 def plan_card(plan: Plan) -> str:
@@ -39,8 +41,10 @@ def plan_card(plan: Plan) -> str:
         for point in plan.frontier
     ]
     about_frontier = "Memory against time, of the recipes that were simulated (* this plan)"
+    about_gpus = "How many GPUs (the plan is for the fewest on which one was found)"
     parts = [
         [card(title, _facts(plan))],
+        [about_gpus, *table(_gpus_tried(plan), right=(0, 1, 3))] if plan.gpus_tried else [],
         ["Why", *table(_reasons(plan))],
         [about_frontier, *table(frontier, right=(1, 2))] if frontier else [],
         ["With another budget", *table(("-", f"{text}.") for text in plan.neighbours)],
@@ -53,6 +57,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "batch", estimate.batch_shape
     for name, size in plan.maximized.items():
         yield "largest", f"{name} {size}"
+    yield "GPUs", _gpus_in_words(plan)
     yield "recipe", recipe_in_words(plan.recipe)
     yield "fidelity", str(plan.fidelity)
     headroom = estimate.devices[0].headroom_bytes
@@ -68,7 +73,14 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
             if estimate.context_bytes
             else "",
         )
+    if estimate.ranks and estimate.peak_reserved_bytes is not None:
+        nccl = estimate.nccl_bytes
+        yield "NCCL", "unknown on such cards" if nccl is None else f"{format_bytes(nccl)}, taken off the budget"
     limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"
+    if estimate.ranks:
+        limit += (
+            " in each machine, all its processes together" if limit else " in each machine (--host-budget limits it)"
+        )
     yield "host memory", f"{format_bytes(estimate.host_bytes)}{limit}" if estimate.host_bytes else ""
     slower = (
         "the fastest there is" if plan.slowdown < 1.0005 else f"{plan.slowdown:.3g} times the fastest without a budget"
@@ -77,8 +89,26 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "simulated", f"{plan.simulated} recipes"
 
 
+def _gpus_in_words(plan: Plan) -> str:
+    """How many share the batch; empty for one."""
+    estimate = plan.estimate
+    if not estimate.ranks:
+        return ""
+    machines = f" in each of {estimate.nodes} machines" if estimate.nodes > 1 else ""
+    return f"{estimate.gpus}{machines} share the batch; budget and bytes are those of one"
+
+
+def _gpus_tried(plan: Plan) -> Iterator[tuple[str, ...]]:
+    yield "GPUs", "machines", "", "a step", "recipe"
+    for one in plan.gpus_tried:
+        time = "-" if one.step_seconds is None else format_seconds(one.step_seconds)
+        recipe = "-" if one.recipe is None else recipe_in_words(one.recipe)
+        yield str(one.gpus * one.nodes), str(one.nodes), "fits" if one.fits else "does not fit", time, recipe
+
+
 def _reasons(plan: Plan) -> Iterator[tuple[str, str]]:
-    plain = Recipe()
+    plain, several = Recipe(), bool(plan.estimate.ranks)
     for name, text in plan.reasons.items():
-        if name not in _QUIET or getattr(plan.recipe, name) != getattr(plain, name):
+        said = several and name in _OF_SEVERAL
+        if said or name not in _QUIET or getattr(plan.recipe, name) != getattr(plain, name):
             yield name, text

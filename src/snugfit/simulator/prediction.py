@@ -61,6 +61,24 @@ class RankNeeds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OnGpus:
+    """What training needs on a number of GPUs."""
+
+    gpus: int
+    """GPUs of each machine."""
+    nodes: int
+    """Machines."""
+    refusal: str | None
+    """Why they cannot train this batch by this recipe; None where they can."""
+    total_bytes: int | None = None
+    """As of an estimate, of the fullest GPU."""
+    host_bytes: int | None = None
+    """Host memory of a machine, all its processes together."""
+    devices: tuple[DeviceFit, ...] = ()
+    """Every card that was asked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """What a training run needs, predicted."""
 
@@ -150,6 +168,8 @@ class Estimate:
     """Cards with a price, the cheapest that fits first; empty without prices (`priced`)."""
     batch_size: int | None = None
     """Samples of a step; None for a hand-written one."""
+    by_gpus: tuple[OnGpus, ...] = ()
+    """Each number of GPUs, where several were asked for; all else is of the first of them that can train this."""
 
     @property
     def _config(self) -> AllocatorConfig | None:

@@ -171,6 +171,14 @@ class Technique:
     """Ways of updating."""
     variants: tuple[Choice, ...] = ()
     """What changes the passes themselves: number format, loss, adapters."""
+    ways: Callable[[Situation], Iterator[Changes]] | None = None
+    """What its fields may be for a plan as a whole, the fastest first: each is searched by itself."""
+    finishing: Callable[[Recipe, Workload], Iterator[Changes]] | None = None
+    """What is tried on the recipe that a search ends with, because its effect only shows beside all the rest."""
+    way_fields: tuple[str, ...] = ()
+    """The fields that these ways set."""
+    no_ways: str = ""
+    """Why there are no ways, where there are none."""
     on_host: bool = False
     """Whether it moves things to the host, which saves nothing where the device is the host."""
     follows: Callable[[Recipe, Workload], Changes] | None = None

@@ -69,7 +69,10 @@ def batch_of(samples: int = 32, tokens: int = 64):
     return ((samples, tokens, 16), torch.float32), ((samples,), torch.int64)
 
 
-def planner(pool, *, place: Place = CPU, model=Stack, batch=None, **given) -> Planner:
-    arguments = {"loss": cross_entropy, "optimizer": "adamw", "forward": None, "split": None, "loss_weight": "samples"}
+def planner(pool, *, place: Place = CPU, model=Stack, batch=None, gpus=1, nodes=1, **given) -> Planner:
+    arguments = {
+        "loss": cross_entropy, "optimizer": "adamw", "forward": None, "split": None, "loss_weight": "samples",
+        "gpus": gpus, "nodes": nodes,
+    }  # fmt: skip
     subject = given_subject(model, skeleton_of(batch or batch_of()), arguments)
     return Planner(subject, place, Constraints(**given), pool=pool)

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Changes, Situation, Technique
+from snugfit.techniques.microbatch import splits
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -65,6 +66,13 @@ def group_size(recipe: Recipe, ranks: int) -> int:
     if recipe.shard == "none":
         return 1
     return numbered(recipe.shard, "hybrid") or ranks
+
+
+def least_weights(recipe: Recipe, ranks: int) -> float:
+    """Returns which part of all weights a GPU holds at some moment of every step, whatever else is done."""
+    if recipe.offload_parameters == "all":
+        return 0.0
+    return 1.0 if recipe.shard == "gradients" else 1 / group_size(recipe, ranks)
 
 
 def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
@@ -120,6 +128,27 @@ def _is_no_way(value: str) -> bool:
 
 def _needs_whole_matrices(recipe: Recipe, workload: Workload) -> bool:
     return workload.ranks > 1 and recipe.shard != "none" and (recipe.optimizer or workload.optimizer) in _WHOLE
+
+
+def _ways(here: Situation) -> Iterator[Changes]:
+    """What a plan may choose from, beside what is pinned or plain."""
+    ranks, gpus = here.workload.ranks, here.workload.gpus
+    if ranks == 1:
+        return
+    yield {"shard": "gradients"}
+    if 1 < gpus < ranks:
+        yield {"shard": f"hybrid:{gpus}"}
+    yield {"shard": "full"}
+    if not here.on_cpu:
+        yield {"offload_parameters": "all"}
+        yield {"shard": "full", "offload_parameters": "all"}
+
+
+def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+    if workload.ranks > 1 and splits(recipe, workload):
+        yield {"reduce_gradients": "batch"}
+    if workload.ranks > 1:
+        yield {"reduce_dtype": "bf16"}
 
 
 _WHOLE = ("adafactor", "muon")
@@ -190,6 +219,11 @@ TECHNIQUE = Technique(
     moves=(),
     turns=(),
     trials=(),
+    ways=_ways,
+    way_fields=("shard", "offload_parameters"),
+    finishing=_finishing,
+    no_ways="one GPU trains, and has nobody to share with",
+    because="no two simulated recipes differ in it alone",
     quiet=True,
     unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
 )

@@ -1,0 +1,123 @@
+"""Plans for several GPUs: the budget is that of each, and how they share what the model needs is chosen with the rest."""
+
+import dataclasses
+import functools
+
+import planned
+import pytest
+
+from snugfit.devices import device_named
+from snugfit.errors import DoesNotFitError, InputError, RecipeError
+from snugfit.planner.fewest import numbers, plan_for_fewest
+from snugfit.recipe import Recipe
+from snugfit.techniques.shard import least_weights
+from snugfit.units import MIB
+
+wide = functools.partial(planned.Stack, 256, 3)
+BATCH = planned.batch_of(8, 4)
+
+
+SERVER = dataclasses.replace(planned.CARD, card=device_named("a100-80gb"))
+"""A card whose links within a machine and between machines are known."""
+
+
+def planner(pool, gpus=2, place=planned.CARD, **given):
+    return planned.planner(pool, place=place, model=wide, batch=BATCH, gpus=gpus, **given)
+
+
+def spaces(pool, gpus=2, **given):
+    with planner(pool, gpus, **given) as one:
+        return one.space(), one.space().ways()
+
+
+def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
+    space, ways = spaces(planning_pool, 4, nodes=2, place=SERVER)
+    assert [way.base.to_mapping(defaults=False) for way in ways] == [
+        {},
+        {"shard": "gradients"},
+        {"shard": "hybrid:4"},
+        {"shard": "full"},
+        {"shard": "full", "offload_parameters": "all"},
+    ]
+    assert space.batch == 1 and space.sizes() == [1]
+    for given, kept in (
+        ({"pins": {"shard": "hybrid:2"}}, [{"shard": "hybrid:2"}, {"shard": "hybrid:2", "offload_parameters": "all"}]),
+        ({"forbidden": frozenset({"shard"})}, [{}]),
+        ({"pins": {"shard": "full"}, "forbidden": frozenset({"offload_parameters"})}, [{"shard": "full"}]),
+    ):
+        _, ways = spaces(planning_pool, 2, nodes=2, place=SERVER, **given)
+        assert [way.base.to_mapping(defaults=False) for way in ways] == kept
+    _, ways = spaces(planning_pool, 1)
+    assert [way.base for way in ways] == [Recipe()]
+
+
+def test_the_budget_is_that_of_each_gpu(planning_pool):
+    with planner(planning_pool) as one:
+        whole = one.laboratory.need(Recipe()).need_bytes
+        shared = one.laboratory.need(Recipe(shard="full")).need_bytes
+        assert shared < 0.9 * whole
+        plan = one.at(one.budget_bytes(shared))
+        fastest = min(one.search.space.usable(), key=lambda probe: probe.seconds)
+        assert plan.estimate.devices[0].fits and (plan.estimate.gpus, plan.fidelity.level) == (2, "exact")
+        assert plan.recipe in one.laboratory.probes
+        for probe in one.search.space.usable():  # of all ways to share, none that was simulated is better
+            assert probe.seconds >= plan.step_seconds or probe.need_bytes > one.capacity_bytes(plan.budget_bytes)
+        assert plan.slowdown == pytest.approx(plan.step_seconds / fastest.seconds)
+        assert all(one.shard == plan.recipe.shard for one in plan.fallbacks)
+        card = plan.explain()
+    assert "2 share the batch" in card and "shard " in card
+    assert "2 processes of a machine builds the whole model" in plan.reasons["init"]
+    if plan.recipe.shard != "none":
+        assert "saves" in plan.reasons["shard"]
+
+
+def test_one_gpu_has_nobody_to_share_with(planning_pool):
+    with planned.planner(planning_pool) as one:
+        assert one.at(2**30).reasons["shard"] == "off: one GPU trains, and has nobody to share with."
+
+
+def test_dropout_draws_other_masks_on_several_gpus_which_was_asked_for(planning_pool):
+    model = functools.partial(planned.Stack, dropout=0.1)
+    with planned.planner(planning_pool, place=planned.CARD, model=model, gpus=2, pins={"checkpoint": "none"}) as one:
+        plan = one.at(2**30)
+    assert plan.fidelity.level == "different" and plan.recipe.microbatch_size is None
+
+
+def test_what_weights_alone_tell():
+    found = {way: least_weights(Recipe(shard=way), 8) for way in ("none", "gradients", "hybrid:2", "full")}
+    assert found == {"none": 1.0, "gradients": 1.0, "hybrid:2": 0.5, "full": 0.125}
+    assert least_weights(Recipe(shard="full", offload_parameters="all"), 8) == 0.0
+
+
+def test_numbers_are_doubled_while_each_gpu_has_a_sample():
+    assert numbers(6, 1) == [(1, 1), (2, 1), (4, 1)]
+    assert numbers(40, 1)[-2:] == [(8, 2), (8, 4)]
+    assert numbers(None, 1)[-1] == (8, 64)
+    assert numbers(64, 4) == [(1, 4), (2, 4), (4, 4), (8, 4)]
+
+
+def test_the_fewest_gpus(planning_pool):
+    pins = {"checkpoint": "none", "offload_optimizer": False, "step_in_backward": False, "offload_parameters": "none"}
+    pins |= {"microbatch_size": None, "offload_activations": "none"}
+    made = functools.partial(planner, planning_pool, pins=pins)
+    with made(1) as one, made(2) as two:
+        alone = one.laboratory.need(one.constraints.base()).need_bytes
+        shared = two.laboratory.need(two.constraints.base().replace(shard="full")).need_bytes
+        budget = two.budget_bytes((alone + shared) // 2)
+    plan = plan_for_fewest(lambda gpus, nodes: made(gpus, nodes=nodes), 2, 1, budget)
+    assert [(tried.gpus, tried.fits) for tried in plan.gpus_tried] == [(1, False), (2, True)]
+    assert plan.estimate.gpus == 2 and plan.gpus_tried[1].step_seconds == plan.step_seconds
+    assert "How many GPUs" in plan.explain()
+    with pytest.raises(DoesNotFitError, match="Tried on 1, 2 GPUs") as error:
+        plan_for_fewest(lambda gpus, nodes: made(gpus, nodes=nodes), 2, 1, 2 * MIB)
+    assert error.value.smallest_budget_bytes and error.value.exit_code == 3
+
+
+def test_machines_whose_links_are_unknown(planning_pool):
+    with planner(planning_pool, nodes=2) as one, pytest.raises(InputError, match="the links between 4 of them"):
+        one.at(2**30)
+
+
+def test_more_gpus_than_samples(planning_pool):
+    with planner(planning_pool, 16) as one, pytest.raises(RecipeError, match="cannot be shared by 16 GPUs"):
+        one.at(2**30)

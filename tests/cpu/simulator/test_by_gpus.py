@@ -1,0 +1,41 @@
+"""Which cards, and how many: one estimate for several numbers of GPUs, and what is said of wrong ones."""
+
+import json
+
+import pytest
+
+from snugfit import cli
+from snugfit.errors import InputError
+from snugfit.simulator.by_gpus import numbers_of_gpus
+
+SMALL = ["--batch-size", "2", "--image-size", "64", "--no-evaluate"]
+
+
+def test_a_table_of_cards_and_numbers(capsys):
+    asked = ["estimate", "torchvision:resnet18", *SMALL, "--shard", "full", "--device", "rtx-3090", "--gpus", "1,2,4"]
+    assert cli.main([*asked, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    one, two, four = document["by_gpus"]
+    assert (document["gpus"], document["total_bytes"]) == (1, one["total_bytes"])
+    assert [column["gpus"] for column in (one, two, four)] == [1, 2, 4]
+    assert two["host_bytes"] > one["host_bytes"] and two["devices"][0]["fits"]
+    assert "cannot be shared by 4 GPUs" in four["refusal"] and four["devices"] == []
+    assert cli.main(asked) == 0
+    text = capsys.readouterr().out
+    assert "1 GPU" in text and "4 GPUs" in text and "not possible" in text and "cannot be shared by 4 GPUs" in text
+
+
+@pytest.mark.parametrize("text", ["1,,2", "0,1", "a,b", "2,2", "1,-2", ","])
+def test_no_list_of_numbers(text):
+    with pytest.raises(InputError, match="1,2,4,8"):
+        numbers_of_gpus(text)
+
+
+def test_auto_is_for_plans(capsys):
+    assert cli.main(["estimate", "torchvision:resnet18", "--gpus", "auto"]) == 2
+    assert "`snugfit plan` also takes auto" in capsys.readouterr().err
+    assert cli.main(["plan", "torchvision:resnet18", "--gpus", "1,2", "--device", "rtx-3090"]) == 2
+    assert "gpus is '1,2'" in capsys.readouterr().err
+    asked = ["plan", "torchvision:resnet18", "--gpus", "auto", "--device", "rtx-3090", "--maximize", "batch-size"]
+    assert cli.main(asked) == 2
+    assert "--gpus auto" in capsys.readouterr().err
