@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,16 +57,21 @@ class Ranks:
         self.device = device
         self.mesh = _mesh(device, self.count, shard)
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
-        self._hosts = dist.new_group(backend="gloo") if "nccl" in dist.get_backend() else None
+        self.hosts = dist.new_group(backend="gloo") if device.type != "cpu" else None
+        self.wish: Callable[[], int] = lambda: 0
+        """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
+        self.wished = 0
+        """The largest wish that all were told of: the same in every process."""
         self._shards = self.mesh.get_group("shard") if shard > 1 else None
 
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns the numbers of all processes, by process."""
-        mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        found = torch.empty(self.count * len(numbers), dtype=torch.float64, device="cpu")
-        dist.all_gather_into_tensor(found, mine, group=self._hosts)
-        values: list[list[float]] = found.view(self.count, len(numbers)).tolist()
-        return values
+        mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
+        found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
+        dist.all_gather_into_tensor(found, mine, group=self.hosts)
+        told: list[list[float]] = found.view(self.count, len(mine)).tolist()
+        self.wished = max(self.wished, *(int(one.pop()) for one in told))
+        return told
 
     def total(self, value: Tensor) -> Tensor:
         """Returns the sum of a tensor over all processes."""
