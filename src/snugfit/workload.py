@@ -58,7 +58,7 @@ class Workload(SettingsBase):
     """Largest global 2-norm of the gradients; larger ones are scaled down. None: no clipping."""
 
     batch_size: int | None = None
-    """Samples of one update, whatever the microbatch, and of all GPUs together. None where the caller brings its own batches."""
+    """Samples of one update, whatever the microbatch, of all GPUs together. None where the caller brings its own batches."""
 
     gpus: int = 1
     """GPUs of each machine that share every batch, one process each."""

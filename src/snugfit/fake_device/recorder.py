@@ -25,12 +25,13 @@ from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
+from snugfit.fake_device.ranks import issued
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
-from snugfit.private_torch import DirectMode, FakeTensor
+from snugfit.private_torch import DirectMode, FakeTensor, collectives
 from snugfit.private_torch.backward_in_place import in_place_of
 from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
@@ -44,6 +45,8 @@ _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
 _holds_more: dict[Any, bool] = {}
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_NOT_OF_RANKS = object()
 
 
 class Recorder(DirectMode):
@@ -89,6 +92,7 @@ class Recorder(DirectMode):
         self._models: list[torch.nn.Module] = []
         self._entered = ExitStack()
         self._captured = Captured(self._factory, personality.device, ())
+        self._among_ranks = collectives.knows_groups()
 
     # -- the run from outside
 
@@ -198,6 +202,10 @@ class Recorder(DirectMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on fake tensors and records it."""
+        if self._among_ranks:
+            found = self._of_ranks(func, types, args, kwargs or {})
+            if found is not _NOT_OF_RANKS:
+                return found
         if func is _device:
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
@@ -239,6 +247,19 @@ class Recorder(DirectMode):
             with self._also_inside():
                 return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
+
+    def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Answers what only comes where there are process groups; `_NOT_OF_RANKS` for an ordinary operator."""
+        if not all(kind in _PLAIN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
+            return NotImplemented  # a DTensor comes again as the tensor in it
+        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
+            return func(*args, **kwargs)
+        if func.namespace == collectives.FUNCTIONAL:
+            with self._also_inside():
+                return private_torch.run_explicit_body(func, args, kwargs)
+        if func.namespace == collectives.COLLECTIVES:
+            return issued(func, args)
+        return _NOT_OF_RANKS
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
         """A captured tensor counts from its first use on."""
@@ -406,11 +427,12 @@ class Recorder(DirectMode):
     def _claim_weights(self, model: torch.nn.Module) -> None:
         """Parameters and buffers are weights of the module that owns them, wherever they were made."""
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self._ledger.claim((tensor,), "weights", name.rpartition(".")[0])
+            self._ledger.claim((collectives.own_part(tensor),), "weights", name.rpartition(".")[0])
 
     def _claim_gradients(self) -> None:
         for model in self._models:
-            self._ledger.claim((parameter.grad for parameter in model.parameters()), "gradients")
+            parts = (collectives.own_part(parameter) for parameter in model.parameters())
+            self._ledger.claim((part.grad for part in parts), "gradients")
 
     @contextmanager
     def _watch_optimizers(self) -> Iterator[None]:

@@ -105,7 +105,7 @@ def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
         dist.destroy_process_group = destroy
 
 
-def replicate(module: Any, **settings: Any) -> Any:
+def replicate(module: torch.nn.Module, **settings: Any) -> Any:
     """Lets several processes train one module, each holding all of it, by the machinery of `fully_shard`.
 
     Args:
@@ -115,3 +115,30 @@ def replicate(module: Any, **settings: Any) -> Any:
     from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
 
     return torch_replicate(module, **settings)
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this process holds of a tensor that several share out; of any other one, itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def init_alone(ranks: int, number: int, device_type: str) -> None:
+    """Makes this process one of several, the others of which do not exist: torch's own fake process group.
+
+    Args:
+        ranks: How many there are.
+        number: Which one this is.
+        device_type: The kind of device, beside the host, that collectives may be asked of.
+    """
+    from torch.testing._internal.distributed import fake_pg
+
+    if device_type not in dist.Backend.backend_capability["fake"]:
+        dist.Backend.backend_capability["fake"].append(device_type)
+        dist.Backend.default_device_backend_map.setdefault(device_type, "fake")
+    dist.init_process_group("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
+
+
+def knows_groups() -> bool:
+    """Returns whether there are process groups, so that DTensors and collectives may come."""
+    return dist.is_available() and dist.is_initialized()

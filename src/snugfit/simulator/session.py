@@ -24,6 +24,7 @@ from snugfit.fake_device.captured import captured_tensors
 from snugfit.fake_device.chance import MOST_TRIED, Chance
 from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
 from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.ranks import one_of
 from snugfit.fake_device.record import record
 from snugfit.fake_device.sparse_gradients import without_sparse_gradients
 from snugfit.recipe import Recipe
@@ -38,6 +39,7 @@ from snugfit.techniques.declaration import loaded
 from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.quantize.apply import load_libraries
+from snugfit.techniques.shard import share_of
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.course import Course
 from snugfit.training.evaluation import evaluated_at_once, task_of
@@ -169,6 +171,7 @@ def record_given(
     if given.get("batch_size") is None and given.get("split") is None:
         given["batch_size"] = _longest(batches)
     workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
+    batches = [_share(one, given, workload) for one in batches]
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
     # Whether samples are coupled takes values to find out, and a fake step has none.
@@ -230,7 +233,8 @@ def record_given(
 
         return _costliest(in_pieces)
 
-    return subject.recorded(run, personality, workload=workload, switchable=switchable)
+    with one_of(workload.ranks, 0):
+        return subject.recorded(run, personality, workload=workload, switchable=switchable)
 
 
 def record_step(
@@ -381,6 +385,15 @@ class _Evaluation:
                 "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
                 f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
             )
+
+
+def _share(batch: Any, given: Mapping[str, Any], workload: Workload) -> Any:
+    """What the first process gets of a batch; the first share is as large as any."""
+    tensor = first_tensor(batch)
+    if workload.ranks == 1 or tensor is None:
+        return batch
+    start, end = share_of(tensor.shape[0], workload.ranks, 0)
+    return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
 
 
 def _in_its_own_memory(tensor: Any) -> Any:

@@ -108,9 +108,9 @@ def optimizer_groups(
     parting = own.parted(model) if own is not None else None
     if parting is None:
         return groups
-    chosen, *marks = parting
+    chosen, mark, other = parting
     names = {name for name, weight in model.named_parameters() if weight in chosen}
-    return parted_groups(groups, ({weight for name, weight in named.items() if name in names}, *marks))
+    return parted_groups(groups, ({weight for name, weight in named.items() if name in names}, mark, other))
 
 
 def make_optimizer(

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from snugfit.errors import InputError, SnugfitError
 from snugfit.techniques.loading.apply import usable_pin_memory
 from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.shard import share_of
 
 Batch = Any
 """Tuples (images, labels) or dicts of tensors, as the dataset makes them."""
@@ -74,7 +75,7 @@ def batches(
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)
     number, ranks = share
     whole = (order[first : first + batch_size] for first in range(start * batch_size, count, batch_size))
-    pieces = [one[len(one) * number // ranks : len(one) * (number + 1) // ranks] for one in whole]
+    pieces = [one[slice(*share_of(len(one), ranks, number))] for one in whole]
     if workers == 0:
         return _load_here(dataset, pieces, pin)
     return _load_in_workers(dataset, pieces, pin, workers, prefetch, (seed + epoch) % 2**63)

@@ -65,6 +65,17 @@ def group_size(recipe: Recipe, ranks: int) -> int:
     return numbered(recipe.shard, "hybrid") or ranks
 
 
+def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
+    """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
+
+    Args:
+        samples: Those of the batch.
+        ranks: Processes that share it.
+        number: The process, from 0.
+    """
+    return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)
+
+
 def _is_no_way(value: str) -> bool:
     """Whether a word is neither a way to share, nor one that other tools have for it and that is answered as such."""
     known = value in ("none", "gradients", "full") or numbered(value, "hybrid") is not None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
@@ -20,8 +21,8 @@ from snugfit.private_torch.collectives import replicate
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
+from snugfit.techniques.init.apply import settle
 from snugfit.techniques.shard import numbered
-from snugfit.techniques.shard.ranks import Ranks
 
 _DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -48,12 +49,12 @@ def spread(model: nn.Module, setup: Setup) -> None:
         policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
     else:
         policies["offload_policy"] = OffloadPolicy()
-    if recipe.shard == "none":
-        share = functools.partial(replicate, **policies)
-    else:
-        share = functools.partial(fully_shard, reshard_after_forward=recipe.shard != "gradients", **policies)
     for unit in (*units(model, recipe.shard_unit), model):
-        share(unit)
+        settle(unit, device=setup.device, dtype=None)
+        if recipe.shard == "none":
+            replicate(unit, **policies)
+        else:
+            fully_shard(unit, reshard_after_forward=recipe.shard != "gradients", **policies)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)  # losses carry their share of all samples already
         module.set_force_sum_reduction_for_comms(True)  # in 16 bits torch would ask for a reduction that gloo has not
@@ -105,7 +106,8 @@ def own_shares(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns what this process holds of a tensor, on the same memory."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()  # type: ignore[no-any-return]
+    own = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
 
 
 def _hand_over(share: nn.Parameter, weight: Tensor) -> None:

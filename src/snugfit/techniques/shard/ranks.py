@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+        own = device.type not in (CPU, SIMULATED)
+        self.hosts: Any = dist.new_group(backend="gloo") if own else None
+        self._shards: Any = self.mesh.get_group("shard") if shard > 1 else None
+        self.wish: Callable[[], int] = lambda: 0
+        """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
+        self.wished = 0
+        """The largest wish that all were told of: the same in every process."""
+
+    def agree(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Returns the numbers of all processes, by process."""
+        with _real_numbers():
+            mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
+            found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
+            dist.all_gather_into_tensor(found, mine, group=self.hosts)
+            told: list[list[float]] = found.view(self.count, len(mine)).tolist()
+        self.wished = max(self.wished, *(int(one.pop()) for one in told))
+        return told
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from snugfit import private_torch
+from snugfit.device_kinds import CPU, SIMULATED
+from snugfit.device_kinds import CPU, SIMULATED
 from snugfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,21 +74,24 @@ class Ranks:
         self.count = dist.get_world_size()
         self.number = dist.get_rank()
         self.device = device
-        self.mesh = _mesh(device, self.count, shard)
+        with _real_numbers():
+            self.mesh = _mesh(device, self.count, shard)
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
-        self.hosts = dist.new_group(backend="gloo") if device.type != "cpu" else None
+        own = device.type not in (CPU, SIMULATED)
+        self.hosts: Any = dist.new_group(backend="gloo") if own else None
+        self._shards: Any = self.mesh.get_group("shard") if shard > 1 else None
         self.wish: Callable[[], int] = lambda: 0
         """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
         self.wished = 0
         """The largest wish that all were told of: the same in every process."""
-        self._shards = self.mesh.get_group("shard") if shard > 1 else None
 
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns the numbers of all processes, by process."""
-        mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
-        found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
-        dist.all_gather_into_tensor(found, mine, group=self.hosts)
-        told: list[list[float]] = found.view(self.count, len(mine)).tolist()
+        with _real_numbers():
+            mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
+            found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
+            dist.all_gather_into_tensor(found, mine, group=self.hosts)
+            told: list[list[float]] = found.view(self.count, len(mine)).tolist()
         self.wished = max(self.wished, *(int(one.pop()) for one in told))
         return told
 
@@ -96,11 +118,13 @@ class Ranks:
         """Puts the mean over all processes in place of tensors of one dtype and device."""
         flat = torch.cat([value.reshape(-1) for value in values])
         dist.all_reduce(flat)
-        torch._foreach_copy_(list(values), [one.view_as(value) for one, value in _cut(flat / self.count, values)])
+        parts = torch.split(flat / self.count, [value.numel() for value in values])
+        torch._foreach_copy_(list(values), [part.view_as(value) for part, value in zip(parts, values, strict=True)])
 
 
-def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(flat.split([value.numel() for value in like]), like, strict=True))
+def _real_numbers() -> AbstractContextManager[Any]:
+    """Where a process is simulated, what the host asks the others has numbers all the same: those of this process."""
+    return private_torch.without_modes() if "fake" in dist.get_backend() else nullcontext()
 
 
 def _mesh(device: torch.device, ranks: int, shard: int) -> DeviceMesh:
