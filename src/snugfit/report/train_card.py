@@ -72,9 +72,9 @@ def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:
     sizes, seconds = [one[peak] for one in ranks], [one["busy_seconds"] for one in ranks]
     full, slow = sizes.index(max(sizes)), seconds.index(max(seconds))
     return (
-        f"{len(ranks)}: number {full} is the fullest ({format_bytes(max(sizes))}; the least full {format_bytes(min(sizes))}), "
-        f"number {slow} the slowest ({format_seconds(max(seconds))} of processor time; the fastest "
-        f"{format_seconds(min(seconds))})"
+        f"{len(ranks)}: number {full} is the fullest ({format_bytes(max(sizes))}; the least full "
+        f"{format_bytes(min(sizes))}), number {slow} the slowest ({format_seconds(max(seconds))} of processor time; the "
+        f"fastest {format_seconds(min(seconds))})"
     )
 
 

@@ -52,6 +52,6 @@ def check_alike(processes: Processes, model: nn.Module, data: Splits, request: R
         if others:
             raise InputError(
                 f"process {', '.join(others)} of {processes.count} has another {what.partition(' (')[0]} than the first"
-                f"{' (' + what.partition(' (')[2] if '(' in what else ''}. Give all of them the same command, the same files "
-                "and the same seed."
+                f"{' (' + what.partition(' (')[2] if '(' in what else ''}. Give all of them the same command, the same "
+                "files and the same seed."
             )

@@ -17,9 +17,9 @@ from torch import nn
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, OutOfMemoryError, TrainingError, TrainingStopped
 from snugfit.measure.meter import Meter, memory_reader, meter_for
+from snugfit.runs import joining, restart
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
-from snugfit.runs import joining, restart
 from snugfit.runs.given import check_batch
 from snugfit.runs.joining import Processes, processes_here
 from snugfit.runs.parts import build_trainer, open_matching_data, with_task
@@ -103,6 +103,7 @@ def carry_out(
                 measured = _of_all(processes, {**meter.result(trainer.peak_host_bytes), "busy_seconds": busy})
                 summary = _summary(loop, request, chosen, where, measured, result, processes) | watch.result(measured)
                 _write_results(loop, request, summary, processes)
+                processes.all(None)  # nobody leaves before all is written
             except OutOfMemoryError as error:
                 if trainer.ranks is not None:
                     restart.note(run_dir.path, trainer, str(error))
@@ -169,7 +170,7 @@ def _announce_stop() -> None:
 
 def _stop_signal(processes: Processes) -> StopSignal:
     """What is asked of this process; the others hear of it with the next step, and the first one tells the person."""
-    asked = (signal.SIGINT, signal.SIGTERM)
+    asked: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     if joining.current is not None and joining.current.place.ours:
         asked = asked[:1]  # SIGTERM ends a process at once whose others are gone, wherever it waits for them
     return StopSignal(_announce_stop if processes.first else None, numbers=asked)

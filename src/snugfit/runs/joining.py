@@ -24,7 +24,8 @@ from typing import Any, ParamSpec, TypeVar
 from snugfit.device_kinds import CPU, CUDA, default_device
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, TrainingStopped, option
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 STARTED_BY_US = "snugfit-"
 """Begins the name of a run of torch elastic that `launching.py` has started."""
@@ -206,13 +207,13 @@ def joined(
 
 def _meet(place: Place, rdzv: str | None, timeout: float) -> Any:
     """Returns the store of the processes, once all of them are there."""
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     os.environ.update(_where_to_meet(place, rdzv))
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     wait = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=wait))
+        store, _, _ = next(rendezvous("env://", timeout=wait))
     except (RuntimeError, ValueError) as error:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         if place.number == 0:
@@ -270,8 +271,8 @@ def _check_cards(place: Place) -> None:
     there = torch.cuda.device_count()
     if there < place.local_count:
         raise InputError(
-            f"{place.local_count} GPUs of this machine were asked for, and torch sees {there}. Give {option('gpus')} {there}, "
-            "or look at CUDA_VISIBLE_DEVICES."
+            f"{place.local_count} GPUs of this machine were asked for, and torch sees {there}. Give {option('gpus')} "
+            f"{there}, or look at CUDA_VISIBLE_DEVICES."
         )
 
 
@@ -322,8 +323,8 @@ def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
             and (name == "gpus" or int(wanted) * there["gpus"] != place.count)
         ):
             raise InputError(
-                f"{option(name)} {wanted} was asked for, and {place.count} processes were started, {there['gpus']} on each of "
-                f"{there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
+                f"{option(name)} {wanted} was asked for, and {place.count} processes were started, {there['gpus']} on each "
+                f"of {there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
             )
     return there
 
@@ -364,6 +365,6 @@ def ended_by(error: BaseException) -> int | None:
         return None if current.speaks() else error.exit_code
     if isinstance(error, TrainingStopped):
         return None if current.place.number == 0 else 128 + error.signal
-    if current.lost():
+    if isinstance(error, RuntimeError) and current.lost():
         return LOST_EXIT
     return None if current.speaks() else 1

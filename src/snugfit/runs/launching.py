@@ -91,8 +91,8 @@ def machines_for(
         return None
     if settings.nodes > 1 and rdzv is None:
         raise InputError(
-            f"{option('nodes')} {settings.nodes} needs {option('rdzv HOST:PORT')}, where the machines meet: the name of one of "
-            "them and a port that is free there, the same on all."
+            f"{option('nodes')} {settings.nodes} needs {option('rdzv HOST:PORT')}, where the machines meet: the name of one "
+            "of them and a port that is free there, the same on all."
         )
     if settings.nodes > 1 and run_dir is None:
         raise InputError(
@@ -165,8 +165,8 @@ def _run(command: Sequence[str], machines: Machines, name: str, saved: Callable[
             cause = " ".join(str(error).split())[:200].rstrip(".")
             raise InputError(
                 f"{machines.nodes} machines did not meet at {config.rdzv_endpoint} within {machines.timeout:g} s "
-                f"({option('rdzv_timeout SECONDS')}): {cause or type(error).__name__}. Give the same {option('rdzv')} on all "
-                "of them, and a port that nothing else uses."
+                f"({option('rdzv_timeout SECONDS')}): {cause or type(error).__name__}. Give the same {option('rdzv')} on "
+                "all of them, and a port that nothing else uses."
             ) from error
     return Ended(code=0)
 
@@ -210,7 +210,9 @@ def launched(train: Callable[..., TrainResult], *given: Any, **named: Any) -> Tr
     if named.get("run_dir") is None:
         named["run_dir"] = free_run_dir(model, data)
     run_dir = Path(named["run_dir"])
-    gone_on = {name: named[name] for name in ("device", "loss", "forward", "split", "collate") if name in named}
+    gone_on: dict[str, Any] = {
+        name: named[name] for name in ("device", "loss", "forward", "split", "collate") if name in named
+    }
     gone_on |= {"run_dir": run_dir, "resume": True, "gpus": machines.gpus, "nodes": machines.nodes}
     with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
         calls = [Path(folder, name) for name in ("first", "again")]

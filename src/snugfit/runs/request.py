@@ -169,8 +169,8 @@ def resumed_request(
         )
     elif settings.ranks != stored.settings.ranks:
         warn(
-            f"the run goes on in {settings.ranks} processes, and had {stored.settings.ranks}: its weights will agree with those "
-            "of a run that was never stopped up to rounding, not bitwise."
+            f"the run goes on in {settings.ranks} processes, and had {stored.settings.ranks}: its weights will agree with "
+            "those of a run that was never stopped up to rounding, not bitwise."
         )
     return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)
 

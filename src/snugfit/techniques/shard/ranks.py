@@ -79,7 +79,9 @@ class Ranks:
         with _real_numbers():
             mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
             found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
-            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.14
+            gather = (
+                getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            )  # its name since torch 2.14
             gather(found, mine, group=self.hosts)
             told: list[list[float]] = found.view(self.count, len(mine)).tolist()
         self.wished = max(self.wished, *(int(one.pop()) for one in told))
