@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from snugfit.errors import InputError
-from snugfit.techniques.shard.apply import local
+from snugfit.techniques.shard.apply import local, sharded_modules
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -27,9 +27,10 @@ def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
         The model's `state_dict`; and parameters, of several processes torch's sharded ones.
     """
     names = {share: name for name, share in trainer.update.gradients.named.items()}
+    held = trainer.model.state_dict()  # before the parameters are looked at: it lets go of what was collected of them
     spread = dict(trainer.model.named_parameters())
     weights = (weight for group in trainer.update.optimizer.param_groups for weight in group["params"])
-    return trainer.model.state_dict(), [spread.get(names.get(weight, ""), weight) for weight in weights]
+    return held, [spread.get(names.get(weight, ""), weight) for weight in weights]
 
 
 def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
@@ -96,6 +97,8 @@ def collect(model: nn.Module, *, here: bool) -> None:
         model: The model, shared out; afterwards it can be saved, and trains no more.
         here: Whether this process gets the values; in the others nothing is left of them.
     """
+    for sharded in sharded_modules(model):
+        sharded.reshard()
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
