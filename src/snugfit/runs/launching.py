@@ -134,7 +134,9 @@ def _run(command: Sequence[str], machines: Machines, name: str, saved: Callable[
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for one in [*logging.root.manager.loggerDict]:
+        if one.startswith("torch.distributed.elastic"):  # what it says of signals and failures is said by us
+            logging.getLogger(one).setLevel(logging.CRITICAL)
     waits = {"join_timeout": machines.timeout, "read_timeout": min(60, int(machines.timeout))}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     newer: dict[str, Any] = {"shutdown_timeout": STOP_SECONDS, "signals_to_handle": ""}
