@@ -128,25 +128,50 @@ def processes_here() -> Processes:
 class Joined:
     """A process that has found the others."""
 
-    def __init__(self, place: Place, store: Any, watch: Any) -> None:
+    def __init__(self, place: Place, store: Any) -> None:
         """Takes where all meet; `joined` does."""
-        self.place, self._store, self._watch = place, store, watch
+        self.place, self.store = place, store
+        self.watch: Any = None
+        """A group that only `lost` uses."""
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Waits for the others.
+
+        Args:
+            seconds: At most so long.
+
+        Raises:
+            InputError: Some did not come.
+        """
+        names = [f"snugfit/here/{number}" for number in range(self.place.count)]
+        self.store.set(names[self.place.number], "1")
+        try:
+            self.store.wait(names, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            missing = [str(number) for number, name in enumerate(names) if not self.store.check([name])]
+            raise InputError(
+                f"of {self.place.count} processes, number {', '.join(missing)} did not come within {seconds:g} s "
+                f"({option('rdzv_timeout SECONDS')}). Start the same command on every machine, and as many processes as "
+                "were announced."
+            ) from error
 
     def speaks(self) -> bool:
         """Returns whether this process is the one that tells of an error: the first that asks."""
         try:
-            return bool(self._store.add("snugfit/said", 1) == 1)
+            return bool(self.store.add("snugfit/said", 1) == 1)
         except RuntimeError:  # the one that held the store is gone
             return self.place.number == 1
 
     def lost(self) -> bool:
         """Returns whether another process is gone, once something has failed here."""
+        if self.watch is None:
+            return False
         import torch
         import torch.distributed as dist
 
         started = time.monotonic()
         try:
-            dist.all_reduce(torch.zeros(()), group=self._watch)
+            dist.all_reduce(torch.zeros(()), group=self.watch)
         except RuntimeError:
             return time.monotonic() - started < _WATCH.total_seconds() / 2
         return False
@@ -184,6 +209,12 @@ def joined(
     if dist.is_initialized():
         yield None  # `prepare` looks whether its backend suits the device
         return
+    if place.number > 0:
+        _be_quiet()
+    if place.ours:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    current = Joined(place, _store(place, rdzv, rdzv_timeout))
+    current.wait_for_all(rdzv_timeout)
     if kind == CUDA:
         _check_cards(place)
         torch.cuda.set_device(place.local_number)
@@ -191,29 +222,30 @@ def joined(
         _use_threads(place)
     else:
         raise InputError(f"device {device!r} trains in one process; several share a run on cpu or cuda.")
-    if place.number > 0:
-        _be_quiet()
-    if place.ours:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    store = _meet(place, rdzv, rdzv_timeout)
     backend = "cpu:gloo,cuda:nccl" if kind == CUDA else "gloo"
-    dist.init_process_group(backend, store=store, rank=place.number, world_size=place.count, timeout=_STEP_TIMEOUT)
-    current = Joined(place, store, dist.new_group(backend="gloo", timeout=_WATCH))
+    dist.init_process_group(
+        backend, store=current.store, rank=place.number, world_size=place.count, timeout=_STEP_TIMEOUT
+    )
+    current.watch = dist.new_group(backend="gloo", timeout=_WATCH)
     yield current
     # Not after an error: the others may be gone, and it is still to be settled who tells of it.
     current = None
     dist.destroy_process_group()
 
 
-def _meet(place: Place, rdzv: str | None, timeout: float) -> Any:
-    """Returns the store of the processes, once all of them are there."""
+def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
+    """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
+    from torch.distributed import TCPStore
     from torch.distributed.rendezvous import rendezvous
 
     os.environ.update(_where_to_meet(place, rdzv))
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     wait = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=wait))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return next(rendezvous("env://", timeout=wait))[0]
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return TCPStore(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         if place.number == 0:
@@ -225,18 +257,6 @@ def _meet(place: Place, rdzv: str | None, timeout: float) -> Any:
             f"process {place.number} of {place.count} found nobody at {where} within {timeout:g} s: {cause}. Is the "
             "first process running there?"
         ) from error
-    names = [f"snugfit/here/{number}" for number in range(place.count)]
-    store.set(names[place.number], "1")
-    try:
-        store.wait(names, wait)
-    except RuntimeError as error:
-        missing = ", ".join(str(number) for number, name in enumerate(names) if not store.check([name]))
-        raise InputError(
-            f"of {place.count} processes, number {missing} did not come within {timeout:g} s "
-            f"({option('rdzv_timeout SECONDS')}). Start the same command on every machine, and as many processes as "
-            "were announced."
-        ) from error
-    return store
 
 
 def _where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
@@ -344,9 +364,8 @@ def across_processes(train: Callable[P, T]) -> Callable[P, T]:
 
             return launched(train, *given, **named)
         waits = {name: named[name] for name in ("rdzv", "rdzv_timeout", "device") if named.get(name) is not None}
-        agreed = agreed_options(place, named)
         with joined(place, **waits):  # type: ignore[arg-type]
-            return train(*given, **{**named, **agreed})  # type: ignore[arg-type]
+            return train(*given, **{**named, **agreed_options(place, named)})  # type: ignore[arg-type]
 
     return trained
 

@@ -247,7 +247,7 @@ def launched(train: Callable[..., TrainResult], *given: Any, **named: Any) -> Tr
 @contextlib.contextmanager
 def _environment(machines: Machines) -> Iterator[None]:
     """What the processes are given: threads, and gloo's way to others of this machine."""
-    wanted = {"OMP_NUM_THREADS": str(threads_each(machines.gpus))}
+    wanted = {"OMP_NUM_THREADS": str(threads_each(machines.gpus)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if machines.rdzv is None and sys.platform == "linux":
         wanted["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's own name may not lead to it
     new = {name: value for name, value in wanted.items() if name not in os.environ}
