@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import patience
 import pytest
@@ -29,12 +31,12 @@ class Hungry(nn.Sequential):
 
 
 def build(num_classes=10, width=24, dropout=0.0):
-    layers = [nn.Linear(64, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU()]
+    layers = [nn.Linear(192, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU()]
     return Hungry(nn.Flatten(), *layers, nn.Linear(width, num_classes))
 
 
 def other(num_classes=10):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
 """
 
 RUN = [
@@ -170,16 +172,14 @@ def test_gpus_start_processes_and_a_killed_one_ends_them(folder):
         launcher.kill()
     assert launcher.returncode == 4, said
     assert "was ended by SIGKILL" in said and "--resume" in said and "Traceback" not in said
-    assert not any(os.path.exists(f"/proc/{one}") for one in children)
+    assert not any(Path(f"/proc/{one}").exists() for one in children)
 
 
 def children_of(parent):
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat") as file:
-                if int(file.read().rsplit(")", 1)[1].split()[1]) == parent:
-                    found.append(int(name))
-        except OSError:
-            continue
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                if int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                    found.append(int(process.name))
     return sorted(found)
