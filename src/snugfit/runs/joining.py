@@ -235,7 +235,7 @@ def joined(
 
 def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
     """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
     os.environ.update(_where_to_meet(place, rdzv))
@@ -245,7 +245,8 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return next(rendezvous("env://", timeout=wait))[0]
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return TCPStore(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False)
+        store: Any = dist.TCPStore  # type: ignore[attr-defined]
+        return store(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         if place.number == 0:
@@ -362,7 +363,7 @@ def across_processes(train: Callable[P, T]) -> Callable[P, T]:
         if place is None:
             from snugfit.runs.launching import launched
 
-            return launched(train, *given, **named)
+            return launched(train, *given, **named)  # type: ignore[arg-type, return-value]
         waits = {name: named[name] for name in ("rdzv", "rdzv_timeout", "device") if named.get(name) is not None}
         with joined(place, **waits):  # type: ignore[arg-type]
             return train(*given, **{**named, **agreed_options(place, named)})  # type: ignore[arg-type]

@@ -21,8 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -88,7 +92,7 @@ class Parts:
         self.any(False)
         tensors, rest = self._taken_apart(state)
         with _as_os_errors(folder):
-            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), process_group=self._group)
+            save(tensors, storage_writer=FileSystemWriter(folder), process_group=self._group)
         written = [*folder.glob(f"__{self._number}_*"), *(folder.glob(".metadata") if self.first else ())]
         digests = {one.name: _digest(one) for one in written}
         save_checkpoint(_rest_of(folder, self._number), {**rest, "digests": digests, "processes": self._count})
@@ -190,19 +194,20 @@ class Parts:
         else:
             self._check_packed(rest, rest[_PACKED])
         model, weights = layouts(self._trainer)
-        known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        known = FileSystemReader(folder).read_metadata().state_dict_metadata
         tensors: dict[str, Tensor] = {}
         for name, meta in known.items():
             kind, _, key = name.partition(".")
             layout = model.get(key) if kind == "model" else weights[int(key.partition(".")[0])]
+            assert isinstance(meta, TensorStorageMetadata), name
             if not isinstance(layout, Tensor) or layout.shape != meta.size:
                 raise InputError(f"{folder} holds another model: {name} differs.")
             share = torch.empty(local(layout).shape, dtype=meta.properties.dtype)
             tensors[name] = self._on_host(share, layout)
         with _as_os_errors(folder):
-            dcp.load(
-                tensors,  # type: ignore[arg-type]
-                storage_reader=dcp.FileSystemReader(folder),
+            load(
+                tensors,
+                storage_reader=FileSystemReader(folder),
                 process_group=self._group,
                 no_dist=self._ranks is None,
             )
@@ -257,6 +262,6 @@ def _as_os_errors(folder: Path) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
         raise OSError(getattr(first, "errno", None) or errno.EIO, str(first), str(folder)) from error
