@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.clock_page import clock_section
+from benchmarks.communication_page import communication_section
 from benchmarks.gpu.part import Place
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.rows import read_rows
@@ -62,7 +63,7 @@ def page(results: Path = RESULTS) -> str:
             "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
         )
     sections = [intro, *(place_section(folder) for folder in found)]
-    sections += [clock_section(results), published(results), guides(results)]
+    sections += [clock_section(results), communication_section(results), published(results), guides(results)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 

@@ -17,7 +17,7 @@ from snugfit.contexts import Context, context_of, without_size
 from snugfit.contexts import measured as counted
 from snugfit.errors import InputError, did_you_mean
 from snugfit.units import GIB, MIB
-from snugfit.yaml_files import read_table
+from snugfit.yaml_files import read_table, read_yaml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,20 @@ class Device:
     """Bytes a second between chip and memory."""
     host_link_bandwidth: float | None = None
     """Bytes a second between host and card, in one direction."""
+    peer_link: str | None = None
+    """What joins the cards of one machine: a generation of NVLink, `PCIe` (the host's link), `none`; None: unknown."""
+    peer_bandwidth: float | None = None
+    """Bytes a second that a card sends to others over it, in one direction, all its links added up; of PCIe, None."""
+    peer_cards: int | None = None
+    """Cards that it joins; where a group has more, PCIe carries it all."""
+    machine_cards: int | None = None
+    """Cards of the usual machine."""
+    network: str | None = None
+    """What joins machines."""
+    network_bandwidth: float | None = None
+    """Bytes a second of the network for each card of a machine, in one direction."""
+    links_source: str = ""
+    """Where it is known from how cards are joined."""
     context: Context | None = None
     """What CUDA takes for itself; left out, it is that of contexts.yaml. None only on the processor."""
     corrects_in_memory: bool = False
@@ -51,6 +65,8 @@ class Device:
     (`tensor`), where that is not what most cards reach."""
     host_operator_seconds: float | None = None
     """Host time of an operator, its launch included, as `snugfit calibrate` measured it; None: a typical server's."""
+    nccl_bytes: int | None = 0
+    """What NCCL takes beside the context, for the processes of a run (`nccl.among`); None: unknown, counted 0."""
     bytes_only: bool = False
     """Whether only memory is predicted, no time: the software differs from CUDA's."""
     source: str = ""
@@ -63,13 +79,15 @@ class Device:
 
     @property
     def context_bytes(self) -> int:
-        """What CUDA takes for itself; 0 on the processor."""
-        return 0 if self.context is None else self.context.typical_bytes
+        """What CUDA and NCCL take for themselves; 0 on the processor."""
+        return 0 if self.context is None else self.context.typical_bytes + (self.nccl_bytes or 0)
 
 
 _UNITS = {
     "memory_mib": ("memory_bytes", MIB),
     "gigabytes_per_second": ("memory_bandwidth", 1e9),
+    "peer_gigabytes_per_second": ("peer_bandwidth", 1e9),
+    "network_gigabits_per_second": ("network_bandwidth", 1e9 / 8),
 }
 """Number in a row of the file -> the field it is for, and its unit."""
 
@@ -126,15 +144,17 @@ def device_named(text: str) -> Device:
     """Returns the device that a name means.
 
     Args:
-        text: A name of the table, with or without size and vendor, as `torch.cuda.get_device_name` prints it, or
-            `local` for the GPU of this machine.
+        text: A name of the table, with or without size and vendor, as `torch.cuda.get_device_name` prints it,
+            `local` for the GPU of this machine, or a YAML file: `like: NAME`, and what is different here.
 
     Returns:
         Its row.
 
     Raises:
-        InputError: For an unknown name, one that means several cards, or `local` without a GPU.
+        InputError: For an unknown name, one that means several cards, `local` without a GPU, or a file that is wrong.
     """
+    if str(text).endswith(_FILES):
+        return _of_file(str(text))
     wanted = _normal(str(text))
     if wanted == "local":
         return _local()
@@ -145,6 +165,34 @@ def device_named(text: str) -> Device:
         choices = " or ".join(device.name for device in found)
         raise InputError(f"device {text!r} means several cards: say {choices}.")
     raise InputError(f"device {text!r} is unknown; {did_you_mean(wanted, device_names())}")
+
+
+_FILES = (".yaml", ".yml")
+_TEXTS, _COUNTS = ("peer_link", "network"), ("peer_cards", "machine_cards")
+_RATES = ("peer_gigabytes_per_second", "network_gigabits_per_second", "gigabytes_per_second", "host_link_bandwidth")
+
+
+def _of_file(path: str) -> Device:
+    """A card of the table in a machine of one's own: other links, or other speeds; it keeps its name."""
+    given = read_yaml(path, "device file", example="like: a100-80gb")
+    if "like" not in given:
+        raise InputError(
+            f"device file {path!r} does not say which card it changes. Add a line such as `like: a100-80gb`."
+        )
+    like, changed = str(given.pop("like")), {}
+    if like.endswith(_FILES):
+        raise InputError(f"device file {path!r} is like {like!r}, another file. Name a card of `snugfit devices`.")
+    for field, value in given.items():
+        if field not in (*_TEXTS, *_COUNTS, *_RATES):
+            allowed = did_you_mean(str(field), ("like", *_TEXTS, *_COUNTS, *_RATES))
+            raise InputError(f"device file {path!r} has a field {field!r}, which is unknown; {allowed}")
+        kinds = (str,) if field in _TEXTS else (int,) if field in _COUNTS else (int, float)
+        if type(value) not in kinds or (kinds != (str,) and not 0 < value < math.inf):
+            wanted = "text" if field in _TEXTS else "a whole number above 0" if field in _COUNTS else "a number above 0"
+            raise InputError(f"device file {path!r}: {field} is {value!r}; give {wanted}.")
+        name, unit = _UNITS.get(field, (field, 1))
+        changed[name] = value if field in (*_TEXTS, *_COUNTS) else value * unit
+    return dataclasses.replace(device_named(like), **changed, links_source=path)
 
 
 def card_identity(name: str, torch_version: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ GiB, MiB and KiB are powers of 1024; GB, MB and KB are powers of 1000. The two a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from snugfit.errors import InputError
 
@@ -91,3 +92,18 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Returns whole numbers in order as ranges, such as `0-6, 8`.
+
+    Args:
+        numbers: In order, each once.
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

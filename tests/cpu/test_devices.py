@@ -175,3 +175,51 @@ def test_torch_is_not_imported():
     modules = "snugfit.cli.devices, snugfit.recording.clock, snugfit.recording.snapshot, snugfit.recording.anatomy"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_file_is_a_card_in_another_machine(tmp_path):
+    path = tmp_path / "bridged.yaml"
+    path.write_text(
+        "like: RTX 3090\npeer_link: NVLink 3\npeer_gigabytes_per_second: 56.25\npeer_cards: 2\n"
+        "network: Ethernet\nnetwork_gigabits_per_second: 10\n"
+    )
+    card, base = device_named(str(path)), device_named("rtx-3090")
+    assert (card.peer_link, card.peer_bandwidth, card.peer_cards) == ("NVLink 3", 56.25e9, 2)
+    assert (card.network, card.network_bandwidth, card.links_source) == ("Ethernet", 1.25e9, str(path))
+    assert (card.name, card.memory_bytes, card.flops) == (base.name, base.memory_bytes, base.flops)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("peer_cards: 2", "like: a100-80gb"),
+        ("like: rtx-3090\npeer_cars: 2", "peer_cards"),
+        ("like: rtx-3090\npeer_cards: two", "whole number above 0"),
+        ("like: rtx-3090\npeer_cards: true", "whole number above 0"),
+        ("like: rtx-3090\nnetwork_gigabits_per_second: -1", "number above 0"),
+        ("like: rtx-3090\nnetwork_gigabits_per_second: .nan", "number above 0"),
+        ("like: rtx-3090\nnetwork: 5", "text"),
+        ("like: rtx-9090", "unknown"),
+        ("like: other.yaml", "another file"),
+        ("5: 6\nlike: rtx-3090", "unknown"),
+        ("[1", "not YAML"),
+    ],
+)
+def test_a_wrong_device_file_is_refused_in_one_sentence(tmp_path, text, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="(?s)" + message) as error:
+        device_named(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_links_are_shown(capsys):
+    assert run_command("h100", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["peer_link"], shown["peer_link_bytes_per_second"], shown["peer_cards"]) == ("NVLink 4", 450e9, 8)
+    assert (shown["network"], shown["network_bytes_per_second"]) == ("InfiniBand NDR", 50e9)
+    assert shown["links_source"] and shown["nccl_source"] == "assumed"
+    assert run_command("rtx-4090", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["peer_link"], shown["network"], shown["network_bytes_per_second"]) == ("PCIe", None, None)
+    assert shown["nccl_bytes"] is None and "without NVLink" in shown["nccl_readings"]

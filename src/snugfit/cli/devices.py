@@ -3,10 +3,12 @@
 Examples:
   snugfit devices
   snugfit devices rtx-4090
+  snugfit devices my-machine.yaml
   snugfit devices local
   snugfit devices --json
 
-`local` is the GPU of this machine and `cpu` its processor, with what `snugfit calibrate` measured of them.
+`local` is the GPU of this machine and `cpu` its processor, with what `snugfit calibrate` measured of them. A YAML file is
+a card in a machine of your own: `like: a100-80gb`, and lines such as `network_gigabits_per_second: 100` for what differs.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from snugfit.contexts import readings_of
 from snugfit.device_kinds import CPU
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.fields import as_data
+from snugfit.nccl import nccl_memory
 from snugfit.report.console import card, table
 
-_NOT_SHOWN = ("flops", "memory_bandwidth", "host_link_bandwidth", "corrects_in_memory", "sustained", "context")
+_NOT_SHOWN = (
+    *("flops", "memory_bandwidth", "host_link_bandwidth", "peer_bandwidth", "network_bandwidth"),
+    *("corrects_in_memory", "sustained", "context"),
+)
 """Fields of a device that have other names here, or none."""
 
 
@@ -33,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's parser.
     """
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one card, local or cpu: everything known of it")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="one card, a file, local or cpu: everything known of it"
+    )
     output.add_json_option(parser)
 
 
@@ -111,12 +119,19 @@ def _plain(device: Device) -> dict[str, Any]:
         "flops_per_second": dict(device.flops),
         "memory_bytes_per_second": device.memory_bandwidth,
         "host_link_bytes_per_second": device.host_link_bandwidth,
+        "peer_link_bytes_per_second": device.peer_bandwidth,
+        "network_bytes_per_second": device.network_bandwidth,
     }
+    group = nccl_memory(device, device.machine_cards or 2)
     context = device.context
     taken = {
         "context_bytes": None if context is None else context.typical_bytes,
         "context_range_bytes": None if context is None else list(context.range_bytes),
         "context_source": None if context is None else context.source,
         "context_readings": dict(readings_of(device.name)),
+        "nccl_bytes": group.typical_bytes,
+        "nccl_range_bytes": None if group.range_bytes is None else list(group.range_bytes),
+        "nccl_source": group.source,
+        "nccl_readings": group.where,
     }
     return {**as_data(device, without=_NOT_SHOWN), **taken, **rates}

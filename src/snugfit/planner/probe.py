@@ -131,7 +131,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         recipe=recipe,
         need_bytes=held if place.on_cpu else replays.smallest_bytes,
         total_bytes=held + place.card.context_bytes,
-        host_bytes=played.host_peak_bytes,
+        host_bytes=played.host_peak_bytes * (1 if recorded.workload is None else recorded.workload.gpus),
         build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,
         timing=timing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 COLLECTIVES, FUNCTIONAL = "c10d", "_c10d_functional"
@@ -137,6 +139,85 @@ def init_alone(ranks: int, number: int, device_type: str) -> None:
         dist.Backend.backend_capability["fake"].append(device_type)
         dist.Backend.default_device_backend_map.setdefault(device_type, "fake")
     dist.init_process_group("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
+
+
+def forget_shares(model: torch.nn.Module) -> None:
+    """Lets torch forget that it has shared out a model whose modules are plain ones again.
+
+    Args:
+        model: The model.
+    """
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for module in model.modules():
+        _module_state_mapping.pop(module, None)
+
+
+def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
+    """Returns what to put in place of methods of meshes, which read the numbers of processes from tensors of their own."""
+
+    def outside(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return method(*args, **kwargs)
+
+        return called
+
+    names = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_local_rank", "get_coordinate")
+    found = {name: vars(DeviceMesh).get(name) for name in names}
+    return [(DeviceMesh, name, outside(method)) for name, method in found.items() if method is not None]
+
+
+class OwnChunk:
+    """The pieces of a tensor, as `torch.chunk` cuts it for all processes, of which each is cut when it is asked for."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        """Takes what torch's own function takes."""
+        self._tensor, self._dim = tensor, dim
+        self._size = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """Returns the piece of one process; an empty tensor where none is left for it."""
+        start = number * self._size
+        left = self._tensor.size(self._dim) - start
+        if left <= 0 and number:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, left))
+
+
+def only_own_chunks() -> tuple[Any, str, Any]:
+    """Returns what to put in place of torch's cutting of each parameter for all processes, of which one needs its own."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    return (_fsdp_param, "_chunk_with_empty", OwnChunk)
+
+
+def shares_by_storage() -> tuple[Any, str, Any]:
+    """Returns what to put in place of how torch finds out, by addresses, whether a share is still the one that it made.
+
+    Fake tensors have no addresses, so each share of odd size would be padded and copied once more.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    pad_again = FSDPParam.reset_sharded_param
+
+    def reset(self: Any) -> None:
+        weight = getattr(self._module_info.module, self._module_info.param_name)
+        shares = (self._sharded_param_data, weight._local_tensor)
+        if weight is not self.sharded_param or len({one.untyped_storage()._cdata for one in shares}) > 1:
+            pad_again(self)  # type: ignore[no-untyped-call]
+
+    return (FSDPParam, "reset_sharded_param", reset)
+
+
+@functools.cache
+def gathering() -> tuple[Any, ...]:
+    """Returns the operators of `fully_shard` that put collected parameters where the model finds them."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines them
+
+    assert _fsdp_collectives is not None
+    return (torch.ops.fsdp.split_with_sizes_copy.default,)
 
 
 def knows_groups() -> bool:

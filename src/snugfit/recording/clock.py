@@ -3,12 +3,17 @@
 Two clocks run at once. The host walks through the operators and issues them; the card works them off in the order of
 its streams. A large batch is bound by the card; a small one by the host, because an operator costs the host the same
 time at any size. That is why four microbatches of 4 are slower than one batch of 16, which a roofline does not know.
-What one operator takes on the card is in `kernel_times.py`.
+What one operator takes on the card is in `kernel_times.py`, what a collective takes in `communication.py`.
+
+A collective is an operator in a stream of its own: it runs beside computation until a stream waits for it. Those inside a
+machine share one set of links and those between machines another; each set carries them out in the order in which they were
+issued, as NCCL does those of a group. Kernels, and copies, of several streams begin in the order in which they are ready.
 
 Every constant has its source beside it; none was fitted to the runs that this clock is checked against.
 
-Limits: one process, kernels of different streams do not share the card, the host is one typical server core, and data
-loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to replace a measurement.
+Limits: all ranks do the same at the same time, kernels of different streams do not share the card, the host is one typical
+server core, and data loading is not seen. It is meant to order recipes and to tell host-bound from card-bound, not to
+replace a measurement.
 """
 
 from __future__ import annotations
@@ -49,6 +54,10 @@ class Timing:
     """What copies between host and card take."""
     flops: int
     """Floating-point operations of the step."""
+    communication_seconds: float = 0.0
+    """What collectives take, those behind computation included."""
+    exposed_communication_seconds: float = 0.0
+    """How much later the step ends than if collectives took no time: what computation cannot hide."""
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Phase -> how much later the step ends for it."""
 
@@ -60,7 +69,7 @@ class Timing:
             timings: At least one.
         """
         count = len(timings)
-        names = ("step_seconds", "host_seconds", "device_seconds", "link_seconds")
+        names = [f.name for f in dataclasses.fields(cls) if f.name.endswith("_seconds") and f.name != "phase_seconds"]
         phases = {phase for one in timings for phase in one.phase_seconds}
         return cls(
             **{name: sum(getattr(one, name) for one in timings) / count for name in names},
@@ -70,8 +79,13 @@ class Timing:
 
     @property
     def bound(self) -> str:
-        """What the step waits for most: `host`, `device` or `link`."""
-        parts = {"device": self.device_seconds, "host": self.host_seconds, "link": self.link_seconds}
+        """What the step waits for most: `host`, `device`, `link` or `ranks` (collectives)."""
+        parts = {
+            "device": self.device_seconds,
+            "host": self.host_seconds,
+            "link": self.link_seconds,
+            "ranks": self.communication_seconds,
+        }
         return max(parts, key=lambda name: parts[name])
 
 
@@ -84,15 +98,28 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
         step: Which step, by the number of its marks; None for the last one. A trace without marks is one step.
 
     Returns:
-        The timing; None for devices of which only bytes are known, and where a type has no known speed on the card.
+        The timing; None for devices of which only bytes are known, and where a type has no known speed on the card or a
+        collective no known link.
     """
+    timing = _timed(trace, device, step)
+    if timing is None or not timing.communication_seconds:
+        return timing
+    alone = _timed(trace, device, step, communicates=False)
+    assert alone is not None
+    return dataclasses.replace(timing, exposed_communication_seconds=timing.step_seconds - alone.step_seconds)
+
+
+def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool = True) -> Timing | None:
+    """Lets the two clocks run, with collectives that take their time or none."""
     if device.bytes_only:
         return None
-    host = host_busy = device_busy = link_busy = latest = 0.0
+    host = host_busy = latest = 0.0
     flops = 0
     ends: dict[int, float] = {}
     streams: dict[int, float] = {}
-    engines = {"device": 0.0, "link": 0.0}
+    engines = {"device": _Engine(), "link": _Engine()}
+    collectives: dict[bool, float] = {}
+    busy = {"device": 0.0, "link": 0.0, "ranks": 0.0}
     by_phase: dict[str, float] = {}
     known: dict[int, float | None] = {}
     for index in runs_of_step(trace, step):
@@ -110,18 +137,20 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
             issue = issue_seconds(run, device)
             host += issue
             host_busy += issue
-            if run.device == "link":
-                link_busy += seconds
-            else:
-                device_busy += seconds
-            engine = run.device
-            begin = max(host, streams.get(run.stream, 0.0), engines[engine] if seconds else 0.0)
+            if run.collective and not communicates:
+                seconds = 0.0
+            busy[run.device] += seconds
+            ready = max(host, streams.get(run.stream, 0.0))
             for other in run.after:
-                begin = max(begin, ends.get(other, 0.0))
-            end = begin + seconds
+                ready = max(ready, ends.get(other, 0.0))
+            if not seconds:
+                end = ready
+            elif run.collective:
+                far = run.collective.machines > 1
+                end = collectives[far] = max(ready, collectives.get(far, 0.0)) + seconds
+            else:
+                end = engines[run.device].take(ready, seconds, host)
             streams[run.stream] = ends[index] = end
-            if seconds:
-                engines[engine] = end
             if run.blocking:
                 host = max(host, end)
         if end > latest:
@@ -130,11 +159,48 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
     return Timing(
         step_seconds=max([host, *streams.values()]),
         host_seconds=host_busy,
-        device_seconds=device_busy,
-        link_seconds=link_busy,
+        device_seconds=busy["device"],
+        link_seconds=busy["link"],
+        communication_seconds=busy["ranks"],
         flops=flops,
         phase_seconds=by_phase,
     )
+
+
+_ROUNDING = 1e-12
+"""Seconds that are nothing but rounding."""
+
+
+class _Engine:
+    """Carries out one run at a time; one that is ready goes before one that was issued earlier and still waits."""
+
+    __slots__ = ("_end", "_idle")
+
+    def __init__(self) -> None:
+        self._end = 0.0
+        self._idle: list[tuple[float, float]] = []  # before the end, and not before what the host issues next
+
+    def take(self, ready: float, seconds: float, host: float) -> float:
+        """Returns when a run ends that is ready at some time, and is issued when the host's clock stands at `host`."""
+        if ready >= self._end:
+            begin = max(self._end, host)
+            if begin < ready:
+                self._idle.append((begin, ready))
+            self._end = ready + seconds
+            return self._end
+        left, end, idle = seconds, ready, self._idle
+        self._idle = []
+        for begin, until in idle:
+            start = max(begin, ready)
+            if left and start < until:
+                end = min(start + left, until)
+                left = max(0.0, left - (end - start)) if end == until else 0.0
+                self._idle += [gap for gap in ((begin, start), (end, until)) if gap[0] < gap[1]]
+            elif until > host:
+                self._idle.append((begin, until))
+        if left > _ROUNDING:
+            self._end = end = self._end + left
+        return end
 
 
 def issue_seconds(run: OperatorRun, device: Device) -> float:

@@ -14,6 +14,7 @@ Limits: caches are not modelled: an input that is still in the L2 cache is charg
 from __future__ import annotations
 
 from snugfit.devices import Device
+from snugfit.recording.communication import collective_seconds
 from snugfit.recording.convolution_times import Rates, convolution_seconds
 from snugfit.recording.product_times import product_share
 from snugfit.recording.trace import OperatorRun
@@ -50,7 +51,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def run_seconds(run: OperatorRun, device: Device) -> float | None:
-    """Returns how long an operator keeps the card, the link or the host's memory busy.
+    """Returns how long an operator keeps the card, the link, the host's memory or the links between cards busy.
 
     Args:
         run: The operator.
@@ -65,6 +66,8 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         if device.host_link_bandwidth is None:
             return None
         return KERNEL_SECONDS + max(run.read_bytes, run.written_bytes) / (device.host_link_bandwidth * LINK_SHARE)
+    if run.collective:
+        return collective_seconds(run.collective, device)
     if run.kernels == 0:
         return 0.0
     bandwidth = _bandwidth(device)

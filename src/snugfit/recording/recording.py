@@ -43,7 +43,8 @@ class Recording:
     """Repeated blocks of the model, in its order."""
     steps: int | None = None
     """Calls of a hand-written step that were recorded; None for training by a recipe."""
-
+    alike_ranks: tuple[tuple[int, ...], ...] = ()
+    """Processes, by those that hold and compute the same, the fullest first; empty where one trains alone."""
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
 

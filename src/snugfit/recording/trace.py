@@ -85,6 +85,19 @@ class Convolution(NamedTuple):
     """Whether the channels of a pixel lie side by side."""
 
 
+class Collective(NamedTuple):
+    """What ranks send each other in one operator, as the clock needs it."""
+
+    kind: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `reduce`, `all_to_all`, `gather`, `scatter` or `send`."""
+    nbytes: int
+    """Bytes of the whole tensor: what is gathered, what is there before it is scattered, a rank's own otherwise."""
+    ranks: int
+    """Ranks of the group."""
+    machines: int
+    """Machines that they are in."""
+
+
 class OperatorRun(NamedTuple):
     """One operator as the clock sees it."""
 
@@ -105,7 +118,7 @@ class OperatorRun(NamedTuple):
     kernels: int
     """Kernels launched; 0 for one that only makes a view."""
     device: str
-    """`device`, `host` (computed by the CPU) or `link` (a copy between the two)."""
+    """`device`, `host` (computed by the CPU), `link` (a copy between the two) or `ranks` (a collective)."""
     stream: int = 0
     """The stream it runs on."""
     product: tuple[int, int, int, int] | tuple[()] = ()
@@ -128,6 +141,8 @@ class OperatorRun(NamedTuple):
     """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
     seconds: float | None = None
     """What it takes on the processor that was asked, called from Python; None where none was."""
+    collective: Collective | tuple[()] = ()
+    """For a collective: what is sent; empty for everything else."""
 
 
 class Repeat(NamedTuple):

@@ -57,6 +57,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
             f"{format_bytes(estimate.rounding_bytes)} is rounding; {format_bytes(estimate.fragmentation_bytes)} "
             "more is fragmentation",
         )
+    yield "GPUs", _ranks_in_words(estimate)
     yield "peak", where_in_words(estimate)
     yield "host memory", format_bytes(estimate.host_bytes) if estimate.host_bytes else ""
     kernels = ", ".join(f"{name} in {count} modules" for name, count in estimate.attention_kernels.items())
@@ -65,6 +66,17 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.processor:
         yield "holds for", f"{estimate.processor}: what operators take inside was measured there"
     yield "answered", "; ".join(estimate.answered)
+
+
+def _ranks_in_words(estimate: Estimate) -> str:
+    if not estimate.ranks:
+        return ""
+    machines = f" in each of {estimate.nodes} machines" if estimate.nodes > 1 else ""
+    fullest, *others = estimate.ranks
+    less = "".join(
+        f"; {one.ranks}: {format_bytes(one.peak_reserved_bytes or one.peak_allocated_bytes)}" for one in others
+    )
+    return f"{estimate.gpus}{machines} share the batch; the bytes are those of the fullest ({fullest.ranks}){less}"
 
 
 def where_in_words(estimate: Estimate) -> str:
@@ -91,7 +103,9 @@ def _total_in_words(estimate: Estimate) -> str:
         return " in tensors"
     if estimate.context_bytes is not None:
         reserved, context = format_bytes(estimate.peak_reserved_bytes), format_bytes(estimate.context_bytes)
-        return f" = {reserved} reserved + {context} CUDA context ({context_in_words(estimate)})"
+        nccl = f" + {format_bytes(estimate.nccl_bytes)} NCCL" if estimate.nccl_bytes else ""
+        unknown = "; what NCCL takes on such cards nobody has published" if estimate.nccl_bytes is None else ""
+        return f" = {reserved} reserved + {context} CUDA context ({context_in_words(estimate)}){nccl}{unknown}"
     return " reserved; CUDA's own context is not in it (differs from card to card, and is taken off each below)"
 
 
@@ -110,7 +124,13 @@ def context_in_words(estimate: Estimate) -> str:
 
 def _time_in_words(estimate: Estimate) -> str:
     work = f"{estimate.flops / 1e12:.3g} TFLOP a step"
-    return work if estimate.step_seconds is None else f"{format_seconds(estimate.step_seconds)} a step; {work}"
+    if estimate.step_seconds is None:
+        return work
+    sent = ""
+    if estimate.communication_seconds and estimate.exposed_communication_seconds is not None:
+        behind = format_seconds(estimate.exposed_communication_seconds)
+        sent = f", of which {behind} waits for other GPUs ({format_seconds(estimate.communication_seconds)} of sending)"
+    return f"{format_seconds(estimate.step_seconds)} a step{sent}; {work}"
 
 
 def _blocks(estimate: Estimate) -> list[str]:

@@ -15,6 +15,7 @@ from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, warn
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
+from snugfit.nccl import among
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS, generation_of
 from snugfit.recording.recording import Recording
@@ -22,12 +23,15 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
+from snugfit.techniques.shard import groups_of
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
 
 DeviceArgument = str | Device | None
+MOST_RANKS = 64
+"""Processes of which those that need less than the fullest are simulated, too."""
 MOST_STEPS = 1000
 """Calls of a hand-written step that are recorded at most; each takes as long as the first."""
 
@@ -220,11 +224,18 @@ def _estimated(
         recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warn(message)
+    headline = next(iter(recorded.values()))
+    if recipe is not None and headline.workload is not None:
+        cards = tuple(among(card, groups_of(recipe, headline.workload.ranks)) for card in cards)
+    fewer = headline.alike_ranks[1:] if sum(map(len, headline.alike_ranks)) <= MOST_RANKS else ()
+    doing = f"what other GPUs do of a training step of {title}"
+    others = [workers.call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
     return assemble(
         [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
-        headline=next(iter(recorded.values())),
+        headline=headline,
         recipe=recipe,
         title=title,
+        others=list(zip(fewer, others, strict=True)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
 from snugfit.recording.attention_seen import attention_seen
 from snugfit.recording.block_profile import BlockProfile, block_profiles
-from snugfit.recording.clock import clock, runs_of_step
+from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
+from snugfit.units import numbers_in_words
 
 LARGEST = 10
 """How many of the largest tensors an estimate names."""
@@ -40,6 +41,20 @@ class DeviceFit:
     """Bytes left over the smallest size that suffices; negative when it does not fit, None on a device without limit."""
     step_seconds: float | None
     """Predicted seconds of a steady step; None where no speed is known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankNeeds:
+    """What processes need that share a batch and hold equally much."""
+
+    ranks: str
+    """Their numbers, such as `0-6`."""
+    peak_allocated_bytes: int
+    """The most bytes in live tensors at a time, on each of them."""
+    peak_reserved_bytes: int | None
+    """The most bytes in segments of the caching allocator; None on cpu."""
+    host_bytes: int
+    """The most bytes that each of them has in host memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +79,13 @@ class Estimate:
     """The least and the most of it that was read."""
     context_source: ContextSource | None
     """Whether it was measured on this card, published for such cards, or assumed from the card's generation."""
+    nccl_bytes: int | None
+    """What NCCL takes for the groups of several GPUs; 0 for one, None where nobody has published it for such cards."""
     total_bytes: int
-    """Reserved (on cpu allocated) and context, the latter counted 0 for more than one card."""
+    """Reserved (on cpu allocated) context and NCCL, the last two counted 0 for more than one card."""
     host_bytes: int
-    """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads."""
+    """The most bytes in host memory at a time: the model while it is built there, batches, what the recipe offloads; of
+    all processes of a machine together."""
     anatomy_bytes: dict[str, int]
     """Category -> bytes at the peak; they add up to `peak_allocated_bytes`."""
     experts_bytes: dict[str, int]
@@ -89,6 +107,10 @@ class Estimate:
     """The module in which that operator runs."""
     step_seconds: float | None
     """Predicted seconds of a steady step; None for more than one card, or where no speed is known."""
+    communication_seconds: float | None
+    """Predicted seconds of collectives in a steady step, those behind computation included; None as `step_seconds`."""
+    exposed_communication_seconds: float | None
+    """How much later the step ends for them."""
     flops: int
     """Floating-point operations of a steady step."""
     recipe: Recipe | None
@@ -99,6 +121,12 @@ class Estimate:
     """The torch whose operators were recorded."""
     processor: str | None
     """The processor for which an estimate of `cpu` holds, with its instructions and threads; None for cards."""
+    gpus: int
+    """GPUs of each machine that share the batch; the bytes of the estimate are those of the fullest one."""
+    nodes: int
+    """Machines."""
+    ranks: tuple[RankNeeds, ...]
+    """What each process needs, the fullest first; empty for one GPU. Of more than 64, all are counted as the fullest."""
     devices: tuple[DeviceFit, ...]
     """Every card that was asked for."""
     largest: tuple[LiveTensor, ...]
@@ -176,7 +204,12 @@ class Estimate:
 
 
 def assemble(
-    rows: Sequence[tuple[Device, Recording]], *, headline: Recording, recipe: Recipe | None, title: str
+    rows: Sequence[tuple[Device, Recording]],
+    *,
+    headline: Recording,
+    recipe: Recipe | None,
+    title: str,
+    others: Sequence[tuple[Sequence[int], Recording]] = (),
 ) -> Estimate:
     """Replays recordings and puts the estimate together.
 
@@ -185,6 +218,7 @@ def assemble(
         headline: The recording that the peak and the anatomy are of.
         recipe: How the step is held in memory; None for a hand-written step.
         title: The model's name.
+        others: Processes that need less than those of the headline, and what one of them recorded.
 
     Returns:
         The estimate.
@@ -201,7 +235,8 @@ def assemble(
     context = None if only is None else only.context
     reserved = None if on_cpu else played.peak_reserved_bytes
     held = played.peak_allocated_bytes if on_cpu else played.peak_reserved_bytes
-    seconds = {id(card): _step_seconds(card, recorded) for card, recorded in rows}
+    timings = {id(card): _timing(card, recorded) for card, recorded in rows}
+    timing = timings[id(only)] if only is not None else None
     workload = headline.workload
     return Estimate(
         title=title,
@@ -213,8 +248,9 @@ def assemble(
         context_bytes=None if context is None else context.typical_bytes,
         context_range_bytes=None if context is None else context.range_bytes,
         context_source=None if context is None else context.source,
+        nccl_bytes=0 if only is None else only.nccl_bytes,
         total_bytes=held + (0 if only is None else only.context_bytes),
-        host_bytes=played.host_peak_bytes,
+        host_bytes=played.host_peak_bytes * (1 if workload is None else workload.gpus),
         anatomy_bytes=inside.bytes_by_category,
         experts_bytes=inside.experts_bytes,
         attention_kernels=attention_seen(trace),
@@ -224,13 +260,18 @@ def assemble(
         peak_step=next((mark.step for mark in reversed(trace.marks()) if mark.event <= played.peak_event), 0),
         peak_operator=played.peak_operator,
         peak_module=played.peak_module,
-        step_seconds=seconds[id(only)] if only is not None else None,
+        step_seconds=None if timing is None else timing.step_seconds,
+        communication_seconds=None if timing is None else timing.communication_seconds,
+        exposed_communication_seconds=None if timing is None else timing.exposed_communication_seconds,
         flops=_flops(headline),
         recipe=recipe,
         fidelity=None if recipe is None or workload is None else fidelity(recipe, workload),
         torch_version=headline.torch_version,
         processor=headline.processor,
-        devices=tuple(_fit(card, replays[id(recorded)], seconds[id(card)]) for card, recorded in rows),
+        gpus=1 if workload is None else workload.gpus,
+        nodes=1 if workload is None else workload.nodes,
+        ranks=tuple(_rank_needs(headline, others, config)),
+        devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
@@ -239,19 +280,35 @@ def assemble(
     )
 
 
-def _fit(card: Device, replays: Replays, seconds: float | None) -> DeviceFit:
+def _fit(card: Device, replays: Replays, timing: Timing | None) -> DeviceFit:
     fits, headroom = replays.fits(card)
+    seconds = None if timing is None else timing.step_seconds
     return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=seconds)
 
 
-def _step_seconds(card: Device, recorded: Recording) -> float | None:
+def _rank_needs(
+    headline: Recording, others: Sequence[tuple[Sequence[int], Recording]], config: AllocatorConfig | None
+) -> Iterator[RankNeeds]:
+    if not headline.alike_ranks:
+        return
+    told = {number for numbers, _ in others for number in numbers}
+    first = [number for numbers in headline.alike_ranks for number in numbers if number not in told]
+    for numbers, recorded in ((first, headline), *others):
+        played = Replays(recorded.trace, config).unlimited
+        yield RankNeeds(
+            ranks=numbers_in_words(numbers),
+            peak_allocated_bytes=played.peak_allocated_bytes,
+            peak_reserved_bytes=None if isinstance(config, TensorBytes) else played.peak_reserved_bytes,
+            host_bytes=played.host_peak_bytes,
+        )
+
+
+def _timing(card: Device, recorded: Recording) -> Timing | None:
     trace = recorded.trace
     if recorded.processor is None:
-        timing = recorded.timing(lambda step: clock(trace, card, step=step))
-    else:
-        speeds = kept_speeds(recorded.processor, recorded.torch_version)
-        timing = None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
-    return None if timing is None else timing.step_seconds
+        return recorded.timing(lambda step: clock(trace, card, step=step))
+    speeds = kept_speeds(recorded.processor, recorded.torch_version)
+    return None if speeds is None else recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
 
 
 def _flops(recorded: Recording) -> int:

@@ -45,7 +45,13 @@ class NamedModel:
 
 
 def record_named(
-    named: NamedModel, batch_size: int, settings: Mapping[str, Any], recipe: Recipe, personality: Personality
+    named: NamedModel,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    recipe: Recipe,
+    personality: Personality,
+    *,
+    rank: int = 0,
 ) -> Recording:
     """Records training of a model by name; runs in a worker.
 
@@ -55,6 +61,7 @@ def record_named(
         settings: Fields of `Workload`, optimizer included.
         recipe: How the step is held in memory.
         personality: The kind of device.
+        rank: Which of the processes that share the batch.
 
     Returns:
         The recording.
@@ -79,7 +86,7 @@ def record_named(
     }
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
     reported = made.task if task in READ else None
-    recorded = record_given(model, made.batch, arguments, recipe, personality, task=reported)
+    recorded = record_given(model, made.batch, arguments, recipe, personality, task=reported, rank=rank)
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
 

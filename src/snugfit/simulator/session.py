@@ -27,6 +27,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.fake_device.record import record
 from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+from snugfit.private_torch import collectives
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
@@ -39,7 +40,7 @@ from snugfit.techniques.declaration import loaded
 from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.quantize.apply import load_libraries
-from snugfit.techniques.shard import share_of
+from snugfit.techniques.shard import alike, group_size, share_of
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.course import Course
 from snugfit.training.evaluation import evaluated_at_once, task_of
@@ -138,6 +139,7 @@ def record_given(
     task: Any = None,
     steps: int | None = None,
     evaluate: bool = True,
+    rank: int = 0,
 ) -> Recording:
     """Records training by a recipe: building, first step, steady step, and an evaluation in between; runs in a worker.
 
@@ -151,6 +153,7 @@ def record_given(
         task: What is reported in evaluation; None: the loss.
         steps: How many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
         evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
+        rank: Which of the processes that share the batch; the first has the largest share of everything.
 
     Returns:
         The recording.
@@ -171,7 +174,8 @@ def record_given(
     if given.get("batch_size") is None and given.get("split") is None:
         given["batch_size"] = _longest(batches)
     workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
-    batches = [_share(one, given, workload) for one in batches]
+    samples = _longest(batches)
+    batches = [_share(one, given, workload, rank) for one in batches]
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
     # Whether samples are coupled takes values to find out, and a fake step has none.
@@ -219,6 +223,7 @@ def record_given(
         def again(chance: Chance, **other: Any) -> Recording:
             take_over(model)
             restore()
+            collectives.forget_shares(model)
             return recorded(evaluation, chance, **other)
 
         def in_pieces(chance: Chance) -> Recording:
@@ -233,8 +238,12 @@ def record_given(
 
         return _costliest(in_pieces)
 
-    with one_of(workload.ranks, 0):
-        return subject.recorded(run, personality, workload=workload, switchable=switchable)
+    groups: tuple[tuple[int, ...], ...] = ()
+    if workload.ranks > 1:
+        lengths = [weight.shape[0] for weight in model.parameters() if weight.dim()]
+        groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group_size(recipe, workload.ranks))))
+    with one_of(workload.ranks, rank, workload.gpus):
+        return subject.recorded(run, personality, workload=workload, switchable=switchable, alike_ranks=groups)
 
 
 def record_step(
@@ -387,12 +396,12 @@ class _Evaluation:
             )
 
 
-def _share(batch: Any, given: Mapping[str, Any], workload: Workload) -> Any:
-    """What the first process gets of a batch; the first share is as large as any."""
+def _share(batch: Any, given: Mapping[str, Any], workload: Workload, rank: int) -> Any:
+    """As many samples of a batch as one of the processes gets."""
     tensor = first_tensor(batch)
     if workload.ranks == 1 or tensor is None:
         return batch
-    start, end = share_of(tensor.shape[0], workload.ranks, 0)
+    start, end = share_of(tensor.shape[0], workload.ranks, rank)
     return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
 
 

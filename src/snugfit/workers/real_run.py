@@ -129,7 +129,7 @@ def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], 
     split = arguments.get("split")
     few = _few(batch, split, SAMPLES)
     _fill_all(model, few, captured)
-    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size")}
+    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size", "gpus", "nodes")}
     at_once = recipe.microbatch_size
     try:
         trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)

@@ -6,10 +6,11 @@ from snugfit.devices import DEVICES, device_named
 from snugfit.recording.clock import (
     HOST_LAUNCH_SECONDS,
     HOST_OPERATOR_SECONDS,
+    Timing,
     clock,
 )
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.recording.trace import Collective, OperatorRun, TraceBuilder
 
 A100 = device_named("a100-40gb")
 ISSUE = HOST_OPERATOR_SECONDS + HOST_LAUNCH_SECONDS
@@ -154,3 +155,89 @@ def test_accumulation_is_slower_than_the_batch_it_stands_for(device):
 def test_a_smaller_microbatch_is_never_faster(device):
     times = [seconds_per_image(64 // n, microbatches=n, device=device, **BF16) for n in (1, 4, 16)]
     assert times == sorted(times)
+
+
+# Collectives -----------------------------------------------------------------------------------------------------------
+
+COMPUTE, RANKS = 0, 1
+WORK = op(written=10**9)
+
+
+def gather(nbytes, *, ranks=8, machines=1, stream=RANKS, **more):
+    collective = Collective("all_gather", nbytes, ranks, machines)
+    return op(device="ranks", stream=stream, collective=collective)._replace(operator="c10d::_allgather_base_", **more)
+
+
+def test_a_collective_that_nobody_waits_for_is_hidden():
+    alone = timing(WORK, WORK, WORK)
+    hidden = timing(gather(10**6), WORK, WORK, WORK)
+    assert hidden.communication_seconds == run_seconds(gather(10**6), A100) > 0
+    assert hidden.exposed_communication_seconds == pytest.approx(0, abs=1e-9)
+    assert hidden.step_seconds == pytest.approx(alone.step_seconds + ISSUE, rel=1e-6)
+    assert alone.communication_seconds == alone.exposed_communication_seconds == 0
+
+
+def test_a_collective_that_computation_waits_for_is_exposed():
+    waiting = timing(gather(10**9), WORK._replace(after=(0,)))
+    assert waiting.exposed_communication_seconds == pytest.approx(waiting.communication_seconds - ISSUE)
+    assert waiting.step_seconds == pytest.approx(ISSUE + waiting.communication_seconds + waiting.device_seconds)
+
+
+def test_prefetched_gathers_are_hidden_as_far_as_computation_reaches():
+    """Each layer waits for its own gather; the next one is issued before: what is longer decides, but for the first."""
+
+    def layers(nbytes, prefetch, count=6):
+        build, gathers, before = TraceBuilder(), [], ()
+        for layer in range(count):
+            while len(gathers) < min(count, layer + 1 + prefetch):
+                gathers.append(build.run(gather(nbytes, after=() if prefetch else before)))
+            before = (build.run(WORK._replace(after=(gathers[layer],))),)
+        return clock(build.build(), A100)
+
+    work, short, long = run_seconds(WORK, A100), run_seconds(gather(10**8), A100), run_seconds(gather(10**9), A100)
+    assert short < work < long
+    assert layers(10**8, 1).exposed_communication_seconds == pytest.approx(short, rel=0.2)
+    partly = layers(10**9, 1)
+    assert partly.exposed_communication_seconds == pytest.approx(6 * long - 5 * work, rel=0.05)
+    never = layers(10**9, 0)
+    assert never.exposed_communication_seconds == pytest.approx(never.communication_seconds, rel=0.05)
+
+
+def test_a_kernel_that_waits_for_a_collective_holds_up_no_other_stream():
+    """As FSDP2 reduces gradients: a kernel after the reduction, while the backward pass goes on."""
+    small = op(written=10**6)
+    before, after = small._replace(stream=RANKS), small._replace(stream=RANKS)
+    step = timing(WORK, before._replace(after=(0,)), gather(10**9), after, *[WORK] * 20)
+    assert step.step_seconds == pytest.approx(step.device_seconds, rel=0.1)
+    assert step.exposed_communication_seconds == pytest.approx(0, abs=1e-4)
+    assert step.step_seconds >= step.device_seconds
+
+
+def test_gap_filling_keeps_the_work():
+    late = op(written=10**6)._replace(stream=RANKS)
+    runs = [gather(10**9), late, WORK, late, *[WORK] * 3]
+    step = timing(*runs)
+    assert step.step_seconds >= step.device_seconds + ISSUE
+    assert step.step_seconds < step.device_seconds + step.communication_seconds
+
+
+def test_links_inside_and_between_machines_work_at_once():
+    inside, between = gather(10**9), gather(10**9, ranks=2, machines=2, stream=2)
+    both = timing(inside, between)
+    assert both.communication_seconds == pytest.approx(run_seconds(inside, A100) + run_seconds(between, A100))
+    assert both.step_seconds == pytest.approx(2 * ISSUE + run_seconds(between, A100), rel=0.001)
+    same = timing(inside, inside._replace(stream=2))
+    assert same.step_seconds == pytest.approx(ISSUE + 2 * run_seconds(inside, A100), rel=0.001)
+
+
+def test_no_step_time_without_a_known_link():
+    assert timing(gather(10**6, machines=2), device=device_named("rtx-4090")) is None
+    assert timing(gather(10**6), device=device_named("rtx-4090")).communication_seconds > 0
+
+
+def test_the_mean_of_steps_has_communication_too():
+    one, two = timing(gather(10**9), WORK._replace(after=(0,))), timing(WORK)
+    mean = Timing.mean([one, two])
+    assert mean.communication_seconds == one.communication_seconds / 2
+    assert mean.exposed_communication_seconds == one.exposed_communication_seconds / 2
+    assert one.bound == "ranks"

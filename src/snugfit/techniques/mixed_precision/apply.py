@@ -31,4 +31,9 @@ class MixedPrecision(ModelTechnique):
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns autocast to the compute dtype."""
-        return torch.autocast(self.setup.device.type, dtype=_COMPUTE_DTYPES[self.setup.recipe.precision])
+        setup = self.setup
+        # Its cache would hold a copy of every weight to the end of the pass, also of those that are collected for a moment.
+        collected = setup.ranks is not None and setup.recipe.shard != "none"
+        return torch.autocast(
+            setup.device.type, dtype=_COMPUTE_DTYPES[setup.recipe.precision], cache_enabled=not collected
+        )

@@ -21,7 +21,9 @@ Fidelity: exact; rounding where gradients are added up in 16 bits. Source: Rajbh
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
@@ -65,6 +67,19 @@ def group_size(recipe: Recipe, ranks: int) -> int:
     return numbered(recipe.shard, "hybrid") or ranks
 
 
+def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
+    """Returns how many processes each group has that a process of a run belongs to; none where it is alone.
+
+    Args:
+        recipe: How they share.
+        ranks: All processes.
+    """
+    inside = group_size(recipe, ranks)
+    if ranks == 1:
+        return ()
+    return (ranks,) if inside in (1, ranks) else (ranks, inside, ranks // inside)
+
+
 def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
     """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
 
@@ -74,6 +89,27 @@ def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
         number: The process, from 0.
     """
     return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)
+
+
+def alike(samples: int | None, lengths: Iterable[int], ranks: int, group: int) -> list[list[int]]:
+    """Returns the processes, in lists of those whose shares of everything are equally large; the first list has the most.
+
+    Args:
+        samples: Those of the batch; None where nobody knows.
+        lengths: Dimension 0 of each parameter, which is cut into equal pieces, the last of them smaller or empty.
+        ranks: All processes.
+        group: Processes that share out the weights.
+    """
+    cuts: set[int] = set()
+    for length in set(lengths):
+        piece = max(-(-length // group), 1)
+        cuts |= {length // piece, -(-length // piece)}
+    places = sorted(cuts)
+    found: dict[tuple[int, int], list[int]] = {}
+    for number in range(ranks):
+        start, end = share_of(samples or 0, ranks, number)
+        found.setdefault((end - start, bisect.bisect_right(places, number % group)), []).append(number)
+    return list(found.values())
 
 
 def _is_no_way(value: str) -> bool:

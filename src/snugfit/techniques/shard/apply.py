@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
-from snugfit.private_torch.collectives import replicate
+from snugfit.private_torch.collectives import own_part, replicate
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
@@ -106,8 +105,7 @@ def own_shares(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns what this process holds of a tensor, on the same memory."""
-    own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    return own_part(tensor).detach()
 
 
 def _hand_over(share: nn.Parameter, weight: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Processes that stand for ranks, and what they do on their pretend cards; the tests are in `test_ranks.py`."""
+"""Processes that stand for ranks, started once and given one thing after the other to do together."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _serve(rank, world, ends):
 class Ranks:
     """Processes that do one thing after the other together."""
 
-    def __init__(self, world):
-        """Names their number; they are started when they are needed, and again after one failed."""
-        self.world = world
+    def __init__(self, world, tasks="rank_tasks"):
+        """Names their number and the module of what they do; they are started when needed, and again after one failed."""
+        self.world, self._tasks = world, tasks
         self._ends, self._processes = [], []
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rank_tasks"])
+        context.set_forkserver_preload([self._tasks])
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.world, theirs), daemon=True)

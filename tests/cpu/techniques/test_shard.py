@@ -1,0 +1,162 @@
+"""Several processes against one: the same losses and weights, whatever they share out, and refusals in words."""
+
+import pytest
+import shard_tasks
+import torch
+from rank_processes import Ranks
+from shard_tasks import STEPS, trained
+from small_models import make_batches
+
+import snugfit
+from snugfit.techniques.shard import alike, share_of
+
+SAMPLES = 8
+RECIPES = {
+    "replicate": {},
+    "full": {"shard": "full"},
+    "gradients": {"shard": "gradients"},
+    "units_by_size": {"shard": "full", "shard_unit": "size:500"},
+    "offload_parameters": {"shard": "full", "offload_parameters": "all"},
+    "microbatches": {"shard": "full", "microbatch_size": 1},
+    "reduced_once": {"shard": "full", "microbatch_size": 1, "reduce_gradients": "batch"},
+    "replicate_reduced_once": {"microbatch_size": 1, "reduce_gradients": "batch"},
+    "checkpoint": {"shard": "full", "checkpoint": "all"},
+    "selective": {"shard": "gradients", "checkpoint": "selective"},
+    "step_in_backward": {"shard": "full", "step_in_backward": True},
+    "offload_optimizer": {"shard": "full", "offload_optimizer": True},
+    "offload_activations": {"shard": "full", "offload_activations": "all"},
+    "for_loop": {"shard": "full", "optimizer_impl": "for-loop"},
+    "compile": {"shard": "full", "compile": "aot_eager"},
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2, "shard_tasks")
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="module")
+def four():
+    ranks = Ranks(4, "shard_tasks")
+    yield ranks
+    ranks.end()
+
+
+def _check(ranks, name, fields, settings=None, *, samples=SAMPLES, last=SAMPLES, dtype=torch.float64, close=1e-9):
+    """Losses and weights of every rank are those of one process by the same recipe, without what is shared out."""
+    settings = {"batch_size": samples, **(settings or {})}
+    found = ranks.do(shard_tasks.train, name, fields, settings, samples, last, dtype)
+    batches = [*make_batches(name, samples, STEPS - 1, dtype), *make_batches(name, last, 1, dtype)]
+    alone = {field: value for field, value in fields.items() if field not in snugfit.techniques.shard.TECHNIQUE.fields}
+    losses, weights = trained(name, alone, settings, batches, dtype)
+    for rank_losses, rank_weights in found:
+        assert rank_losses == pytest.approx(losses, abs=close, rel=0)
+        assert rank_weights.keys() == weights.keys()
+        worst = max((rank_weights[key] - weight).abs().max().item() for key, weight in weights.items())
+        assert worst < close, worst
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_processes_train_as_one(two, recipe):
+    _check(two, "mlp", RECIPES[recipe], {"clip_norm": None if "backward" in recipe else 0.1})
+
+
+@pytest.mark.parametrize("fields", [{}, {"shard": "full"}, {"shard": "hybrid:2"}], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "tied", "vit"])
+def test_four_processes_train_as_one(four, name, fields):
+    _check(four, name, fields, {"clip_norm": 0.1})
+
+
+@pytest.mark.parametrize("fields", [{}, {"shard": "hybrid:2", "microbatch_size": 1}], ids=str)
+def test_processes_without_a_sample_go_along(four, fields):
+    _check(four, "mlp", fields, samples=9, last=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({}, {"optimizer": "muon"}),
+        ({}, {"optimizer": "adafactor"}),
+        ({"shard": "full"}, {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}),
+        ({"shard": "full"}, {"freeze": "stem*,blocks.0*"}),
+        ({"shard": "full"}, {"no_decay": True, "lr_schedule": "cosine", "max_steps": 5, "warmup_steps": 2}),
+    ],
+    ids=str,
+)
+def test_settings_mean_the_same_among_several(two, fields, settings):
+    _check(two, "mlp", fields, settings)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "bf16-mixed"},
+        {"precision": "16-mixed"},
+        {"precision": "bf16-true", "reduce_dtype": "fp32"},
+        {"precision": "bf16-true", "stochastic_rounding": True},
+        {"adapter": "lora", "adapter_rank": 2},
+        {"optimizer": "adamw8bit"},
+    ],
+    ids=str,
+)
+def test_rounding_recipes_stay_close_to_one_process(two, fields):
+    # Three steps of 0.01 apart at most: Adam's first steps are signs of gradients, which rounding may turn.
+    _check(two, "mlp", {"shard": "full", **fields}, dtype=torch.float32, close=0.07)
+
+
+def test_what_cannot_be_shared_is_refused_in_words(two):
+    for fields, settings, words in (
+        ({"shard": "full"}, {"optimizer": "adafactor"}, "looks at whole matrices"),
+        ({"shard": "hybrid:3"}, {}, "give a divisor of 2"),
+        ({}, {"batch_size": 1}, "each needs at least one sample"),
+        ({}, {"gpus": 4}, "torch.distributed has 2"),
+        ({"microbatch_size": 5}, {"batch_size": 8}, "share of the batch, 4 of 8"),
+    ):
+        assert all(words in said for said in two.do(shard_tasks.message, fields, settings)), words
+    assert all("no sample for one" in said for said in two.do(shard_tasks.message, {}, {}, 1))
+
+
+def test_alone_a_recipe_for_several_is_the_plain_one():
+    batches = make_batches("mlp", SAMPLES, 2)
+    settings = {"batch_size": SAMPLES}
+    losses, _ = trained("mlp", {"shard": "full"}, settings, batches, torch.float64)
+    assert losses == trained("mlp", {}, settings, batches, torch.float64)[0]
+    with pytest.raises(snugfit.InputError, match=r"torch\.distributed has 1"):
+        trained("mlp", {}, {"gpus": 2, **settings}, batches, torch.float64)
+
+
+@pytest.mark.parametrize("words", ["zero3", "hybrid", "foo", "hybrid:0"])
+def test_other_words_are_answered_once(words):
+    with pytest.raises(snugfit.RecipeError) as error:
+        snugfit.Recipe(shard=words)
+    assert len(error.value.problems) == 1
+
+
+def test_shares_cover_a_batch_once_and_the_first_is_the_largest():
+    for samples in range(1, 40):
+        for ranks in range(1, 9):
+            shares = [share_of(samples, ranks, number) for number in range(ranks)]
+            assert [at for start, end in shares for at in range(start, end)] == list(range(samples))
+            sizes = [end - start for start, end in shares]
+            assert sizes[0] == max(sizes) == -(-samples // ranks)
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(4, 4), (8, 4), (6, 6)])
+def test_alike_processes_hold_equal_shares(ranks, group):
+    lengths, samples = (10, 7, 4, 1), 13
+
+    def held(number):
+        pieces = [
+            len(torch.zeros(length)[-(-length // group) * (number % group) :][: -(-length // group)])
+            for length in lengths
+        ]
+        start, end = share_of(samples, ranks, number)
+        return (*pieces, end - start)
+
+    groups = alike(samples, lengths, ranks, group)
+    assert sorted(number for numbers in groups for number in numbers) == list(range(ranks))
+    assert all(len({held(number) for number in numbers}) == 1 for numbers in groups)
+    assert all(held(groups[0][0])[at] >= held(number)[at] for number in range(ranks) for at in range(len(lengths) + 1))
