@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import re
@@ -19,12 +18,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from snugfit.device_kinds import CPU, CUDA, default_device
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, TrainingStopped, option
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 STARTED_BY_US = "snugfit-"
@@ -348,27 +346,6 @@ def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
                 f"of {there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
             )
     return there
-
-
-def across_processes(train: Callable[P, T]) -> Callable[P, T]:
-    """Makes a function that trains by name train in several processes: it joins those that are there, or starts them.
-
-    Args:
-        train: A function with the arguments of `snugfit.train`.
-    """
-
-    @functools.wraps(train)
-    def trained(*given: P.args, **named: P.kwargs) -> T:
-        place = place_here()
-        if place is None:
-            from snugfit.runs.launching import launched
-
-            return launched(train, *given, **named)  # type: ignore[arg-type, return-value]
-        waits = {name: named[name] for name in ("rdzv", "rdzv_timeout", "device") if named.get(name) is not None}
-        with joined(place, **waits):  # type: ignore[arg-type]
-            return train(*given, **{**named, **agreed_options(place, named)})  # type: ignore[arg-type]
-
-    return trained
 
 
 def ended_by(error: BaseException) -> int | None:

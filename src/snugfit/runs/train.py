@@ -13,8 +13,9 @@ from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
+from snugfit.runs.across_processes import across_processes
 from snugfit.runs.chosen import Chosen
-from snugfit.runs.joining import DEFAULT_TIMEOUT, across_processes, processes_here
+from snugfit.runs.joining import DEFAULT_TIMEOUT, processes_here
 from snugfit.runs.place import RunPlace
 from snugfit.runs.request import NAMES, How, Request, free_run_dir, model_arguments, resumed_request
 from snugfit.runs.restart import forget, recipe_after
