@@ -36,7 +36,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        _flush(temporary)
+        flush(temporary)
         # mkstemp makes files private; the result gets the permissions that any new file of this user has.
         umask = os.umask(0)
         os.umask(umask)
@@ -46,7 +46,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):  # makes the rename survive a power cut; not every file system offers it
-        _flush(path.parent)
+        flush(path.parent)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -62,8 +62,12 @@ def remove_leftovers(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
-    """Puts what was written to a file, or the names in a directory, on the disk."""
+def flush(path: Path) -> None:
+    """Puts what was written to a file, or the names in a directory, on the disk.
+
+    Args:
+        path: The file or directory.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -116,6 +116,8 @@ class TrainingError(SnugfitError):
     """Training stopped: names the cause, what is saved, and how to go on."""
 
     exit_code = 4
+    left_to_others = False
+    """Whether another process says what there is to say: whoever has started the processes of this run."""
 
 
 class OutOfMemoryError(DoesNotFitError, TrainingError):

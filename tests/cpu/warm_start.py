@@ -59,9 +59,13 @@ SERVER_OF = {
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 
-LATE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"})
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+LATE = frozenset(
+    {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", "MOST_SAMPLES"}
+    | {"TORCH_CPP_LOG_LEVEL", *_OF_RANKS}
+)
 """Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
-that no import here reads."""
+those by which processes of one run find each other. No import here reads them."""
 
 _KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds"})
 _HIGH = 500

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         try:
-            args = parse(sys.argv[1:] if argv is None else argv)
+            words = sys.argv[1:] if argv is None else argv
+            args = parse(words)
+            args.words = list(words)
             code: int = args.run(args)
             sys.stdout.flush()
         except SnugfitError as error:

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 from snugfit.cli import options, output
 from snugfit.errors import TrainingStopped
@@ -40,6 +43,15 @@ class RunOptions:
     """also write event files for TensorBoard"""
 
 
+class MachineOptions:
+    """Where the processes of several machines meet."""
+
+    rdzv: Annotated[str, "HOST:PORT"]
+    """with --nodes: where the machines meet, the same on all of them: the name of one, and a port that is free there"""
+    rdzv_timeout: Annotated[int, "SECONDS"] = 300
+    """how long processes wait for each other at the start. Default: 300."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit train`.
 
@@ -56,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, options.DataOptions)
     options.add_options(parser.add_argument_group("text"), options.TextOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
+    options.add_options(parser.add_argument_group("several GPUs (--gpus, --nodes)"), MachineOptions)
     output.add_json_option(parser)
     options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
     options.add_recipe_options(parser)
@@ -76,20 +89,61 @@ def run(args: argparse.Namespace) -> int:
         TrainingError: Training failed; says what is saved and how to go on.
     """
     from snugfit.measure.fresh import ensure_tuned_process
+    from snugfit.runs.joining import ended_by, place_here
+    from snugfit.runs.launching import machines_for
     from snugfit.runs.train import train
 
+    same = vars(args).keys() & inspect.signature(train).parameters.keys()
+    given = {name: getattr(args, name) for name in same} | options.given_options(args)
+    place = place_here()
+    machines = None if place else machines_for(**given)
+    if machines is not None:
+        return _run_in_processes(args, machines)
     if args.exact_rss:
         ensure_tuned_process()
-    same = vars(args).keys() & inspect.signature(train).parameters.keys()
-    given = {name: getattr(args, name) for name in same}
     try:
         result = train(
-            **{**given, "pin": options.pins_of(args), "forbid": options.bans_of(args)},
-            recipe=args.recipe_file,
-            **options.given_options(args),
+            **{**given, "pin": options.pins_of(args), "forbid": options.bans_of(args)}, recipe=args.recipe_file
         )
-    except TrainingStopped as stopped:
-        print(f"snugfit: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal
-    output.print_result(result, as_json=args.json)
+    except (Exception, TrainingStopped) as error:
+        code = ended_by(error)
+        if code is not None:
+            return code
+        if not isinstance(error, TrainingStopped):
+            raise
+        print(f"snugfit: {error}", file=sys.stderr)
+        return 128 + error.signal
+    if place is None or place.number == 0:
+        output.print_result(result, as_json=args.json)
     return 0
+
+
+def _run_in_processes(args: argparse.Namespace, machines: Any) -> int:
+    """Starts this very command in several processes, of which the first prints the result."""
+    from snugfit.runs.launching import launch
+    from snugfit.runs.request import free_run_dir
+
+    run_dir = args.run_dir or free_run_dir(args.model or "", args.data or "")
+    again = [
+        "train",
+        "--run-dir",
+        str(run_dir),
+        "--resume",
+        "--gpus",
+        str(machines.gpus),
+        "--nodes",
+        str(machines.nodes),
+    ]
+    for name in ("json", "exact_rss", "tensorboard"):
+        again += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
+    for name in ("device", "keep_checkpoints", "rdzv", "rdzv_timeout"):
+        value = getattr(args, name)
+        again += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    first = args.words if args.run_dir else [*args.words, "--run-dir", str(run_dir)]
+    rdzv = "" if machines.rdzv is None else f" --rdzv {machines.rdzv}"
+    how = f"snugfit train --run-dir {shlex.quote(str(run_dir))} --resume{rdzv}"
+    python = ["-m", "snugfit"]
+    ended = launch([*python, *first], [*python, *again], machines, Path(run_dir), how)
+    if ended.message is not None:
+        print(f"snugfit: {ended.message}", file=sys.stderr)
+    return ended.code

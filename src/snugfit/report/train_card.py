@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from snugfit.recipe import Recipe
@@ -36,10 +36,13 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     over = _over_budget(summary)
     if over is not None:
         yield "over budget", over
+    ranks = summary["measured"].get("ranks", ())
     for name, size in summary["measured"].items():
-        if size is not None:
+        if size is not None and name != "ranks":
             beside = f", predicted {format_bytes(predicted[name])}" if predicted.get(name) is not None else ""
             yield name.removesuffix("_bytes").replace("_", " "), f"{format_bytes(size)}{beside}"
+    if ranks:
+        yield "processes", _processes(ranks)
     if summary.get("rehearsal"):
         yield (
             "device",
@@ -64,6 +67,18 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if skipped["files"]:
         yield "skipped", f"{skipped['files']} unreadable images, such as {skipped['first'][0]}"
     yield "files", summary["run_dir"]
+
+
+def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The fullest and the slowest of several processes."""
+    peak = next(name for name in ranks[0] if name.startswith("peak_") and ranks[0][name] is not None)
+    sizes, seconds = [one[peak] for one in ranks], [one["busy_seconds"] for one in ranks]
+    full, slow = sizes.index(max(sizes)), seconds.index(max(seconds))
+    return (
+        f"{len(ranks)}: number {full} is the fullest ({format_bytes(max(sizes))}; the least full "
+        f"{format_bytes(min(sizes))}), number {slow} the slowest ({format_seconds(max(seconds))} of processor time; the "
+        f"fastest {format_seconds(min(seconds))})"
+    )
 
 
 def _over_budget(summary: Mapping[str, Any]) -> str | None:

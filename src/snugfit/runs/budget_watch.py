@@ -89,7 +89,8 @@ class BudgetWatch(Observer):
             self._tell("the evaluation", "evaluation", change=True)
 
     def _over(self) -> bool:
-        if self._budget_bytes is None or self._at_end:
+        # One of several processes cannot take another recipe alone; what it took is told in the end.
+        if self._budget_bytes is None or self._at_end or self._trainer.ranks is not None:
             return False
         peak = self._meter.recent_peak_bytes()
         return peak is not None and peak > self._budget_bytes

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 from torch import nn
 
 from snugfit.device_kinds import CPU
-from snugfit.errors import InputError, TrainingError, TrainingStopped
+from snugfit.errors import InputError, OutOfMemoryError, TrainingError, TrainingStopped
 from snugfit.measure.meter import Meter, memory_reader, meter_for
+from snugfit.runs import joining, restart
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.given import check_batch
+from snugfit.runs.joining import Processes, processes_here
 from snugfit.runs.parts import build_trainer, open_matching_data, with_task
 from snugfit.runs.place import RunPlace, place_named
-from snugfit.runs.request import How, Request, resume_command
+from snugfit.runs.request import How, Request, resume_command, saved_words
 from snugfit.runs.result import TrainResult
 from snugfit.runs.text_parts import save_for_transformers
 from snugfit.training.adapter_file import save_trained
@@ -29,6 +32,7 @@ from snugfit.training.loop import Loop, LoopResult, steps_of_run
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
+from snugfit.training.shares import collect
 from snugfit.training.stop_signal import StopSignal
 from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.workloads.data import Splits
@@ -58,7 +62,7 @@ def carry_out(
         TrainingError: Training failed; says what is saved.
         TrainingStopped: A signal stopped it.
     """
-    where = place_named(request.device)
+    where, processes = place_named(request.device), processes_here()
     request, task = with_task(request, download=how.download)
     data = open_matching_data(request, task, download=how.download)
     settings, given = request.settings, request.given
@@ -87,15 +91,23 @@ def carry_out(
         with open_run(request, chosen) as run_dir:
             try:
                 # Signals are caught from here on: what is trained is never lost between two statements.
-                with StopSignal(_announce_stop) as stop, tensorboard_rows(run_dir.path, wanted=how.tensorboard) as rows:
+                rows_wanted = how.tensorboard and processes.first
+                with _stop_signal(processes) as stop, tensorboard_rows(run_dir.path, wanted=rows_wanted) as rows:
                     loop = Loop(trainer, data, task, run_dir, total_steps=total_steps, observer=watch, on_row=rows)
+                    busy = time.process_time()
                     result = _run(loop, stop, how, memory)
+                    busy = time.process_time() - busy
                 if result.stopped_by is not None:
                     message = f"stopped after step {result.steps}. {_saved(run_dir, request)}"
                     raise TrainingStopped(message, result.stopped_by)
-                measured = meter.result(trainer.peak_host_bytes)
-                summary = _summary(loop, request, chosen, where, measured, result) | watch.result(measured)
-                _write_results(loop, request, summary)
+                measured = _of_all(processes, {**meter.result(trainer.peak_host_bytes), "busy_seconds": busy})
+                summary = _summary(loop, request, chosen, where, measured, result, processes) | watch.result(measured)
+                _write_results(loop, request, summary, processes)
+                processes.all(None)  # nobody leaves before all is written
+            except OutOfMemoryError as error:
+                if trainer.ranks is not None:
+                    restart.note(run_dir.path, trainer, str(error))
+                raise _with_advice(error, run_dir, request) from error
             except TrainingError as error:
                 raise type(error)(f"{error} {_saved(run_dir, request)}") from error
             except TrainingStopped:
@@ -104,7 +116,14 @@ def carry_out(
                 raise TrainingStopped(f"stopped at once. {_saved(run_dir, request)}", signal.SIGINT) from None
         if where.card is not None:
             trainer.model.to(CPU)
-    return TrainResult.of(summary, trainer.model)
+    return TrainResult.of(summary, trainer.model if processes.count == 1 else None)
+
+
+def _with_advice(error: OutOfMemoryError, run_dir: RunDirectory, request: Request) -> OutOfMemoryError:
+    found = type(error)(f"{error} {_saved(run_dir, request)}", undone=error.undone)
+    if joining.current is not None and joining.current.place.ours:
+        found.left_to_others = True  # whoever has started the processes starts them again, or says it
+    return found
 
 
 @contextlib.contextmanager
@@ -127,10 +146,18 @@ def _run(loop: Loop, stop: StopSignal, how: How, memory: Callable[[], tuple[int,
         _LOGGER.info("going on after step %d of %d steps.", done, total)
     elif how.resume:
         _LOGGER.info("no checkpoint was saved yet; starting over, %d steps.", total)
-    if how.progress:
+    if how.progress and processes_here().first:
         loop.progress = Progress(total_steps=total, steps_done=done, memory=memory)
     try:
         return loop.train(stop)
+    except RuntimeError as error:
+        if joining.current is None or not joining.current.lost():
+            raise
+        lost = TrainingError(
+            f"the connection to another process was lost after step {loop.trainer.steps_done}: it has ended, or was killed."
+        )
+        lost.left_to_others = joining.current.place.ours
+        raise lost from error
     finally:
         if loop.progress is not None:
             loop.progress.close()
@@ -141,11 +168,37 @@ def _announce_stop() -> None:
     sys.stderr.flush()
 
 
+def _stop_signal(processes: Processes) -> StopSignal:
+    """What is asked of this process; the others hear of it with the next step, and the first one tells the person."""
+    asked: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+    if joining.current is not None and joining.current.place.ours:
+        asked = asked[:1]  # SIGTERM ends a process at once whose others are gone, wherever it waits for them
+    return StopSignal(_announce_stop if processes.first else None, numbers=asked)
+
+
 def _saved(run_dir: RunDirectory, request: Request) -> str:
     """Says what a run that ended early leaves, and how to go on with it."""
-    paths = run_dir.checkpoints.paths()
-    saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
-    return f"{saved} Go on with: {resume_command(run_dir.path, request)}"
+    return saved_words(run_dir.path, resume_command(run_dir.path, request))
+
+
+_PEAKS = ("peak_reserved_bytes", "peak_tensor_bytes", "peak_allocated_bytes")
+
+
+def _of_all(processes: Processes, mine: dict[str, Any]) -> dict[str, Any]:
+    """What was measured: in one process its own, of several that of the fullest, and beside it that of each as `ranks`."""
+    every = processes.all(mine)
+    if processes.count == 1:
+        del mine["busy_seconds"]
+        return mine
+    peak = next(name for name in _PEAKS if mine.get(name) is not None)
+    fullest = max(every, key=lambda one: one[peak])
+    return {**{name: value for name, value in fullest.items() if name != "busy_seconds"}, "ranks": every}
+
+
+def _unreadable(loop: Loop, processes: Processes) -> dict[str, Any]:
+    """The files that any process could not read."""
+    found = list(dict.fromkeys(name for names in processes.all(list(loop.data.unreadable)) for name in names))
+    return {"files": len(found), "first": found[:_SHOWN_FILES]}
 
 
 def _summary(
@@ -153,10 +206,11 @@ def _summary(
     request: Request,
     chosen: Chosen,
     where: RunPlace,
-    measured: Mapping[str, int | None],
+    measured: Mapping[str, Any],
     result: LoopResult,
+    processes: Processes,
 ) -> dict[str, Any]:
-    trainer, task, unreadable = loop.trainer, loop.task, loop.data.unreadable
+    trainer, task = loop.trainer, loop.task
     workload = trainer.workload.replace(max_steps=request.settings.max_steps)
     return {
         "recipe": trainer.recipe.to_mapping(),
@@ -172,7 +226,7 @@ def _summary(
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
         "steps": result.steps,
         "steps_per_epoch": loop.steps_per_epoch,
-        "unreadable": {"files": len(unreadable), "first": list(unreadable[:_SHOWN_FILES])},
+        "unreadable": _unreadable(loop, processes),
         "device": where.name if where.card else str(trainer.device),
         "rehearsal": where.card is not None,
         "run_dir": str(loop.run_dir.path),
@@ -180,9 +234,13 @@ def _summary(
     }
 
 
-def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any]) -> None:
+def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], processes: Processes) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     path, model = loop.run_dir.path, loop.trainer.model
+    if processes.count > 1:
+        collect(model, here=processes.first)
+    if not processes.first:
+        return
     try:
         save_trained(path, model)
         with taken_in(path) as folder:

@@ -9,8 +9,10 @@ import torch
 
 from snugfit.errors import InputError
 from snugfit.runs import text_parts
+from snugfit.runs.alike import check_alike
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.given import opened
+from snugfit.runs.joining import processes_here
 from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_weights
 from snugfit.runs.request import Request
 from snugfit.techniques.true_precision.apply import held_in
@@ -159,6 +161,8 @@ def build_trainer(
         )
         if request.packing:
             check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
+    if isinstance(model, torch.nn.Module):
+        check_alike(processes_here(), model, data, request)
     told = {**settings.to_mapping(), "max_steps": total_steps}
     for name in TRAITS:  # prepare reads the traits off the model
         del told[name]

@@ -15,10 +15,11 @@ from snugfit.errors import InputError, RecipeError, option, warn
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
+from snugfit.training.run_results import CHECKPOINTS
 from snugfit.workload import Workload
 
-CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every")
-"""Training settings that a resumed run may be given anew: how long and how often, not what a step does."""
+CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "gpus", "nodes")
+"""Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
 
 PYTHON = "python:"
 """What the name of a model or data begins with that came as an object."""
@@ -166,19 +167,29 @@ def resumed_request(
             f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that "
             "was never stopped.",
         )
+    elif settings.ranks != stored.settings.ranks:
+        warn(
+            f"the run goes on in {settings.ranks} processes, and had {stored.settings.ranks}: its weights will agree with "
+            "those of a run that was never stopped up to rounding, not bitwise."
+        )
     return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)
 
 
-def default_run_dir(request: Request) -> Path:
+def free_run_dir(model: Any, data: Any) -> Path:
     """Returns the first free directory of the form `runs/MODEL-DATA`, `runs/MODEL-DATA-2`, ...
 
     Args:
-        request: What is to be trained.
+        model: What is to be trained, by its name or itself.
+        data: What on, by its name or itself.
 
     Returns:
         A path that does not exist.
     """
-    return free_directory(_last(request.model), request.data)
+    return free_directory(_last(_said(model)), _said(data))
+
+
+def _said(given: Any) -> str:
+    return given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
 
 
 def free_directory(*words: str) -> Path:
@@ -246,6 +257,18 @@ def resume_command(path: Path, request: Request) -> str:
     if request.given is not None:
         return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"
     return f"snugfit train --run-dir {shlex.quote(str(path))} --resume"
+
+
+def saved_words(path: Path, how_to_resume: str) -> str:
+    """Says what a run that ended early leaves, and how to go on with it.
+
+    Args:
+        path: The run directory.
+        how_to_resume: From `resume_command`.
+    """
+    paths = sorted((path / CHECKPOINTS).glob("step-*.ckpt"))
+    saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
+    return f"{saved} Go on with: {how_to_resume}"
 
 
 def _last(spec: str) -> str:

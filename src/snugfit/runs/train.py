@@ -13,11 +13,15 @@ from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.runs import chosen as choices
+from snugfit.runs.across_processes import across_processes
 from snugfit.runs.chosen import Chosen
+from snugfit.runs.joining import DEFAULT_TIMEOUT, processes_here
 from snugfit.runs.place import RunPlace
-from snugfit.runs.request import NAMES, How, Request, default_run_dir, model_arguments, resumed_request
+from snugfit.runs.request import NAMES, How, Request, free_run_dir, model_arguments, resumed_request
+from snugfit.runs.restart import forget, recipe_after
 from snugfit.runs.result import TrainResult
 from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
+from snugfit.training.run_follower import FollowedRun
 from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 
@@ -29,6 +33,7 @@ DEFAULT_BATCH_SIZE = 64
 _LOGGER = logging.getLogger(__name__)
 
 
+@across_processes
 def train(
     model: Any = None,
     data: Any = None,
@@ -64,6 +69,8 @@ def train(
     keep_checkpoints: int = DEFAULT_KEEP,
     tensorboard: bool = False,
     progress: bool = True,
+    rdzv: str | None = None,
+    rdzv_timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> TrainResult:
     """Trains a model on data by a recipe, measures it, and leaves a run directory: `snugfit train` from Python.
@@ -110,8 +117,11 @@ def train(
         keep_checkpoints: Newest checkpoints that stay.
         tensorboard: Whether event files for TensorBoard are written.
         progress: Whether progress is shown on stderr. What was chosen on the way is logged under `snugfit`.
+        rdzv: HOST:PORT where the processes of several machines (`nodes`) meet; the same on all of them.
+        rdzv_timeout: Seconds that processes wait for each other at the start.
         **options: Fields of `Recipe` (precision, microbatch_size, checkpoint, ...) and of `Workload` (lr, epochs,
-            batch_size, max_steps, seed, optimizer, ...).
+            batch_size, max_steps, seed, optimizer, ...). With `gpus` and `nodes` several processes share every batch:
+            inside of `torchrun` or SLURM this one joins the others, else they are started.
 
     Returns:
         The result: what `--json` prints, and the model.
@@ -124,7 +134,7 @@ def train(
         CannotSimulateError: The model cannot be predicted, which `budget` and `predict` need.
         TrainingStopped: A signal stopped it; says what is saved and how to go on.
     """
-    arguments = locals()
+    arguments, processes = locals(), processes_here()
     told = {name: arguments[name] for name in NAMES if name in arguments}
     told["model_args"] = None if model_arg is None else model_arguments(model_arg)
     _check_options(options)
@@ -149,7 +159,7 @@ def train(
     if resume:
         assert run_dir is not None
         path = Path(run_dir)
-        with RunDirectory.open(path, keep=keep_checkpoints) as run:
+        with (RunDirectory if processes.first else FollowedRun).open(path, keep=keep_checkpoints) as run:
             stored = Request.from_mapping(run.read_workload())
             by, request = resumed_request(told, options, base, run.read_recipe(), stored)
             request = dataclasses.replace(request, given=_same_objects(stored, given))
@@ -159,6 +169,8 @@ def train(
                 return TrainResult.of(summary)
             run.check_checkpoints()
             before = choices.chosen_before(by, run.read_plan())
+            by = processes.from_first(lambda: recipe_after(path, by, before.fallbacks, request.settings))
+            before = dataclasses.replace(before, recipe=by)
             from snugfit.runs.carrying_out import carry_out
 
             return carry_out(
@@ -166,8 +178,11 @@ def train(
             )
     request, by = _new_request(told, options, base, planned, given)
     limits = None if budget is None else _constraints(budget, constraints, options, base)
-    path = Path(run_dir) if run_dir is not None else default_run_dir(request)
-    check_new(path, overwrite=overwrite)
+    path = processes.from_first(
+        lambda: Path(run_dir) if run_dir is not None else free_run_dir(request.model, request.data)
+    )
+    if processes.first:
+        check_new(path, overwrite=overwrite)
 
     def choose(known: Request, opened: Splits, task: Task, where: RunPlace) -> Chosen:
         if planned is not None:
@@ -181,16 +196,19 @@ def train(
         assert limits is not None
         return choices.chosen_by(plan_training(known, opened, task, where, budget, limits))
 
+    def open_run(known: Request, by: Chosen) -> RunDirectory:
+        run: RunDirectory = FollowedRun(path, keep=keep_checkpoints)
+        if processes.first:
+            run = RunDirectory.create(
+                path, by.recipe, known.to_mapping(), plan=by.plan, overwrite=overwrite, keep=keep_checkpoints
+            )
+            forget(path)
+        processes.from_first(lambda: None)  # the others go on when it is there
+        return run
+
     from snugfit.runs.carrying_out import carry_out
 
-    return carry_out(
-        request,
-        how,
-        choose,
-        lambda known, by: RunDirectory.create(
-            path, by.recipe, known.to_mapping(), plan=by.plan, overwrite=overwrite, keep=keep_checkpoints
-        ),
-    )
+    return carry_out(request, how, lambda *parts: processes.from_first(lambda: choose(*parts)), open_run)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

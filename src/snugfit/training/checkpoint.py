@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError, option, warn
+
+if TYPE_CHECKING:
+    from snugfit.training.checkpoint_parts import Parts
 
 MAGIC = b"snugfit-ckpt-1\n\0"
 _HEADER = struct.Struct("<16sQ32s8x")
@@ -99,30 +103,38 @@ class CheckpointStore:
         """Returns the files, oldest first."""
         return sorted(self.directory.glob(_PATTERN))
 
-    def save(self, step: int, state: dict[str, Any]) -> Path:
+    def save(self, step: int, state: dict[str, Any], parts: Parts | None = None) -> Path:
         """Writes a checkpoint, then removes those that are no longer kept.
 
         Args:
             step: Updates done.
             state: What to keep.
+            parts: What this process writes of it where several save together; None: all of it.
 
         Returns:
-            The new file.
+            The new file, or folder.
 
         Raises:
             OSError: It could not be written; the earlier ones are untouched.
         """
         self.directory.mkdir(exist_ok=True)
         path = self.directory / f"step-{step:08d}.ckpt"
-        save_checkpoint(path, state)
-        for old in self.paths()[: -self.keep]:
-            old.unlink(missing_ok=True)
+        if parts is None or not parts.together:
+            _remove(path)
+            save_checkpoint(path, state)
+        else:
+            parts.save(path, state)
+        for old in self.paths()[: -self.keep] if parts is None or parts.first else ():
+            _remove(old)
         return path
 
-    def load_newest(self) -> dict[str, Any] | None:
+    def load_newest(self, parts: Parts | None = None) -> dict[str, Any] | None:
         """Returns the newest state that is whole, or None when there is no checkpoint.
 
         A damaged file is named in a warning and set aside under another name: it is neither tried nor counted again.
+
+        Args:
+            parts: Puts what is read where this run wants it; None: a file of one process, as it is.
 
         Returns:
             The state, or None before the first checkpoint.
@@ -133,10 +145,11 @@ class CheckpointStore:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(path) if parts is None else parts.load(path)
             except DamagedCheckpointError as error:
                 aside = path.with_suffix(".damaged")
-                path.replace(aside)
+                if parts is None or parts.first:
+                    path.replace(aside)
                 warn(f"checkpoint {path} is damaged: {error}. It is now {aside.name}.")
             except OSError as error:
                 raise InputError(f"checkpoint {path} cannot be read: {error.strerror}.") from error
@@ -146,6 +159,13 @@ class CheckpointStore:
                 f"{option('overwrite')}."
             )
         return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class _HashingWriter:

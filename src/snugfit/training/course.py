@@ -125,20 +125,25 @@ class Course:
             del batch
 
     def evaluate(
-        self, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
+        self,
+        batches: Iterable[Any],
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        sample: Callable[[], Any] | None = None,
     ) -> tuple[Tensor, int] | None:
         """Evaluates held-out data between two steps; training goes on as if nothing had happened.
 
         Args:
             batches: As for `evaluation.add_up`; of `evaluation.evaluated_at_once` samples.
             stop: Asked before each batch; True gives up.
+            sample: As for `evaluation.add_up`.
 
         Returns:
             As `evaluation.add_up`, for `evaluation.read`.
         """
         self.observer.before_evaluation()
         try:
-            return add_up(self.trainer, batches, self.task, stop=stop)
+            return add_up(self.trainer, batches, self.task, stop=stop, sample=sample)
         finally:
             self.observer.after_evaluation()
 

@@ -89,6 +89,7 @@ def add_up(
     task: Task,
     *,
     stop: Callable[[], bool] = lambda: False,
+    sample: Callable[[], Any] | None = None,
 ) -> tuple[Tensor, int] | None:
     """Evaluates a model in eval mode, under the recipe's autocast, up to reading the result (`read`) from the device.
 
@@ -99,6 +100,8 @@ def add_up(
         batches: Tuples (input, target), or dicts for models that return their loss, on any device.
         task: Loss and metrics.
         stop: Asked before each batch; True gives up.
+        sample: Makes a batch of one sample for a process whose share of a batch is empty: it goes along with the others,
+            and what it finds does not count.
 
     Returns:
         Sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when told to
@@ -110,9 +113,15 @@ def add_up(
         for batch in batches:
             if stop():
                 return None
-            totals = _with(totals, _sums_retried(trainer, task, batch), trainer.device)
-            samples += samples_of(batch) or 0
+            found = samples_of(batch)
+            if found == 0 and sample is not None:
+                totals = _with(totals, torch.zeros_like(_sums(trainer, task, sample())), trainer.device)
+            else:
+                totals = _with(totals, _sums_retried(trainer, task, batch), trainer.device)
+            samples += found or 0
             del batch  # the next batch needs its room
+        if trainer.ranks is not None and totals is not None:
+            totals, samples = trainer.ranks.total(totals), int(sum(n for (n,) in trainer.ranks.agree([samples])))
     return None if totals is None else (totals, samples)
 
 
@@ -140,6 +149,8 @@ def _sums_retried(trainer: Trainer, task: Task, batch: Any) -> Tensor:
         if cause is None:
             found: Tensor = sums
             return found
+        if trainer.ranks is not None:  # all take the same number of passes
+            raise _no_memory(trainer.device, cause)
         free_memory(trainer.device)
     halves, samples = trainer.evaluation.halves(batch), samples_of(batch)
     if not halves:
@@ -202,6 +213,8 @@ class EvaluationPieces:
             output, cause = tried(lambda: self._in_pieces(batch, samples))
             if cause is None:
                 return output
+            if self._passes.ranks is not None:
+                raise _no_memory(self._passes.device, cause)
             free_memory(self._passes.device)
             now = min((size for size in (samples, self._size) if size is not None), default=1)
             if now < 2:

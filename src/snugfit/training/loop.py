@@ -21,8 +21,10 @@ from torch import Tensor
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
+from snugfit.training.checkpoint_parts import Parts
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
+from snugfit.training.lockstep import Lockstep
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
@@ -30,7 +32,7 @@ from snugfit.training.stop_signal import StopSignal
 from snugfit.training.waits import Waits, loading_report
 from snugfit.workload import Workload
 from snugfit.workloads.data.splits import Splits
-from snugfit.workloads.loader import batches, steps_per_epoch
+from snugfit.workloads.loader import batches, fetch, steps_per_epoch
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -146,7 +148,8 @@ class Loop:
         self.steps_per_epoch = steps_per_epoch(self.data.train, self.batch_size)
         self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
-        self.stop = StopSignal()
+        self.together = Lockstep(self.trainer.ranks, StopSignal())
+        self.parts = Parts(self.trainer)
         self.waits = Waits()
         self._pending: list[tuple[int, float | None, int, int]] = []
         self._saved_step = self.trainer.steps_done
@@ -164,7 +167,7 @@ class Loop:
             InputError: All checkpoints are damaged, or gone.
         """
         self.run_dir.check_checkpoints()
-        state = self.run_dir.checkpoints.load_newest()
+        state = self.run_dir.checkpoints.load_newest(self.parts)
         if state is not None:
             self.course.resume(state)
             self.at = Position(**state["position"])
@@ -187,21 +190,23 @@ class Loop:
         """
         self._resumed_at = self._lap_started = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            self.stop = stop if stop is not None else stack.enter_context(StopSignal())
+            stop = stop if stop is not None else stack.enter_context(StopSignal())
+            self.together = Lockstep(self.trainer.ranks, stop)
             try:
                 self._train_steps()
             except TrainingError as error:
                 with contextlib.suppress(TrainingError):
-                    self._read_losses()
+                    self._read_losses(alone=True)
                     self._write(self.run_dir.flush_metrics)
                     if (
                         isinstance(error, OutOfMemoryError)
                         and error.undone
+                        and self.trainer.ranks is None
                         and self._saved_step < self.trainer.steps_done
                     ):
                         self._save()
                 raise
-            if self.workload.evaluate and not self.stop:
+            if self.workload.evaluate and not self.together.stopped_by:
                 self._evaluate_test()
         return self._result()
 
@@ -209,11 +214,12 @@ class Loop:
         # A run that was stopped between a step and its evaluation makes up for it first.
         self._evaluate_if_due()
         self._rate = self._next_rate()
-        while self.trainer.steps_done < self.total_steps and not self.stop:
+        while self.trainer.steps_done < self.total_steps and not self.together.stopped_by:
             if self.at.batch >= self.steps_per_epoch:
                 self._read_losses()
                 self.at.epoch, self.at.batch, self.at.loss_sum, self.at.loss_samples = self.at.epoch + 1, 0, 0.0, 0
             epoch = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
+            epoch = self.together.seeded(epoch, self.workload.seed, lambda: self.trainer.steps_done)
             with contextlib.closing(epoch):  # ends the loading processes of an epoch that is left early
                 self.course.train(self.waits.counted(epoch), take=self._take, then=self._go_on)
         if self._saved_step < self.trainer.steps_done:
@@ -222,7 +228,6 @@ class Loop:
     def _take(self, batch: Any, loss: Tensor) -> None:
         samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
         self.at.batch += 1
-        self.at.samples += samples
         self._pending.append((self.trainer.steps_done, self._rate, samples, weight))
         self._rate = self._next_rate()
 
@@ -235,7 +240,7 @@ class Loop:
         self._evaluate_if_due()
         if self._due(self.workload.save_every):
             self._save()
-        return self.trainer.steps_done < self.total_steps and not self.stop
+        return self.trainer.steps_done < self.total_steps and not self.together.stopped_by
 
     def _next_rate(self) -> float | None:
         return None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
@@ -243,10 +248,10 @@ class Loop:
     def _evaluate_if_due(self) -> None:
         step = self.trainer.steps_done
         due = step >= self.total_steps or self._due(self.workload.eval_every)
-        if due and self.workload.evaluate and self.at.evaluated_step < step and not self.stop:
+        if due and self.workload.evaluate and self.at.evaluated_step < step and not self.together.stopped_by:
             measured = self._evaluate("validation", self.data.validation)
             # Without validation data nothing is due again either.
-            if measured is not None or not self.stop:
+            if measured is not None or not self.together.stopped_by:
                 self.at.evaluated_step = step
 
     def _due(self, every: int | None) -> bool:
@@ -267,10 +272,15 @@ class Loop:
             workers=self.trainer.recipe.workers,
             pin_memory=self.trainer.recipe.pin_memory,
             prefetch=self.trainer.recipe.prefetch,
+            share=self.together.share,
         )
 
-    def _read_losses(self) -> None:
-        """Reads the losses of the last steps, which waits for the device once, and writes their rows."""
+    def _read_losses(self, *, alone: bool = False) -> None:
+        """Reads the losses of the last steps, which waits for the device once, and writes their rows.
+
+        Args:
+            alone: Whether other processes may not be there any more, to be asked for their samples.
+        """
         if not self._pending:
             return
         begun = time.perf_counter()
@@ -278,11 +288,15 @@ class Loop:
         now = time.perf_counter()
         self.waits.device_seconds += now - begun
         lap, self._lap_started = now - self._lap_started, now
+        weights = [weight for *_, weight in self._pending]
         samples = sum(count for _, _, count, _ in self._pending)
+        if not alone:
+            samples, *weights = self.together.sums([samples, *weights])
+        self.at.samples += samples
         self.at.step_seconds += lap
         self.waits.step_seconds += lap
         speed = samples / lap
-        for (step, rate, _, weight), loss in zip(self._pending, losses, strict=True):
+        for (step, rate, *_), weight, loss in zip(self._pending, weights, losses, strict=True):
             self.at.loss_sum += loss * weight
             self.at.loss_samples += weight
             self._row({"step": step, "epoch": self.at.epoch, "loss": loss, "lr": rate, "samples_per_second": speed})
@@ -299,9 +313,13 @@ class Loop:
             return None
         with self._between_steps():
             self.trainer.finish()
-            size = evaluated_at_once(self.trainer.recipe, self.batch_size)
-            held_out = self._batches(dataset, min(size, len(dataset)), shuffle=False)
-            measured = read(self.course.evaluate(held_out, stop=lambda: bool(self.stop)), self.task)
+            share = self.workload.share_size or self.batch_size
+            size = evaluated_at_once(self.trainer.recipe, share) * self.together.share[1]
+            held_out = self.together.telling(self._batches(dataset, min(size, len(dataset)), shuffle=False))
+            added = self.course.evaluate(
+                held_out, stop=lambda: self.together.stopped_by is not None, sample=lambda: fetch(dataset, [0])
+            )
+            measured = read(added, self.task)
         if measured is not None:
             found = {f"{name}_{metric}": value for metric, value in measured.metrics.items()}
             found[f"{name}_loss"] = measured.loss
@@ -321,7 +339,7 @@ class Loop:
             self.at.rows = self.run_dir.rows
             state["position"] = dataclasses.asdict(self.at)
             self._write(self.run_dir.flush_metrics)
-            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state))
+            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, self.parts))
             self.run_dir.note_checkpoint(self.trainer.steps_done)
             self._saved_step = self.trainer.steps_done
 
@@ -361,7 +379,7 @@ class Loop:
                 **{name: self.at.metrics.get(name) for name in names},
             },
             loading=loading_report(self.waits, self.trainer.recipe, on_card=self.trainer.device.type != "cpu"),
-            stopped_by=self.stop.received,
+            stopped_by=self.together.stopped_by,
         )
 
 

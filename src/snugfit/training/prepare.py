@@ -116,7 +116,7 @@ def prepare(
         settings.update(ranks_here())
     workload = _workload(model_traits(model, loss, forward), optimizer, settings)
     Run(recipe, workload)
-    check_ranks(workload.ranks)
+    check_ranks(workload.ranks, place)
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 

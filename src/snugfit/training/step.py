@@ -21,6 +21,7 @@ from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
+from snugfit.training.shares import load_shares
 from snugfit.training.switch import Rebuild
 from snugfit.workload import Workload
 
@@ -301,9 +302,13 @@ class Trainer:
         """Continues from a saved state.
 
         Args:
-            state: From `state_dict`, of this or another recipe for the same workload.
+            state: From `state_dict`, of this or another recipe for the same workload; of several processes, what this one
+                holds of it.
         """
-        self.model.load_state_dict(state["model"])
+        if self.ranks is None:
+            self.model.load_state_dict(state["model"])
+        else:
+            load_shares(self.model, state["model"])
         self.update.load_state_dict(state["optimizer"])
         self._rebuild.handle.follow()
         if self._scheduler is not None and state.get("scheduler") is not None:

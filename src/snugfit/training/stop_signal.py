@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -18,20 +18,23 @@ class StopSignal:
     Outside the main thread, where Python delivers no signals, nothing is caught.
     """
 
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, on_first: Callable[[], None] | None = None, *, numbers: Iterable[signal.Signals] = _SIGNALS
+    ) -> None:
         """Prepares to listen.
 
         Args:
             on_first: Called inside the signal handler when the first signal arrives, to tell the person.
+            numbers: The signals that are caught.
         """
         self.received: signal.Signals | None = None
-        self._on_first = on_first
+        self._on_first, self._numbers = on_first, tuple(numbers)
         self._owner = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in self._numbers:
                 before = signal.getsignal(number)
                 # A process started with nohup, or in the background by a script, is not to be stopped by this signal.
                 if before is not signal.SIG_IGN:

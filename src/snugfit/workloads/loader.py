@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from snugfit.errors import InputError, SnugfitError
 from snugfit.techniques.loading.apply import usable_pin_memory
 from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.shard import share_of
 
 Batch = Any
 """Tuples (images, labels) or dicts of tensors, as the dataset makes them."""
@@ -46,8 +47,9 @@ def batches(
     workers: int = 0,
     pin_memory: bool = False,
     prefetch: int = 2,
+    share: tuple[int, int] = (0, 1),
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of one epoch.
+    """Yields the batches of one epoch, or one process's share of each of them.
 
     Args:
         dataset: A map-style dataset of (tensor, label); one that has `batch(indices)` is asked for whole batches.
@@ -59,6 +61,8 @@ def batches(
         workers: Processes that load; 0 loads here.
         pin_memory: Whether batches come in page-locked memory (with CUDA only).
         prefetch: Batches each worker keeps ready.
+        share: Number of this process and how many share every batch. Their shares are as even as can be, and are empty for
+            some of them where a last batch has fewer samples than there are processes.
 
     Returns:
         Generator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
@@ -69,7 +73,9 @@ def batches(
     pin = usable_pin_memory(pin_memory)
     count = len(dataset)
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)
-    pieces = [order[first : first + batch_size] for first in range(start * batch_size, count, batch_size)]
+    number, ranks = share
+    whole = (order[first : first + batch_size] for first in range(start * batch_size, count, batch_size))
+    pieces = [one[slice(*share_of(len(one), ranks, number))] for one in whole]
     if workers == 0:
         return _load_here(dataset, pieces, pin)
     return _load_in_workers(dataset, pieces, pin, workers, prefetch, (seed + epoch) % 2**63)
@@ -77,10 +83,18 @@ def batches(
 
 def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Generator[Batch, None, None]:
     for piece in pieces:  # no name for a batch: it must be let go before the next is made
-        yield map_tensors(_fetch(dataset, piece), torch.Tensor.pin_memory) if pin else _fetch(dataset, piece)
+        yield map_tensors(fetch(dataset, piece), torch.Tensor.pin_memory) if pin else fetch(dataset, piece)
 
 
-def _fetch(dataset: Any, indices: np.ndarray) -> Batch:
+def fetch(dataset: Any, indices: Sequence[int] | np.ndarray) -> Batch:
+    """Returns some samples of a dataset as a batch; of none, a batch of the same form without any.
+
+    Args:
+        dataset: As for `batches`.
+        indices: Which samples.
+    """
+    if len(indices) == 0:
+        return map_tensors(fetch(dataset, [0]), lambda tensor: tensor[:0])
     if hasattr(dataset, "batch"):
         return dataset.batch(indices)
     samples = [dataset[int(index)] for index in indices]
@@ -121,7 +135,7 @@ class _WholeBatches(Dataset[Any]):
 
     def __getitem__(self, indices: np.ndarray) -> tuple[Batch, list[str]] | str:
         try:
-            batch = _fetch(self._dataset, indices)
+            batch = fetch(self._dataset, indices)
             return batch, sorted(getattr(self._dataset, "unreadable", ()))
         except SnugfitError as error:
             return str(error)

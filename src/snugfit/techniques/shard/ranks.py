@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from snugfit import private_torch
+from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,20 +28,26 @@ def ranks_here() -> dict[str, int]:
     return {"gpus": gpus, "nodes": ranks // gpus} if ranks % gpus == 0 else {"gpus": ranks}
 
 
-def check_ranks(ranks: int) -> None:
-    """Raises where a run is told of other processes than there are.
+def check_ranks(ranks: int, device: torch.device) -> None:
+    """Raises where a run is told of other processes than there are, or these cannot tell each other what is on a device.
 
     Args:
         ranks: What the workload says.
+        device: Where this process trains.
 
     Raises:
-        InputError: There are more or fewer.
+        InputError: There are more or fewer, or they were connected for another kind of device.
     """
     there = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if ranks not in (1, there):
         raise InputError(
             f"gpus and nodes make {ranks} processes, and torch.distributed has {there}. Start the script with torchrun and "
             "call torch.distributed.init_process_group() first, or use `snugfit train --gpus N`, which does both."
+        )
+    if ranks > 1 and device.type == CUDA and "cuda:nccl" not in dist.get_backend_config():
+        raise InputError(
+            f"the processes were connected by {dist.get_backend_config()}, and cards need nccl. Call "
+            "init_process_group('cpu:gloo,cuda:nccl')."
         )
 
 
@@ -60,17 +67,25 @@ class Ranks:
         with _real_numbers():
             self.mesh = _mesh(device, self.count, shard)
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
-        self._hosts: Any = dist.new_group(backend="gloo") if "nccl" in dist.get_backend() else None
+        self.hosts: Any = dist.new_group(backend="gloo") if device.type not in (CPU, SIMULATED) else None
+        self.wish: Callable[[], int] = lambda: 0
+        """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
+        self.wished = 0
+        """The largest wish that all were told of: the same in every process."""
         self._shards: Any = self.mesh.get_group("shard") if shard > 1 else None
 
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns the numbers of all processes, by process."""
         with _real_numbers():
-            mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-            found = torch.empty(self.count * len(numbers), dtype=torch.float64, device="cpu")
-            dist.all_gather_into_tensor(found, mine, group=self._hosts)
-            values: list[list[float]] = found.view(self.count, len(numbers)).tolist()
-        return values
+            mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
+            found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
+            gather = (
+                getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            )  # its name since torch 2.14
+            gather(found, mine, group=self.hosts)
+            told: list[list[float]] = found.view(self.count, len(mine)).tolist()
+        self.wished = max(self.wished, *(int(one.pop()) for one in told))
+        return told
 
     def total(self, value: Tensor) -> Tensor:
         """Returns the sum of a tensor over all processes."""

@@ -1,0 +1,57 @@
+"""Whether all processes of a run are about to train the same model on the same data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from snugfit.errors import InputError
+from snugfit.runs.joining import Processes
+from snugfit.runs.request import Request
+from snugfit.techniques.microbatch.apply import first_tensor
+from snugfit.workloads.data import Splits
+
+_LOOKED_AT = 64
+"""First values of a parameter that are compared: other seeds and other files differ there."""
+
+
+def check_alike(processes: Processes, model: nn.Module, data: Splits, request: Request) -> None:
+    """Compares what the processes have, before any of them trains.
+
+    Args:
+        processes: Those of the run; alone, nothing is compared.
+        model: What this process has built.
+        data: What it has opened.
+        request: What it was asked for.
+
+    Raises:
+        InputError: One has something else than the first; raised in all of them.
+    """
+    if processes.count == 1:
+        return
+    sample = first_tensor(data.train.batch([0])) if hasattr(data.train, "batch") else None
+    seen = {
+        "model (names and shapes of its parameters)": [
+            (name, tuple(weight.shape), str(weight.dtype)) for name, weight in model.named_parameters()
+        ],
+        "data (samples of its parts)": [
+            0 if part is None else len(part) for part in (data.train, data.validation, data.test)
+        ],
+        "data (its first sample)": None if sample is None else sample.flatten()[:_LOOKED_AT].tolist(),
+        "training settings": request.settings.to_mapping(),
+        "starting weights": {
+            name: weight.detach().flatten()[:_LOOKED_AT].cpu().tolist()
+            for name, weight in model.named_parameters()
+            if not weight.is_meta
+        },
+    }
+    every: list[dict[str, Any]] = processes.all({what: repr(value) for what, value in seen.items()})
+    for what in seen:
+        others = [str(number) for number, one in enumerate(every) if one[what] != every[0][what]]
+        if others:
+            raise InputError(
+                f"process {', '.join(others)} of {processes.count} has another {what.partition(' (')[0]} than the first"
+                f"{' (' + what.partition(' (')[2] if '(' in what else ''}. Give all of them the same command, the same "
+                "files and the same seed."
+            )

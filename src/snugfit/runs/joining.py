@@ -1,0 +1,367 @@
+"""Processes that share a run: how one of them finds the others, what it hears from them, and who of them speaks.
+
+A process is one of several when whoever started it says so in its environment: `torchrun` and torch elastic (by which
+`snugfit train --gpus` starts them), SLURM's srun, or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Loads
+torch when there are several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from snugfit.device_kinds import CPU, CUDA, default_device
+from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, TrainingStopped, option
+
+T = TypeVar("T")
+
+STARTED_BY_US = "snugfit-"
+"""Begins the name of a run of torch elastic that `launching.py` has started."""
+LOST_EXIT = 76
+"""What a process ends with that lost the others and leaves it to `launching.py` to say why; EX_PROTOCOL of sysexits."""
+DEFAULT_TIMEOUT = 300
+"""Seconds that processes wait for each other at the start."""
+_STEP_TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others in a step, planning included: what NCCL and gloo were made for."""
+_WATCH = timedelta(seconds=6)
+"""Where the others are alive and do something else, asking them takes so long; where one is gone, no time at all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a process stands among those that were started with it."""
+
+    number: int
+    count: int
+    local_number: int
+    local_count: int
+    ours: bool
+    """Whether `launching.py` has started it."""
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The workload's `gpus` and `nodes`."""
+        if self.count % self.local_count:
+            return {"gpus": self.count, "nodes": 1}
+        return {"gpus": self.local_count, "nodes": self.count // self.local_count}
+
+
+def place_here() -> Place | None:
+    """Returns where this process stands, by its environment; None where it was started alone.
+
+    Raises:
+        InputError: The environment contradicts itself.
+    """
+    found = _numbers("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if found is None:
+        found = _numbers("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+    if found is None or found[1] == 1:
+        return None
+    ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(STARTED_BY_US)
+    return Place(number=found[0], count=found[1], local_number=found[2], local_count=found[3], ours=ours)
+
+
+def _numbers(number: str, count: str, local: str, locals_: str) -> tuple[int, int, int, int] | None:
+    told = [re.match(r"\d+", os.environ.get(name, "")) for name in (number, count, local, locals_)]
+    if told[0] is None or told[1] is None:
+        return None
+    here, every = int(told[0][0]), int(told[1][0])
+    if here >= every:
+        raise InputError(f"{number} is {here} and {count} is {every}; the first is counted from 0 and must be smaller.")
+    return here, every, int(told[2][0]) if told[2] else here, int(told[3][0]) if told[3] else every
+
+
+class Processes:
+    """The processes of a run that are there; alone, everything is this one's."""
+
+    def __init__(self, number: int = 0, count: int = 1) -> None:
+        """Takes a number, and how many there are."""
+        self.number, self.count = number, count
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and speaks."""
+        return self.number == 0
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Returns what the first process makes, in all of them; the others wait."""
+        if self.count == 1:
+            return make()
+        import torch.distributed as dist
+
+        box: list[Any] = [make() if self.first else None]
+        dist.broadcast_object_list(box, src=0)
+        found: T = box[0]
+        return found
+
+    def all(self, mine: T) -> list[T]:
+        """Returns what each process has, by process."""
+        if self.count == 1:
+            return [mine]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, mine)
+        return found
+
+
+def processes_here() -> Processes:
+    """Returns the processes that torch.distributed has; loads no torch."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return Processes()
+    return Processes(dist.get_rank(), dist.get_world_size())
+
+
+class Joined:
+    """A process that has found the others."""
+
+    def __init__(self, place: Place, store: Any) -> None:
+        """Takes where all meet; `joined` does."""
+        self.place, self.store = place, store
+        self.watch: Any = None
+        """A group that only `lost` uses."""
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Waits for the others.
+
+        Args:
+            seconds: At most so long.
+
+        Raises:
+            InputError: Some did not come.
+        """
+        names = [f"snugfit/here/{number}" for number in range(self.place.count)]
+        self.store.set(names[self.place.number], "1")
+        try:
+            self.store.wait(names, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            missing = [str(number) for number, name in enumerate(names) if not self.store.check([name])]
+            raise InputError(
+                f"of {self.place.count} processes, number {', '.join(missing)} did not come within {seconds:g} s "
+                f"({option('rdzv_timeout SECONDS')}). Start the same command on every machine, and as many processes as "
+                "were announced."
+            ) from error
+
+    def speaks(self) -> bool:
+        """Returns whether this process is the one that tells of an error: the first that asks."""
+        try:
+            return bool(self.store.add("snugfit/said", 1) == 1)
+        except RuntimeError:  # the one that held the store is gone
+            return self.place.number == 1
+
+    def lost(self) -> bool:
+        """Returns whether another process is gone, once something has failed here."""
+        if self.watch is None:
+            return False
+        import torch
+        import torch.distributed as dist
+
+        started = time.monotonic()
+        try:
+            dist.all_reduce(torch.zeros(()), group=self.watch)
+        except RuntimeError:
+            return time.monotonic() - started < _WATCH.total_seconds() / 2
+        return False
+
+
+current: Joined | None = None
+"""The others, while a run with several processes is open."""
+
+
+@contextlib.contextmanager
+def joined(
+    place: Place, *, device: str | None = None, rdzv: str | None = None, rdzv_timeout: float = DEFAULT_TIMEOUT
+) -> Iterator[Joined | None]:
+    """Meets the other processes, and leaves them in the end.
+
+    Args:
+        place: Where this process stands.
+        device: Where to train: auto, cpu or cuda.
+        rdzv: HOST:PORT where all meet, where the environment does not say it.
+        rdzv_timeout: Seconds to wait for them.
+
+    Yields:
+        The others; None where the program has joined them itself (`torch.distributed.init_process_group`).
+
+    Raises:
+        InputError: They cannot be met, or this machine has not so many cards.
+    """
+    global current
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise InputError("this build of torch has no torch.distributed, so that one process must train alone.")
+    kind = default_device() if device in (None, "auto") else str(device)
+    if dist.is_initialized():
+        yield None  # `prepare` looks whether its backend suits the device
+        return
+    if place.number > 0:
+        _be_quiet()
+    if place.ours:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    current = Joined(place, _store(place, rdzv, rdzv_timeout))
+    current.wait_for_all(rdzv_timeout)
+    if kind == CUDA:
+        _check_cards(place)
+        torch.cuda.set_device(place.local_number)
+    elif kind == CPU:
+        _use_threads(place)
+    else:
+        raise InputError(f"device {device!r} trains in one process; several share a run on cpu or cuda.")
+    backend = "cpu:gloo,cuda:nccl" if kind == CUDA else "gloo"
+    dist.init_process_group(
+        backend, store=current.store, rank=place.number, world_size=place.count, timeout=_STEP_TIMEOUT
+    )
+    current.watch = dist.new_group(backend="gloo", timeout=_WATCH)
+    yield current
+    # Not after an error: the others may be gone, and it is still to be settled who tells of it.
+    current = None
+    dist.destroy_process_group()
+
+
+def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
+    """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    os.environ.update(_where_to_meet(place, rdzv))
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    wait = timedelta(seconds=timeout)
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return next(rendezvous("env://", timeout=wait))[0]
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store: Any = dist.TCPStore  # type: ignore[attr-defined]
+        return store(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        cause = " ".join(str(error).split())[:200].rstrip(".")
+        if place.number == 0:
+            raise InputError(
+                f"process 0 of {place.count} cannot listen at {where}: {cause}. Give another port "
+                f"({option('rdzv HOST:PORT')}, or MASTER_PORT)."
+            ) from error
+        raise InputError(
+            f"process {place.number} of {place.count} found nobody at {where} within {timeout:g} s: {cause}. Is the "
+            "first process running there?"
+        ) from error
+
+
+def _where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
+    """The variables by which torch finds the others, where they are not set."""
+    known = os.environ
+    told = {"RANK": str(place.number), "WORLD_SIZE": str(place.count)}
+    if "MASTER_ADDR" in known and "MASTER_PORT" in known:
+        return told
+    if rdzv is not None:
+        host, _, port = rdzv.rpartition(":")
+    elif "SLURM_JOB_ID" in known:
+        host, port = (
+            _first_host(known.get("SLURM_STEP_NODELIST", "localhost")),
+            str(20000 + int(known["SLURM_JOB_ID"]) % 20000),
+        )
+    else:
+        raise InputError(
+            f"{place.count} processes were started, and nobody says where they meet; give {option('rdzv HOST:PORT')}."
+        )
+    return {**told, "MASTER_ADDR": host, "MASTER_PORT": port}
+
+
+def _first_host(nodes: str) -> str:
+    """The first of SLURM's list of hosts: `node[01-04,7],other` is node01 and others."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+    return nodes if match is None else match[1] + (match[2] or "")
+
+
+def _check_cards(place: Place) -> None:
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < place.local_count:
+        raise InputError(
+            f"{place.local_count} GPUs of this machine were asked for, and torch sees {there}. Give {option('gpus')} "
+            f"{there}, or look at CUDA_VISIBLE_DEVICES."
+        )
+
+
+def _use_threads(place: Place) -> None:
+    """Lets the processes of a machine share its cores; torchrun gives each one thread where nobody has said a number."""
+    import torch
+
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and not place.ours
+    if "OMP_NUM_THREADS" not in os.environ or (by_torchrun and os.environ["OMP_NUM_THREADS"] == "1"):
+        torch.set_num_threads(threads_each(place.local_count))
+
+
+def threads_each(processes: int) -> int:
+    """Returns the threads of computation for each of several processes on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+def _be_quiet() -> None:
+    """Leaves notes and warnings to the first process, which has the same."""
+    logging.getLogger("snugfit").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when the one that has started it is gone, however it ended."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(LOST_EXIT)
+
+
+def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
+    """Returns `gpus` and `nodes` as the processes stand.
+
+    Args:
+        place: Where this process stands.
+        options: What was asked for.
+
+    Raises:
+        InputError: Others were asked for.
+    """
+    there = place.settings
+    for name, value in there.items():
+        wanted = options.get(name)
+        if (
+            wanted is not None
+            and int(wanted) != value
+            and (name == "gpus" or int(wanted) * there["gpus"] != place.count)
+        ):
+            raise InputError(
+                f"{option(name)} {wanted} was asked for, and {place.count} processes were started, {there['gpus']} on each "
+                f"of {there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
+            )
+    return there
+
+
+def ended_by(error: BaseException) -> int | None:
+    """Returns what this process ends with when another one tells of an error; None where this one is to tell.
+
+    Args:
+        error: What has ended the run here.
+    """
+    if current is None:
+        return None
+    if isinstance(error, SnugfitError):
+        if getattr(error, "left_to_others", False):
+            return error.exit_code if isinstance(error, OutOfMemoryError) else LOST_EXIT
+        return None if current.speaks() else error.exit_code
+    if isinstance(error, TrainingStopped):
+        return None if current.place.number == 0 else 128 + error.signal
+    if isinstance(error, RuntimeError) and current.lost():
+        return LOST_EXIT
+    return None if current.speaks() else 1

@@ -1,0 +1,291 @@
+"""Starts the processes of a run by torch elastic, waits for them, and says why they ended where none of them could.
+
+Each process runs the same command and finds the others by what elastic puts into its environment (`joining.py`). When one
+fails, elastic ends the others; when it ran out of memory, all are started again (`restart.py`). A signal to this process
+becomes one Ctrl-C to each of them: they finish the step, save together and end. Should this process be killed, they end by
+themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, TrainingError, TrainingStopped, option
+from snugfit.runs.joining import DEFAULT_TIMEOUT, LOST_EXIT, STARTED_BY_US, threads_each
+from snugfit.runs.request import free_run_dir, saved_words
+from snugfit.runs.restart import notes
+from snugfit.runs.result import TrainResult
+from snugfit.training.run_dir import WORKLOAD, RunDirectory, holds_run
+from snugfit.workload import Workload
+from snugfit.yaml_files import read_yaml
+
+SAID = "said"
+"""File beside a call, with the error that one of the processes has to tell."""
+STOP_SECONDS = 3600
+"""How long processes may take to finish their step and to save, once they were asked to stop."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """What is started, and where."""
+
+    gpus: int
+    """Processes on this machine."""
+    nodes: int = 1
+    """Machines."""
+    rdzv: str | None = None
+    """HOST:PORT where machines meet."""
+    timeout: float = DEFAULT_TIMEOUT
+    """Seconds to wait for them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How processes ended."""
+
+    code: int
+    """An exit code, as `snugfit train` has it."""
+    message: str | None = None
+    """What none of them could say."""
+
+
+def machines_for(
+    *,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    rdzv: str | None = None,
+    rdzv_timeout: float | None = None,
+    resume: bool = False,
+    run_dir: str | Path | None = None,
+    **_: object,
+) -> Machines | None:
+    """Returns what is to be started for a run; None where one process trains alone.
+
+    Args:
+        gpus: As asked for; None: the run's that goes on, or 1.
+        nodes: As asked for.
+        rdzv: As asked for.
+        rdzv_timeout: As asked for.
+        resume: Whether a run goes on.
+        run_dir: Its directory.
+
+    Raises:
+        InputError: Machines do not know where to meet, or where the run is.
+    """
+    before: dict[str, Any] = {}
+    if resume and run_dir is not None and holds_run(Path(run_dir)):
+        before = read_yaml(Path(run_dir) / WORKLOAD, "run file", example="data: digits").get("settings")
+        before = before if isinstance(before, dict) else {}
+    settings = Workload(gpus=gpus or before.get("gpus", 1), nodes=nodes or before.get("nodes", 1))
+    if settings.ranks == 1:
+        return None
+    if settings.nodes > 1 and rdzv is None:
+        raise InputError(
+            f"{option('nodes')} {settings.nodes} needs {option('rdzv HOST:PORT')}, where the machines meet: the name of one "
+            "of them and a port that is free there, the same on all."
+        )
+    if settings.nodes > 1 and run_dir is None:
+        raise InputError(
+            f"{option('nodes')} {settings.nodes} needs {option('run_dir DIR')}, a folder that all machines see."
+        )
+    if rdzv is not None and not rdzv.rpartition(":")[2].isdecimal():
+        raise InputError(f"{option('rdzv')} is {rdzv!r}; give HOST:PORT, such as node01:29500.")
+    timeout = DEFAULT_TIMEOUT if rdzv_timeout is None else rdzv_timeout
+    return Machines(gpus=settings.gpus, nodes=settings.nodes, rdzv=rdzv, timeout=timeout)
+
+
+def launch(first: Sequence[str], again: Sequence[str], machines: Machines, run_dir: Path, how_to_resume: str) -> Ended:
+    """Starts processes and waits for their end.
+
+    Args:
+        first: The command of each, behind the interpreter.
+        again: The one that goes on with the run, after memory ran out.
+        machines: How many, and where.
+        run_dir: Where the run's results go.
+        how_to_resume: What a person types to go on.
+
+    Raises:
+        InputError: The machines did not meet.
+    """
+    known, attempt = len(notes(run_dir)), 0
+    job = uuid.uuid4().hex[:8] if machines.rdzv is None else f"{machines.rdzv}-{run_dir.name}"
+    while True:
+        words, name = first if attempt == 0 else again, f"{STARTED_BY_US}{job}-{attempt}"
+        ended = _run(words, machines, name, lambda: saved_words(run_dir, how_to_resume))
+        found = len(notes(run_dir))
+        if ended.code in (0, 130, 143) or found == known:
+            return ended
+        known, attempt = found, attempt + 1
+
+
+def _run(command: Sequence[str], machines: Machines, name: str, saved: Callable[[], str]) -> Ended:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for one in [*logging.root.manager.loggerDict]:
+        if one.startswith("torch.distributed.elastic"):  # what it says of signals and failures is said by us
+            logging.getLogger(one).setLevel(logging.CRITICAL)
+    waits = {"join_timeout": machines.timeout, "read_timeout": min(60, int(machines.timeout))}
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    newer: dict[str, Any] = {"shutdown_timeout": STOP_SECONDS, "signals_to_handle": ""}
+    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder, _environment(machines), _signals() as stopped:
+        config = LaunchConfig(
+            min_nodes=machines.nodes,
+            max_nodes=machines.nodes,
+            nproc_per_node=machines.gpus,
+            run_id=name,
+            rdzv_backend="c10d",
+            rdzv_endpoint=machines.rdzv or "localhost:0",
+            rdzv_configs={**waits, "timeout": int(machines.timeout)},
+            local_addr="localhost" if machines.rdzv is None else None,
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            **{one: value for one, value in newer.items() if one in known},
+        )
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except ChildFailedError as error:
+            return _told(error, stopped(), saved)
+        except SignalException:
+            return Ended(code=128 + (stopped() or signal.SIGINT))
+        except KeyboardInterrupt:
+            return Ended(code=128 + (stopped() or signal.SIGINT), message=f"stopped at once. {saved()}")
+        except (RendezvousError, RuntimeError) as error:
+            cause = " ".join(str(error).split())[:200].rstrip(".")
+            raise InputError(
+                f"{machines.nodes} machines did not meet at {config.rdzv_endpoint} within {machines.timeout:g} s "
+                f"({option('rdzv_timeout SECONDS')}): {cause or type(error).__name__}. Give the same {option('rdzv')} on "
+                "all of them, and a port that nothing else uses."
+            ) from error
+    return Ended(code=0)
+
+
+def _told(error: Any, stopped: int | None, saved: Callable[[], str]) -> Ended:
+    """How processes ended of which one failed, with what none of them could say."""
+    codes = {number: one.exitcode for number, one in error.failures.items()}
+    if stopped is not None:
+        return Ended(code=128 + stopped)
+    said = [code for code in codes.values() if code > 0 and code != LOST_EXIT]
+    if said:
+        return Ended(code=said[0])
+    killed = {number: -code for number, code in codes.items() if code < 0 and -code != signal.SIGTERM}
+    killed = killed or {number: -code for number, code in codes.items() if code < 0}
+    if killed:
+        number, by = next(iter(killed.items()))
+        why = f"process {number} was ended by {signal.Signals(by).name}"
+    else:
+        why = "the connection to a process on another machine was lost"
+    return Ended(code=4, message=f"{why}, and the others were stopped. {saved()}")
+
+
+def launched(train: Callable[..., TrainResult], *given: Any, **named: Any) -> TrainResult:
+    """Calls `snugfit.train`: here where one process trains alone, else in each of the processes that it starts.
+
+    Args:
+        train: What each of them calls.
+        *given: Its arguments.
+        **named: Its arguments by name.
+
+    Raises:
+        InputError: What was given cannot be sent to other processes.
+        TrainingError: They failed; says how to go on.
+    """
+    machines = machines_for(**named)
+    if machines is None:
+        return train(*given, **named)
+    import cloudpickle
+
+    model, data = (*given, named.pop("model", None), named.pop("data", None))[:2]
+    if named.get("run_dir") is None:
+        named["run_dir"] = free_run_dir(model, data)
+    run_dir = Path(named["run_dir"])
+    gone_on: dict[str, Any] = {
+        name: named[name] for name in ("device", "loss", "forward", "split", "collate") if name in named
+    }
+    gone_on |= {"run_dir": run_dir, "resume": True, "gpus": machines.gpus, "nodes": machines.nodes}
+    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
+        calls = [Path(folder, name) for name in ("first", "again")]
+        objects = [None if isinstance(one, str) else one for one in (model, data)]
+        try:
+            calls[0].write_bytes(cloudpickle.dumps(((model, data), {**named, "run_dir": run_dir})))
+            calls[1].write_bytes(cloudpickle.dumps((tuple(objects), gone_on)))
+        except Exception as error:
+            raise InputError(
+                f"model, data or functions cannot be sent to other processes: {error}. Start the script with torchrun "
+                f"--nproc-per-node {machines.gpus} instead; snugfit.train joins there."
+            ) from error
+        commands = [["-m", "snugfit.cli.rank", str(call)] for call in calls]
+        how = f"snugfit.train(model, data, run_dir={str(run_dir)!r}, resume=True)"
+        ended = launch(commands[0], commands[1], machines, run_dir, how)
+        said = Path(folder, SAID)
+        if said.is_file():
+            raise cloudpickle.loads(said.read_bytes())
+    if ended.code in (130, 143):
+        raise TrainingStopped(ended.message or saved_words(run_dir, how), ended.code - 128)
+    if ended.code:
+        raise TrainingError(
+            ended.message or f"a process failed; what it said stands above. {saved_words(run_dir, how)}"
+        )
+    summary = RunDirectory.open(run_dir).read_summary()
+    assert summary is not None
+    return TrainResult.of(summary)
+
+
+@contextlib.contextmanager
+def _environment(machines: Machines) -> Iterator[None]:
+    """What the processes are given: threads, and gloo's way to others of this machine."""
+    wanted = {"OMP_NUM_THREADS": str(threads_each(machines.gpus)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if machines.rdzv is None and sys.platform == "linux":
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's own name may not lead to it
+    new = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], int | None]]:
+    """Makes the first signal to this process a Ctrl-C to those that it started, and the second one the end of all.
+
+    Yields:
+        Returns the first signal, if any.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    received: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise SignalException(signal.Signals(number).name, sigval=signal.SIGINT)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,267 @@
+"""Checkpoints that several processes write together, and that any number of processes reads.
+
+A checkpoint of one process is a file (`checkpoint.py`); of several it is a folder: the shares of weights and optimizer state
+as torch.distributed.checkpoint writes them, and a small file for each process with the rest, and with the checksums of what
+that process has written. The folder is written under another name, which only a whole one loses. What is read is put where
+this run wants it: shares of another size, all of it in one process, or a file of one process shared out.
+
+State in fewer bits is packed by share, so it is read by as many processes as have written it, sharing in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from snugfit.device_kinds import CPU
+from snugfit.errors import InputError
+from snugfit.techniques.own_optimizer import STORAGE
+from snugfit.techniques.shard import group_size
+from snugfit.techniques.shard.apply import local
+from snugfit.training.atomic_file import TEMPORARY_PREFIX, flush
+from snugfit.training.checkpoint import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from snugfit.training.shares import layouts, share_of_whole, spread_as
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
+
+_PACKED = "packed_by"
+"""Under this name stand the processes, and how many of them share a weight, where state is packed by share."""
+
+
+class Parts:
+    """The part of a run's checkpoints that is this process's."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Takes a trainer; its ranks are the processes.
+
+        Args:
+            trainer: What is saved, and what is read for.
+        """
+        self._trainer, self._ranks = trainer, trainer.ranks
+        self._number, self._count = (0, 1) if self._ranks is None else (self._ranks.number, self._ranks.count)
+        self._mesh: DeviceMesh | None = None
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes save together."""
+        return self._ranks is not None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process does what one alone does: names files, and removes them."""
+        return self._number == 0
+
+    def any(self, here: bool) -> bool:
+        """Returns whether something is so in one of the processes; all wait for each other here."""
+        return here if self._ranks is None else any(value for (value,) in self._ranks.agree([here]))
+
+    # -- writing
+
+    def save(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Writes a checkpoint together with the other processes, complete or not at all.
+
+        Args:
+            path: Final name of the folder.
+            state: What this process holds of the run's state, see `Course.state`.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        folder = path.with_name(TEMPORARY_PREFIX + path.name)
+        if self.first:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        self.any(False)
+        tensors, rest = self._taken_apart(state)
+        with _as_os_errors(folder):
+            save(tensors, storage_writer=FileSystemWriter(folder), process_group=self._group)
+        written = [*folder.glob(f"__{self._number}_*"), *(folder.glob(".metadata") if self.first else ())]
+        digests = {one.name: _digest(one) for one in written}
+        save_checkpoint(_rest_of(folder, self._number), {**rest, "digests": digests, "processes": self._count})
+        self.any(False)
+        if self.first:
+            shutil.rmtree(path, ignore_errors=True)
+            folder.replace(path)
+            flush(path.parent)
+        self.any(False)
+
+    def _taken_apart(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What torch writes share by share, and the rest."""
+        trained = state["trainer"]
+        model, weights = layouts(self._trainer)
+        tensors = {f"model.{name}": self._on_host(value) for name, value in model.items() if isinstance(value, Tensor)}
+        others = {name: value for name, value in model.items() if not isinstance(value, Tensor)}
+        packed, kept = self._packed_by(), {}
+        for number, values in trained["optimizer"]["state"].items():
+            layout = weights[number]
+            by_element = {} if packed else {key: one for key, one in values.items() if _lies_as(one, layout)}
+            for key, one in by_element.items():
+                tensors[f"optimizer.{number}.{key}"] = self._on_host(one, layout)
+            kept[number] = {key: one for key, one in values.items() if key not in by_element}
+        optimizer = {**trained["optimizer"], "state": kept}
+        return tensors, {**state, "trainer": {**trained, "model": others, "optimizer": optimizer}, _PACKED: packed}
+
+    def _packed_by(self) -> list[int] | None:
+        if not any(group.get(STORAGE) for group in self._trainer.update.optimizer.param_groups):
+            return None
+        return [self._count, group_size(self._trainer.recipe, self._count)]
+
+    @property
+    def _group(self) -> Any:
+        return None if self._ranks is None else self._ranks.hosts
+
+    def _on_host(self, tensor: Tensor, layout: Tensor | None = None) -> Tensor:
+        layout = tensor if layout is None else layout
+        if not isinstance(layout, DTensor):
+            return tensor.detach().cpu()
+        if self._mesh is None and layout.device_mesh.device_type != CPU:
+            self._mesh = DeviceMesh(CPU, layout.device_mesh.mesh)
+        return spread_as(local(tensor).cpu(), layout, self._mesh)
+
+    # -- reading
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Reads a checkpoint, whoever has written it.
+
+        Args:
+            path: Its file or folder.
+
+        Returns:
+            The state that this process goes on with.
+
+        Raises:
+            DamagedCheckpointError: It is cut short or altered.
+            InputError: It cannot be read by so many processes.
+        """
+        state, damaged = None, None
+        try:
+            state = self._checked_folder(path) if path.is_dir() else load_checkpoint(path)
+        except DamagedCheckpointError as error:
+            damaged = error
+        if self.any(damaged is not None):
+            raise damaged or DamagedCheckpointError("another process has found a part of it damaged")
+        assert state is not None
+        if path.is_dir():
+            return self._load_folder(path, state)
+        if self._ranks is not None:
+            self._check_packed(state, [1, 1])
+            model, weights = layouts(self._trainer)
+            trained = state["trainer"]
+            values, optimizer = trained["model"], trained["optimizer"]
+            trained["model"] = {
+                name: share_of_whole(value, model[name]) if name in model and isinstance(value, Tensor) else value
+                for name, value in values.items()
+            }
+            for number, found in optimizer["state"].items():
+                for key, one in found.items():
+                    if isinstance(one, Tensor) and one.dim() and one.shape == weights[number].shape:
+                        found[key] = share_of_whole(one, weights[number])
+        return state
+
+    def _checked_folder(self, folder: Path) -> dict[str, Any]:
+        """The rest that the first process has saved, once this one's part of the files is known to be whole."""
+        rest = load_checkpoint(_there(_rest_of(folder, 0)))
+        for number in range(self._number, int(rest["processes"]), self._count):
+            written = load_checkpoint(_there(_rest_of(folder, number)))["digests"]
+            for name, digest in written.items():
+                if _digest(_there(folder / name)) != digest:
+                    raise DamagedCheckpointError(f"the checksum of {name} does not match its content")
+        return rest
+
+    def _load_folder(self, folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
+        processes, trained = int(rest["processes"]), rest["trainer"]
+        if processes == self._count:
+            own = load_checkpoint(_rest_of(folder, self._number))["trainer"]
+            trained["rounding"], trained["optimizer"]["state"] = own["rounding"], own["optimizer"]["state"]
+        else:
+            self._check_packed(rest, rest[_PACKED])
+        model, weights = layouts(self._trainer)
+        known = FileSystemReader(folder).read_metadata().state_dict_metadata
+        tensors: dict[str, Tensor] = {}
+        for name, meta in known.items():
+            kind, _, key = name.partition(".")
+            layout = model.get(key) if kind == "model" else weights[int(key.partition(".")[0])]
+            assert isinstance(meta, TensorStorageMetadata), name
+            if not isinstance(layout, Tensor) or layout.shape != meta.size:
+                raise InputError(f"{folder} holds another model: {name} differs.")
+            share = torch.empty(local(layout).shape, dtype=meta.properties.dtype)
+            tensors[name] = self._on_host(share, layout)
+        with _as_os_errors(folder):
+            load(
+                tensors,
+                storage_reader=FileSystemReader(folder),
+                process_group=self._group,
+                no_dist=self._ranks is None,
+            )
+        for name, tensor in tensors.items():
+            kind, _, key = name.partition(".")
+            if kind == "model":
+                trained["model"][key] = local(tensor)
+            else:
+                number, _, key = key.partition(".")
+                trained["optimizer"]["state"].setdefault(int(number), {})[key] = local(tensor)
+        return rest
+
+    def _check_packed(self, state: Mapping[str, Any], by: list[int] | None) -> None:
+        groups = state["trainer"]["optimizer"]["param_groups"]
+        storage = next((group[STORAGE] for group in groups if group.get(STORAGE)), None)
+        own = group_size(self._trainer.recipe, self._count)
+        if storage is not None and by is not None and by[1] != own:
+            raise InputError(
+                f"the saved optimizer holds its state as {storage}, packed in {by[1]} shares, and this run has {own}. Go on "
+                f"with {by[0]} processes as before, or start the run anew."
+            )
+
+
+def _lies_as(value: Any, layout: Tensor) -> bool:
+    """Whether a value of the optimizer has an element for each one of a parameter."""
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == local(layout).shape
+
+
+def _rest_of(folder: Path, number: int) -> Path:
+    return folder / f"rank-{number:05d}"
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise DamagedCheckpointError(f"{path.name} is missing")
+    return path
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _as_os_errors(folder: Path) -> Iterator[None]:
+    """What torch cannot write or read fails as files do; its warnings are about how it does so."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(getattr(first, "errno", None) or errno.EIO, str(first), str(folder)) from error

@@ -1,0 +1,112 @@
+"""What several processes hold of a model together: each one's share of a tensor, and the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from snugfit.errors import InputError
+from snugfit.techniques.shard.apply import local, sharded_modules
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
+
+
+def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
+    """Returns how a trainer's state lies: what the model holds by name, and the optimizer's parameters by their number.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        The model's `state_dict`; and parameters, of several processes torch's sharded ones.
+    """
+    names = {share: name for name, share in trainer.update.gradients.named.items()}
+    held = trainer.model.state_dict()  # before the parameters are looked at: it lets go of what was collected of them
+    spread = dict(trainer.model.named_parameters())
+    weights = (weight for group in trainer.update.optimizer.param_groups for weight in group["params"])
+    return held, [spread.get(names.get(weight, ""), weight) for weight in weights]
+
+
+def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
+    """Returns what this process holds of a tensor that it has all of.
+
+    Args:
+        whole: The tensor.
+        layout: A tensor that lies as it is to lie; a plain one: all of it here.
+    """
+    if not isinstance(layout, DTensor):
+        return whole
+    return local(distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None))
+
+
+def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> Tensor:
+    """Returns this process's share of a tensor as torch's sharded one, on the device of a mesh.
+
+    Args:
+        share: The share.
+        layout: A tensor that lies so; a plain one: the share is all of it.
+        mesh: The mesh; None: the layout's.
+    """
+    if not isinstance(layout, DTensor):
+        return share
+    return DTensor.from_local(
+        share,
+        mesh or layout.device_mesh,
+        layout.placements,
+        run_check=False,
+        shape=layout.shape,
+        stride=layout.stride(),
+    )
+
+
+def load_shares(model: nn.Module, shares: Mapping[str, Any]) -> None:
+    """Puts values in place of those that this process holds of a model.
+
+    Args:
+        model: The model, shared out.
+        shares: Name -> this process's share, of everything in the model's `state_dict`.
+
+    Raises:
+        InputError: They are those of another model.
+    """
+    own = model.state_dict()
+    unlike = sorted(own.keys() ^ shares.keys())
+    unlike += [name for name in own.keys() & shares.keys() if _shape(own[name]) != _shape(shares[name])]
+    if unlike:
+        raise InputError(f"the saved model does not fit this one: {', '.join(unlike[:4])} differ.")
+    with torch.no_grad():
+        for name, value in own.items():
+            if isinstance(value, Tensor):
+                local(value).copy_(shares[name])
+
+
+def _shape(value: Any) -> Any:
+    return local(value).shape if isinstance(value, Tensor) else None
+
+
+def collect(model: nn.Module, *, here: bool) -> None:
+    """Makes a model whole again on the host of one process, one parameter at a time; every process must come here.
+
+    Args:
+        model: The model, shared out; afterwards it can be saved, and trains no more.
+        here: Whether this process gets the values; in the others nothing is left of them.
+    """
+    for sharded in sharded_modules(model):
+        sharded.reshard()
+    done: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not isinstance(weight, DTensor):
+                continue
+            if id(weight) not in done:  # tied weights stay tied
+                whole = spread_as(local(weight), weight).full_tensor()  # type: ignore[attr-defined]
+                value = whole.cpu() if here else whole.to("meta")
+                done[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
+                del whole, value
+            setattr(module, name, done[id(weight)])
