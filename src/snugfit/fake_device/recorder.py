@@ -16,17 +16,16 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, own_kernels
-from snugfit.fake_device.accelerator import Stream, backend
+from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
-from snugfit.fake_device.collective_calls import run_of
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
 from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
-from snugfit.fake_device.ranks import cards_of_machine, gloo_bytes, issued, runs_beside
+from snugfit.fake_device.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
@@ -46,11 +45,9 @@ _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
 _holds_more: dict[Any, bool] = {}
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-_NOT_OF_RANKS = object()
 
 
-class Recorder(DirectMode):
+class Recorder(RankOperators, DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
 
     answers: type[ReadValues] = ReadValues
@@ -88,7 +85,7 @@ class Recorder(DirectMode):
         self._in_optimizer = 0
         self._stream = 0
         self._last_run: dict[int, int] = {}
-        self._streams_of_groups: dict[str, int] = {}
+        self._streams_of_groups = {}
         self._waits: dict[int, list[int]] = {}
         self._library_workspaces: set[tuple[bool, int]] = set()
         self._models: list[torch.nn.Module] = []
@@ -206,7 +203,7 @@ class Recorder(DirectMode):
         """Runs one operator on fake tensors and records it."""
         if self._among_ranks:
             found = self._of_ranks(func, types, args, kwargs or {})
-            if found is not _NOT_OF_RANKS:
+            if found is not NOT_OF_RANKS:
                 return found
         if func is _device:
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
@@ -249,21 +246,6 @@ class Recorder(DirectMode):
             with self._also_inside():
                 return body(*args, **kwargs)
         return self._work_out(func, args, kwargs, module, found)
-
-    def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Answers what only comes where there are process groups; `_NOT_OF_RANKS` for an ordinary operator."""
-        if not all(kind in _PLAIN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
-            return NotImplemented  # a DTensor comes again as the tensor in it
-        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
-            return func(*args, **kwargs)
-        if func.namespace == collectives.FUNCTIONAL:
-            with self._also_inside():
-                return dispatcher.run_explicit_body(func, args, kwargs)
-        if func.namespace == collectives.COLLECTIVES:
-            return self._collective(func, args)
-        if func in collectives.gathering():  # into the room that collected weights have while a unit runs
-            self._ledger.claim(kwargs["out"], "weights")
-        return _NOT_OF_RANKS
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
         """A captured tensor counts from its first use on."""
@@ -425,34 +407,6 @@ class Recorder(DirectMode):
         """What a script is told of allocated memory, in which the workspace of cuBLAS has its size on this card."""
         self.card.leave_out()
         return self._ledger.allocated_bytes, self._ledger.peak_bytes
-
-    def _collective(self, func: Any, args: Sequence[Any]) -> Any:
-        """Takes down a collective: when it runs, on which stream, and who waits for it."""
-        module, current = self._where(), self._stream
-        if not self._cuda:
-            self._inside(gloo_bytes(func, args), str(func), module)
-        group = runs_beside(func, args)
-        stream = current
-        after = tuple(self._waits.pop(current, ()))
-        if group:
-            stream = self._streams_of_groups.setdefault(group, Stream().number)
-            after = (*after, *((self._last_run[current],) if current in self._last_run else ()))
-        run = run_of(func, args, cards_of_machine(), module=module, phase=self.phase, stream=stream, after=after)
-        number = None
-        if run is not None:
-            number = self._last_run[stream] = self._builder.run(run._replace(at=len(self._builder)))
-
-        def waited() -> None:
-            if number is not None:
-                self._waits.setdefault(self._stream, []).append(number)
-
-        return issued(func, args, waited, beside=bool(group))
-
-    def _inside(self, size: int, operator: str, module: str) -> None:
-        """Takes down memory that is taken and given back within one call."""
-        if size:
-            self._builder.workspace(size, operator=operator, module=module, phase=self.phase, stream=self._stream)
-            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
 
     # -- gradients, optimizers, streams
 

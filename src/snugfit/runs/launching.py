@@ -85,8 +85,8 @@ def machines_for(
     """
     before: dict[str, Any] = {}
     if resume and run_dir is not None and holds_run(Path(run_dir)):
-        before = read_yaml(Path(run_dir) / WORKLOAD, "run file", example="data: digits").get("settings")
-        before = before if isinstance(before, dict) else {}
+        kept = read_yaml(Path(run_dir) / WORKLOAD, "run file", example="data: digits").get("settings")
+        before = kept if isinstance(kept, dict) else {}
     settings = Workload(gpus=gpus or before.get("gpus", 1), nodes=nodes or before.get("nodes", 1))
     if settings.ranks == 1:
         return None

@@ -30,12 +30,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from snugfit.atomic_file import TEMPORARY_PREFIX, flush
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.apply import local
-from snugfit.training.atomic_file import TEMPORARY_PREFIX, flush
 from snugfit.training.checkpoint import DamagedCheckpointError, load_checkpoint, save_checkpoint
 from snugfit.training.shares import layouts, share_of_whole, spread_as
 

@@ -1,0 +1,86 @@
+"""What a recorder sees only where several processes train: collectives, and tensors that are shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.fake_device.accelerator import Stream
+from snugfit.fake_device.collective_calls import run_of
+from snugfit.fake_device.ranks import cards_of_machine, gloo_bytes, issued, runs_beside
+from snugfit.measure.storage_ledger import StorageLedger
+from snugfit.private_torch import FakeTensor, collectives, dispatcher
+from snugfit.recording.trace import TraceBuilder
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+NOT_OF_RANKS = object()
+
+
+class RankOperators:
+    """The part of a recorder that answers operators of `torch.distributed`."""
+
+    _builder: TraceBuilder
+    _ledger: StorageLedger
+    _cuda: bool
+    _stream: int
+    _last_run: dict[int, int]
+    _waits: dict[int, list[int]]
+    _streams_of_groups: dict[str, int]
+
+    @property
+    def phase(self) -> str:
+        """The phase of the run."""
+        raise NotImplementedError
+
+    def _also_inside(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def _where(self) -> str:
+        raise NotImplementedError
+
+    def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Answers what only comes where there are process groups; `NOT_OF_RANKS` for an ordinary operator."""
+        if not all(kind in _PLAIN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
+            return NotImplemented  # a DTensor comes again as the tensor in it
+        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
+            return func(*args, **kwargs)
+        if func.namespace == collectives.FUNCTIONAL:
+            with self._also_inside():
+                return dispatcher.run_explicit_body(func, args, kwargs)
+        if func.namespace == collectives.COLLECTIVES:
+            return self._collective(func, args)
+        if func in collectives.gathering():  # into the room that collected weights have while a unit runs
+            self._ledger.claim(kwargs["out"], "weights")
+        return NOT_OF_RANKS
+
+    def _collective(self, func: Any, args: Sequence[Any]) -> Any:
+        """Takes down a collective: when it runs, on which stream, and who waits for it."""
+        module, current = self._where(), self._stream
+        if not self._cuda:
+            self._inside(gloo_bytes(func, args), str(func), module)
+        group = runs_beside(func, args)
+        stream = current
+        after = tuple(self._waits.pop(current, ()))
+        if group:
+            stream = self._streams_of_groups.setdefault(group, Stream().number)
+            after = (*after, *((self._last_run[current],) if current in self._last_run else ()))
+        run = run_of(func, args, cards_of_machine(), module=module, phase=self.phase, stream=stream, after=after)
+        number = None
+        if run is not None:
+            number = self._last_run[stream] = self._builder.run(run._replace(at=len(self._builder)))
+
+        def waited() -> None:
+            if number is not None:
+                self._waits.setdefault(self._stream, []).append(number)
+
+        return issued(func, args, waited, beside=bool(group))
+
+    def _inside(self, size: int, operator: str, module: str) -> None:
+        """Takes down memory that is taken and given back within one call."""
+        if size:
+            self._builder.workspace(size, operator=operator, module=module, phase=self.phase, stream=self._stream)
+            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
