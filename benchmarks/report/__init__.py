@@ -21,6 +21,7 @@ from benchmarks.report.memory import accuracy, figure
 from benchmarks.report.overhead import overhead
 from benchmarks.report.plans import plans
 from benchmarks.report.published import guides, published
+from benchmarks.report.ranks import ranks_section
 from benchmarks.report.tables import Row
 from benchmarks.results_file import RESULTS
 
@@ -63,7 +64,13 @@ def page(results: Path = RESULTS) -> str:
             "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
         )
     sections = [intro, *(place_section(folder) for folder in found)]
-    sections += [clock_section(results, FIGURES), communication_section(results), published(results), guides(results)]
+    sections += [
+        clock_section(results, FIGURES),
+        communication_section(results),
+        ranks_section(results),
+        published(results),
+        guides(results),
+    ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
