@@ -109,7 +109,9 @@ def carry_out(
                     restart.note(run_dir.path, trainer, str(error))
                 raise _with_advice(error, run_dir, request) from error
             except TrainingError as error:
-                raise type(error)(f"{error} {_saved(run_dir, request)}") from error
+                told = type(error)(f"{error} {_saved(run_dir, request)}")
+                told.left_to_others = error.left_to_others
+                raise told from error
             except TrainingStopped:
                 raise
             except KeyboardInterrupt:

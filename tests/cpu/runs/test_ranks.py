@@ -171,6 +171,7 @@ def test_gpus_start_processes_and_a_killed_one_ends_them(folder):
     finally:
         launcher.kill()
     assert launcher.returncode == 4, said
+    assert said.count("snugfit: ") == 1, said
     assert "was ended by SIGKILL" in said and "--resume" in said and "Traceback" not in said
     assert not any(Path(f"/proc/{one}").exists() for one in children)
 

@@ -278,7 +278,7 @@ def test_full_disk_is_a_training_error_and_the_checkpoint_before_it_stays(tmp_pa
         loop = make_loop(run)
         save = run.checkpoints.save
 
-        def full(step, state):
+        def full(step, state, parts=None):
             if step == 6:
                 raise OSError(28, "No space left on device")
             return save(step, state)
