@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -18,7 +19,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.read_values import arrays_given
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.registration import threads_of
-from snugfit.fake_device.replaced import replaced
+from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
 from snugfit.recording.recording import Recording
 from snugfit.training import phases
@@ -64,6 +65,7 @@ def record(
             ]
             if personality.is_card:
                 around.enter_context(cuda_means_sim())
+                answers += pages_locked()
             else:
                 answers += pool_on_host(recorder.host_pool)
             around.enter_context(replaced(answers))
@@ -79,3 +81,18 @@ def record(
         processor=recorder.processor,
         same_on=recorder.card.same,
     )
+
+
+def pages_locked() -> list[Change]:
+    """Host memory that is locked for a card: a copy of the tensor, and a note on it."""
+    locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def pin_memory(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+        copy = tensor if tensor.untyped_storage() in locked else tensor.clone()
+        locked.add(copy.untyped_storage())
+        return copy
+
+    return [
+        (torch.Tensor, "pin_memory", pin_memory),
+        (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.untyped_storage() in locked),
+    ]

@@ -206,7 +206,7 @@ def shares_by_storage() -> tuple[Any, str, Any]:
         weight = getattr(self._module_info.module, self._module_info.param_name)
         shares = (self._sharded_param_data, weight._local_tensor)
         if weight is not self.sharded_param or len({one.untyped_storage()._cdata for one in shares}) > 1:
-            pad_again(self)
+            pad_again(self)  # type: ignore[no-untyped-call]
 
     return (FSDPParam, "reset_sharded_param", reset)
 

@@ -109,6 +109,8 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
         known = buffers.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
+        if own_part(tensor) is not tensor:  # shared out already, and where its recipe wants it
+            return tensor
         final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
         if final.itemsize <= tensor.dtype.itemsize:
             made = tensor.to(final).to(device)
