@@ -203,8 +203,11 @@ class Planner:
         best: Probe | None = None
         self._led_by = None
         self._look_first()
-        for space in self.space().ways():
-            if capacity <= 0 or (best is not None and not _may_win(space, best)) or not self._may_fit(space, capacity):
+        ways = self.space().ways()
+        for space in ways:
+            if capacity <= 0 or (best is not None and not _may_win(space, best)):
+                continue
+            if not self._may_fit(space, capacity, longer=len(ways) > 1):
                 continue
             search = self._search_in(space)
             search.renew()
@@ -213,14 +216,22 @@ class Planner:
                 best, self._led_by = found, search
         return best
 
-    def _may_fit(self, space: Space, capacity: int) -> bool:
-        """Whether one of the recipes fits that are ever leaner; host memory apart, which another place to build may save."""
+    def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
+        """Whether something of a way to share fits; host memory apart, which another place to build may save.
+
+        Args:
+            space: The way.
+            capacity: Memory there is.
+            longer: Whether the least memory is looked for, too, where the leanest recipe of all comes near.
+        """
         if _least_weights(space) > capacity:
             return False
-        return any(
-            seen is not None and space.has(seen.recipe) and seen.need_bytes <= capacity
-            for seen in self.ever_leaner(Smallest(space))
-        )
+        smallest = Smallest(space)
+        if any(seen is not None and _fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
+            return True
+        if longer and _fits_in(space, int(_NEAR * capacity)):
+            smallest.find(_widest(self.constraints))
+        return _fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
         """Returns whether a plan for a budget is likely to be found; less is simulated than for the plan.
@@ -229,12 +240,7 @@ class Planner:
             budget_bytes: Memory there is.
         """
         capacity = self.capacity_bytes(budget_bytes)
-        if any(self._may_fit(space, capacity) for space in reversed(self.space().ways())):
-            return True
-        smallest = self._smallest()
-        near = any(probe.need_bytes <= _NEAR * capacity for probe in smallest.space.usable())
-        least = smallest.find(_widest(self.constraints)) if near else None
-        return least is not None and least.need_bytes <= capacity
+        return any(self._may_fit(space, capacity, longer=True) for space in reversed(self.space().ways()))
 
     def _smallest(self) -> Smallest:
         """The search for the least memory, in the way to share that needs the least by now."""
@@ -323,6 +329,16 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
+
+
+def _fits_in(space: Space, capacity: int) -> bool:
+    """Whether something fits that was simulated of a way to share."""
+    return any(
+        space.has(probe.recipe)
+        and probe.need_bytes <= capacity
+        and space.constraints.refusal(probe.recipe, space.workload) is None
+        for probe in space.laboratory.probes.values()
+    )
 
 
 def _least_weights(space: Space) -> float:

@@ -104,8 +104,6 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
     buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        if own_part(tensor) is not tensor:  # shared out already, where its shares are to be
-            return tensor
         known = buffers.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
