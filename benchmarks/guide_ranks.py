@@ -2,10 +2,10 @@
 
     python -m benchmarks.guide_ranks
 
-The guide's runs were of torch's first FSDP in June 2023, which collected weights without waiting for those before to be let
-go (`limit_all_gathers` was off until July 2023: pytorch pull request 104900). So beside each rung stands what it takes where all
-collected weights stay to the end of the pass (`shard=gradients`), and what the float16 copies of them take, which that FSDP
-made for itself under `16-mixed`.
+The guide's runs were of torch's first FSDP in June 2023, which collected weights without waiting for those before to be
+let go (`limit_all_gathers` was off until July 2023: pytorch pull request 104900). So beside each rung stands what it takes
+where all collected weights stay to the end of the pass (`shard=gradients`), and what float16 copies of them take, which
+that FSDP made for itself under `16-mixed`.
 
 Source: rasbt/pytorch-memory-optim, 08_baseline.py to 10_fsdp-with-cpu-offload.py (518 pixels, 4 images a GPU, Adam).
 """

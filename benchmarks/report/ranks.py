@@ -26,8 +26,8 @@ def ranks_section(results: Path) -> str:
         for guess, truth in zip(row["predicted_bytes"], row["measured_bytes"], strict=True)
     )
     text = (
-        f"## Several GPUs\n\nProcesses on a CPU that share a batch over gloo, {len(rows)} configurations: the predicted peak of "
-        f"every process is within {most} bytes of the measured one. `python -m benchmarks.ranks`, torch {machine['torch']}, "
+        f"## Several GPUs\n\nProcesses on a CPU that share a batch over gloo, {len(rows)} configurations: the predicted "
+        f"peak of every process is within {most} bytes of the measured one. `python -m benchmarks.ranks`, torch {machine['torch']}, "
         f"{machine['date']}."
     )
     lines = table(
@@ -52,9 +52,10 @@ def _guide(results: Path) -> str:
         return ""
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     text = (
-        "The guide's ViT-H/14 on four GPUs (16-mixed, reserved GB), predicted for today's `fully_shard`. The guide used the first "
-        "FSDP, which in June 2023 collected weights without a limit and made float16 copies of them: the last two columns are "
-        "what is predicted when all collected weights stay, and with their copies added. `python -m benchmarks.guide_ranks`."
+        "The guide's ViT-H/14 on four GPUs (16-mixed, reserved GB), predicted for today's `fully_shard`. The guide used the "
+        "first FSDP, which in June 2023 collected weights without a limit and made float16 copies of them: the last two "
+        "columns are what is predicted when all collected weights stay, and with copies added. "
+        "`python -m benchmarks.guide_ranks`."
     )
     return (
         text

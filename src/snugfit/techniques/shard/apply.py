@@ -8,7 +8,7 @@ element. What needs all shares, the norm of the gradients and whether they are f
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
 from snugfit.private_torch.collectives import own_part, replicate
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.init.apply import settle
 from snugfit.techniques.shard import numbered
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 _DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
