@@ -27,8 +27,8 @@ def ranks_section(results: Path) -> str:
     )
     text = (
         f"## Several GPUs\n\nProcesses on a CPU that share a batch over gloo, {len(rows)} configurations: the predicted "
-        f"peak of every process is within {most} bytes of the measured one. `python -m benchmarks.ranks`, torch {machine['torch']}, "
-        f"{machine['date']}."
+        f"peak of every process is within {most} bytes of the measured one. `python -m benchmarks.ranks`, "
+        f"torch {machine['torch']}, {machine['date']}."
     )
     lines = table(
         ["processes", "model", "recipe", "fullest, measured", "predicted"],

@@ -2,8 +2,9 @@
 
 A process that has no memory for a step cannot go back alone: the others have sent their gradients already, or wait for its
 own. It notes in the run directory what it was doing, and ends; so do the others. When the run is started again (by
-`launching.py`, or by hand with `--resume`), the recipe is chosen that one process would have gone on with (`training/fallbacks.py`). Microbatches, checkpoints and the like change no update, so the weights come out
-as if there had been memory enough.
+`launching.py`, or by hand with `--resume`), the recipe is chosen that one process would have gone on with
+(`training/fallbacks.py`). Microbatches, checkpoints and the like change no update, so the weights come out as if there had
+been memory enough.
 """
 
 from __future__ import annotations
