@@ -27,6 +27,7 @@ RECIPES = {
     "offload_activations": {"shard": "full", "offload_activations": "all"},
     "for_loop": {"shard": "full", "optimizer_impl": "for-loop"},
     "compile": {"shard": "full", "compile": "aot_eager"},
+    "lora": {"shard": "full", "adapter": "lora", "adapter_rank": 2},
 }
 
 
@@ -96,8 +97,10 @@ def test_settings_mean_the_same_among_several(two, fields, settings):
         {"precision": "16-mixed"},
         {"precision": "bf16-true", "reduce_dtype": "fp32"},
         {"precision": "bf16-true", "stochastic_rounding": True},
-        {"adapter": "lora", "adapter_rank": 2},
+        {"adapter": "lora", "adapter_rank": 2, "quantize": "int8"},
+        {"adapter": "lora", "adapter_rank": 2, "quantize": "nf4"},
         {"optimizer": "adamw8bit"},
+        {"optimizer": "adamw4bit"},
     ],
     ids=str,
 )
