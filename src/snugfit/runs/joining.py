@@ -131,6 +131,7 @@ class Joined:
         self.place, self.store = place, store
         self.watch: Any = None
         """A group that only `lost` uses."""
+        self._told = False
 
     def wait_for_all(self, seconds: float) -> None:
         """Waits for the others.
@@ -146,7 +147,11 @@ class Joined:
         try:
             self.store.wait(names, timedelta(seconds=seconds))
         except RuntimeError as error:
-            missing = [str(number) for number, name in enumerate(names) if not self.store.check([name])]
+            try:
+                missing = [str(number) for number, name in enumerate(names) if not self.store.check([name])]
+            except RuntimeError:  # the first process holds the store; it has given up waiting, and said so
+                self._told = True
+                raise InputError("process 0 ended before all processes had come; it says why.") from error
             raise InputError(
                 f"of {self.place.count} processes, number {', '.join(missing)} did not come within {seconds:g} s "
                 f"({option('rdzv_timeout SECONDS')}). Start the same command on every machine, and as many processes as "
@@ -155,6 +160,8 @@ class Joined:
 
     def speaks(self) -> bool:
         """Returns whether this process is the one that tells of an error: the first that asks."""
+        if self._told:
+            return False
         try:
             return bool(self.store.add("snugfit/said", 1) == 1)
         except RuntimeError:  # the one that held the store is gone
