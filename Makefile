@@ -8,11 +8,14 @@ TORCH ?= torch
 # each process takes whole stretches of the suite, so that what the tests of a file share is mostly made once
 SPLIT = -n 2 --dist worksteal
 
-.PHONY: demo test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
+.PHONY: demo demo-gpus test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
 		--epochs 5 --lr 2e-3 --lr-schedule cosine --warmup-steps 60 --sgd-lr 0.05
+
+demo-gpus: $(VENV)/.demo  ## four processes on this CPU: memory by process, predicted beside measured
+	PYTHONPATH=src:. $(RUN) -m benchmarks.demo_gpus --out runs/demo-gpus
 
 test: $(VENV)/.dev  ## the whole test suite; THREADS=2: with two threads of computation in each process
 	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest $(SPLIT)
