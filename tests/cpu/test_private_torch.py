@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
-from snugfit.private_torch import allocators, dispatcher
+from snugfit.private_torch import allocators, collectives, dispatcher
 from snugfit.recording import allocator
 
 PRIVATE = Path(private_torch.__file__).parent
@@ -742,3 +742,61 @@ print(len(before))
         "the pretend card has no PREMUL_SUM; reduce by SUM and multiply the result.",
         "2",
     ]
+
+
+# -- several processes
+
+
+@pytest.mark.parametrize(("length", "ranks"), [(8, 4), (5, 3), (2, 4), (7, 8), (1, 1)])
+def test_a_chunk_is_cut_as_torch_cuts_all(length, ranks):
+    """OwnChunk, only_own_chunks"""
+    module, name, made = collectives.only_own_chunks()
+    tensor = torch.arange(length * 3).view(length, 3)
+    for number, chunk in enumerate(getattr(module, name)(tensor, ranks, dim=0)):
+        mine = made(tensor, ranks, 0)[number]
+        assert mine.numel() == chunk.numel() and torch.equal(mine.flatten(), chunk.flatten())
+
+
+_ONE_OF_THREE = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from snugfit.attributes import attributes_set
+from snugfit.private_torch import collectives
+
+assert not collectives.knows_groups()
+collectives.init_alone(3, 2, "cpu")
+assert collectives.knows_groups() and torch.distributed.get_world_size() == 3
+mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("shard",))
+for owner, name, method in collectives.meshes_with_numbers():
+    assert callable(getattr(owner, name)) and method.__wrapped__ is getattr(owner, name)
+assert {"__init__", "__getitem__"} <= {name for _, name, _ in collectives.meshes_with_numbers()}
+model = torch.nn.Linear(4, 5)
+state, kind = dict(vars(model)), type(model)
+state["_parameters"] = dict(model._parameters)
+fully_shard(model, mesh=mesh)
+assert collectives.own_part(model.weight).shape == (1, 4)
+assert collectives.own_part(state["_parameters"]["weight"]) is state["_parameters"]["weight"]
+owner, name, kept = collectives.shares_by_storage()
+group = model._get_fsdp_state()._fsdp_param_groups[0] if hasattr(model._get_fsdp_state(), "_fsdp_param_groups") else (
+    model._get_fsdp_state()._fsdp_param_group
+)
+before = group.fsdp_params[0]._sharded_param_data
+kept(group.fsdp_params[0])
+assert group.fsdp_params[0]._sharded_param_data is before
+(operator,) = collectives.gathering()
+assert [argument.name for argument in operator._schema.arguments][-1] == "out"
+model.__class__ = kind
+vars(model).clear()
+vars(model).update(state)
+collectives.forget_shares(model)
+collectives.replicate(model, mesh=init_device_mesh("cpu", (3,), mesh_dim_names=("replicate",)))
+assert collectives.own_part(model.weight).shape == (5, 4)
+print("well")
+"""
+
+
+def test_one_of_three_processes_that_are_not_there():
+    """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares, replicate"""
+    done = run_code(_ONE_OF_THREE)
+    assert done.stdout.strip().endswith("well"), done.stderr

@@ -35,12 +35,18 @@ OTHER_VALUES = {
     "adapter_head": True,
     "quantize": "nf4",
     "double_quantize": True,
+    "shard": "hybrid:2",
+    "shard_unit": "size:1000",
+    "reduce_dtype": "fp32",
+    "reduce_gradients": "batch",
+    "offload_parameters": "all",
 }
 NEEDS = {
     "stochastic_rounding": {"precision": "bf16-true"},
     "compile_memory_budget": {"compile": "inductor"},
     "quantize": {"adapter": "lora"},
     "double_quantize": {"adapter": "lora", "quantize": "nf4"},
+    "offload_parameters": {"shard": "full"},
 } | {f"adapter_{name}": {"adapter": "lora"} for name in ("rank", "alpha", "dropout", "targets", "head")}
 
 

@@ -11,6 +11,7 @@ from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload
 
 FREE = {"checkpoint": {"all", "none", "selective", "blocks:K", "every:N"}, "compile": {"inductor", "none"}}
 FREE["offload_activations"] = {"all", "none"}
+FREE["shard"] = {"none", "gradients", "full", "hybrid:N"}
 
 
 def _allowed(field):

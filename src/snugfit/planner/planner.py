@@ -25,6 +25,7 @@ from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS
 from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
@@ -347,7 +348,12 @@ def _least_weights(space: Space) -> float:
     allowed = space.constraints.allow
     # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
     narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
-    if any(getattr(space.base, name) != getattr(Recipe(), name) for name in ("precision", "quantize")):
+    if any(
+        getattr(space.base, name) != getattr(Recipe(), name)
+        for row in TECHNIQUES
+        if row.variants
+        for name in row.fields
+    ):
         narrowest = 1 / 8
     return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest
 

@@ -352,7 +352,10 @@ LINES = [
         wrong("--devise l4", "unknown option '--devise'", "did you mean '--device'"),
         wrong("extra", "unexpected argument 'extra'", "see `snugfit estimate --help`"),
         wrong("--json=yes", "ignored explicit argument 'yes'", "see `snugfit estimate --help`"),
-        wrong("--gpus 2", "unknown option '--gpus'", "see `snugfit estimate --help`"),
+        wrong("--gpus 0", "gpus is 0", "must be at least 1"),
+        wrong(
+            "--gpus 2 --batch-size 1", "a batch of 1 cannot be shared by 2 GPUs", "Give a larger batch or fewer GPUs"
+        ),
         wrong(
             "--adapter-rank 16",
             "adapter_rank without an adapter",

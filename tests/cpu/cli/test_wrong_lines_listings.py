@@ -46,14 +46,13 @@ LINES = [
         "technique 'nonesuch' is unknown",
         "allowed: mixed_precision, true_precision, tf32, microbatch,",
     ),
-    wrong("techniques zero3", "technique 'zero3' is unknown", "did you mean 'zero-3'"),
     wrong(
         "techniques flash-attention-3", "technique 'flash-attention-3' is unknown", "did you mean 'flash-attention-2'"
     ),
     wrong("techniques __init__", "technique '__init__' is unknown", "did you mean 'init'"),
     wrong("techniques --name lora", "unknown option '--name'", "see `snugfit techniques --help`"),
     wrong("techniques --all", "unknown option '--all'", "see `snugfit techniques --help`"),
-    wrong("techniques fsdp", "technique 'fsdp'", "The nearest that is here: `snugfit techniques"),
+    wrong("techniques megatron", "technique 'megatron'", "The nearest that is here: `snugfit techniques"),
 ]
 
 

@@ -110,8 +110,9 @@ for name in dispatcher.operator_names():
     print(name, len(set(rows.values())), *sorted(rows.values()))
 """
 
-_CHOSEN_BY_US = re.compile(r"^aten::(scaled_dot_product_attention|lstm|gru|rnn_tanh|rnn_relu|_test_)")
-"""Attention and recurrent layers choose their kernel by the device's type: registered one by one, in files of their own."""
+_CHOSEN_BY_US = re.compile(r"^aten::(scaled_dot_product_attention|lstm|gru|rnn_tanh|rnn_relu|prod|cumprod|_test_)")
+"""Attention and recurrent layers choose their kernel by the device's type, gradients of products by values: registered one
+by one, in files of their own."""
 
 
 @knows_cuda

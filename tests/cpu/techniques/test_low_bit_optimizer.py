@@ -169,7 +169,8 @@ def test_bytes_of_state(name, expected):
 def test_embeddings_and_small_parameters_keep_full_precision(name):
     model = text_model()
     workload = Workload(no_decay=True)
-    groups = optimizer_groups(model, parameter_groups(model.parameters(), workload), Recipe(optimizer=name), workload)
+    named, groups = dict(model.named_parameters()), parameter_groups(model.parameters(), workload)
+    groups = optimizer_groups(model, named, groups, Recipe(optimizer=name), workload)
     kept = {id(weight) for group in groups if group[FULL_PRECISION] for weight in group["params"]}
     assert kept == {id(model.embedding.weight)} and model.head.weight is model.embedding.weight
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

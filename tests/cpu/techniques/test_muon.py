@@ -38,7 +38,8 @@ def test_which_parameters_are_matrices(name, muon):
     model = make_model(name)
     assert names_of(model, muon_weights(model)) == muon
     workload = Workload(optimizer="muon", no_decay=True)
-    groups = optimizer_groups(model, parameter_groups(model.parameters(), workload), Recipe(), workload)
+    named = dict(model.named_parameters())
+    groups = optimizer_groups(model, named, parameter_groups(model.parameters(), workload), Recipe(), workload)
     assert {n for g in groups if g[ALGORITHM] == "muon" for n in names_of(model, g["params"])} == muon
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
