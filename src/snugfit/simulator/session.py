@@ -13,6 +13,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, warn
 from snugfit.fake_device.captured import captured_tensors
+from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.chance import MOST_TRIED, Chance
 from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
 from snugfit.fake_device.personality import Personality
@@ -157,8 +159,6 @@ def record_given(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
-    if recipe.compile != "none":
-        recipe = recipe.replace(compile="none", compile_memory_budget=None)
     subject = _Request(model, batch, arguments.get("forward"))
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
@@ -181,6 +181,7 @@ def record_given(
 
     def recorded(evaluation: _Evaluation | None, chance: Chance, **other: Any) -> Recording:
         def train(recorder: Any) -> None:
+            recorder.compiles = recipe.compile != "none"
             with phase("build"):
                 # Weights that are quantised go to the device layer by layer, from a model built on the host.
                 built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
@@ -202,7 +203,8 @@ def record_given(
 
             course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
-        return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
+        with compiled_on_fakes(personality) if recipe.compile != "none" else nullcontext():
+            return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
 
     def run() -> Recording:
         load_libraries(recipe)
