@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
+_MOST_COMPILED = 4
+"""Recipes that a plan compiles at most, each of which takes minutes."""
 
 
 class Planner:
@@ -148,12 +150,26 @@ class Planner:
             if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
                 search.run(int(capacity * share), most_rounds=1, at_once=1)
         while True:
-            best = search.best(capacity)
-            assert best is not None
+            best = self._as_it_runs(search, capacity)
+            if best is None:
+                raise self._does_not_fit(budget_bytes, Smallest(search.space))
             fallbacks = fallbacks_of(search.space, best)
-            if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
+            # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
+            if best.recipe.compile != "none" or search.best(capacity) is best:
                 break
         return self._plan(best, fallbacks, budget_bytes, capacity)
+
+    def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
+        """The best recipe, compiled where that is pinned; where that needs more than there is, one that needs less."""
+        for _ in range(_MOST_COMPILED):
+            best = search.best(capacity)
+            if best is None:
+                return None
+            real = self.laboratory.as_it_runs(best)
+            if real.need_bytes <= capacity:
+                return real
+            search.run(int(capacity * best.need_bytes / real.need_bytes))
+        return None
 
     def _try_microbatches(self) -> None:
         """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""

@@ -13,7 +13,6 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +21,13 @@ import torch
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, warn
 from snugfit.fake_device.captured import captured_tensors
-from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.chance import MOST_TRIED, Chance
+from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.record import record
 from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+from snugfit.private_torch import compiler
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
@@ -146,7 +146,7 @@ def record_given(
         batch: One batch of training, or a list of batches that the steps go through.
         arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
             and `assume`, an `Assumptions`.
-        recipe: How the step is held in memory. It is simulated operator by operator, also where it asks for a compiler.
+        recipe: How the step is held in memory. Where it asks for a compiler, torch compiles the simulated step.
         personality: The kind of device.
         task: What is reported in evaluation; None: the loss.
         steps: How many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
@@ -163,7 +163,8 @@ def record_given(
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
-        real_run.try_step(model, recipe, batches[0], given, subject.captured())
+        eager = recipe.replace(compile="none", compile_memory_budget=None)
+        real_run.try_step(model, eager, batches[0], given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     if given.get("batch_size") is None and given.get("split") is None:
@@ -203,7 +204,7 @@ def record_given(
 
             course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
-        with compiled_on_fakes(personality) if recipe.compile != "none" else nullcontext():
+        with compiled_on_fakes(recipe, personality):
             return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
 
     def run() -> Recording:
@@ -232,7 +233,22 @@ def record_given(
 
         return _costliest(in_pieces)
 
-    return subject.recorded(run, personality, workload=workload, switchable=switchable)
+    def run_or_eagerly() -> Recording:
+        nonlocal recipe
+        if recipe.compile == "none":
+            return run()
+        try:
+            return run()
+        except compiler.cannot_compile() as error:
+            reason = " ".join(str(error).split())[:300]
+            warn(
+                f"compile={recipe.compile!r} could not compile the step for the simulated device, so the prediction is "
+                f"that of the eager step ({type(error).__name__}: {reason})"
+            )
+            recipe = recipe.replace(compile="none", compile_memory_budget=None)
+            return run()
+
+    return subject.recorded(run_or_eagerly, personality, workload=workload, switchable=switchable)
 
 
 def record_step(
