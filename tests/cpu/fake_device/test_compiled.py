@@ -1,0 +1,106 @@
+"""Compiled steps in a simulation: what is saved, fused and reused is what torch's compiler does, to the byte."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+from small_models import cross_entropy, make_batches, make_model
+from torch import nn
+
+import snugfit
+from benchmarks.cpu_truth import Case, measured, predicted
+from snugfit import Recipe, SnugfitWarning
+from snugfit.fake_device.personality import Personality
+from snugfit.recording.replay import replay
+from snugfit.simulator.session import simulate_training
+from snugfit.workers.pool import shared_pool
+
+CASE = Case(
+    lambda: make_model("mlp", torch.float32),
+    lambda: make_batches("mlp", 256, 1, torch.float32)[0],
+    cross_entropy,
+    False,
+)
+
+
+class Chain(nn.Module):
+    """Elementwise operators of which only the first and the last value need memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.layer(x)
+        for _ in range(6):
+            x = torch.sin(x) * 2
+        return x
+
+
+def _chain(recipe, kind):
+    batch = (torch.empty(2048, 64, device="meta"), torch.empty(2048, 64, device="meta"))
+    settings = {"loss": lambda output, batch: (output - batch[1]).square().mean()}
+    return simulate_training(Chain(), recipe, batch, personality=Personality(kind=kind), arguments=settings)
+
+
+@pytest.mark.parametrize("budget", [None, 0.3])
+def test_what_is_saved_for_backward_is_predicted_to_the_byte(budget):
+    recipe = Recipe(compile="aot_eager_decomp_partition", compile_memory_budget=budget)
+    torch._dynamo.reset()
+    assert predicted(CASE, recipe, shared_pool()) == measured(CASE, recipe)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor on cpu needs a C++ compiler")
+def test_what_inductor_makes_is_predicted_to_the_byte():
+    recipe = Recipe(compile="inductor", microbatch_size=128)
+    torch._dynamo.reset()
+    assert predicted(CASE, recipe, shared_pool()) == measured(CASE, recipe)
+
+
+def test_inductor_fuses_on_a_simulated_card():
+    compiled, eager = _chain(Recipe(compile="inductor"), "cuda"), _chain(Recipe(), "cuda")
+    names = [run.operator for run in compiled.trace.runs]
+    assert any("fused_kernel" in name for name in names)
+    assert not any("sin" in name for name in names)
+    assert any(run.product for run in compiled.trace.runs)  # library kernels that write where they are told
+    assert replay(compiled.trace).peak_allocated_bytes < replay(eager.trace).peak_allocated_bytes - 3 * 2048 * 64 * 4
+
+
+class Broken(Chain):
+    """Reads a value in the middle of its forward pass."""
+
+    def forward(self, x):
+        x = self.layer(x)
+        torch._dynamo.graph_break()
+        return torch.sin(x) * 2
+
+
+def test_a_broken_graph_is_told():
+    batch = (torch.empty(64, 64), torch.empty(64, 64))
+    with pytest.warns(SnugfitWarning, match="cannot trace the model whole: 1 places? break"):
+        snugfit.estimate(
+            Broken(), batch, loss=lambda output, batch: output.mean(), device="cpu",
+            recipe=Recipe(compile="aot_eager_decomp_partition"),
+        )  # fmt: skip
+
+
+def test_what_cannot_be_compiled_is_predicted_eagerly_and_labelled():
+    batch = (torch.empty(64, 64), torch.empty(64, 64))
+    settings = {"loss": lambda output, batch: output.mean(), "device": "cpu"}
+    with pytest.warns(SnugfitWarning, match="could not compile the step .* the prediction is that of the eager step"):
+        found = snugfit.estimate(Chain(), batch, recipe=Recipe(compile="tvm"), **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SnugfitWarning)
+        eager = snugfit.estimate(Chain(), batch, recipe=Recipe(), **settings)
+    assert found.peak_allocated_bytes == eager.peak_allocated_bytes
+
+
+def test_the_bound_is_said():
+    batch = (torch.empty(64, 64), torch.empty(64, 64))
+    for device, bound in (("cpu", "within 5% of measured runs"), ("rtx-4090", "within 8% of published runs")):
+        with pytest.warns(SnugfitWarning, match=bound):
+            snugfit.estimate(
+                Chain(), batch, loss=lambda output, batch: output.mean(), device=device,
+                recipe=Recipe(compile="aot_eager_decomp_partition"),
+            )  # fmt: skip
