@@ -36,8 +36,7 @@ def published_compiled_table(results: dict[str, Any]) -> str:
     lines = ["| model, samples | step | card | published | predicted |", "|---|---|---|---|---|"]
     for row in results["rows"]:
         step, published = row["recipe"].get("compile", "eager"), row["published_bytes"] / GIB
-        lines.append(
-            f"| {row['model']}, {row['samples']} | {step} | {row['device']} | {published:.2f} GiB | {row['ratio'] - 1:+.1%} |"
-        )
+        subject = f"{row['model']}, {row['samples']}"
+        lines.append(f"| {subject} | {step} | {row['device']} | {published:.2f} GiB | {row['ratio'] - 1:+.1%} |")
     source = ", ".join(dict.fromkeys(row["source"] for row in results["rows"]))
     return "\n".join([*lines, "", f"Source: {source}; `python -m benchmarks.published_compiled`."])

@@ -5,11 +5,11 @@ import warnings
 
 import pytest
 import torch
+from benchmarks.cpu_truth import Case, measured, predicted
 from small_models import cross_entropy, make_batches, make_model
 from torch import nn
 
 import snugfit
-from benchmarks.cpu_truth import Case, measured, predicted
 from snugfit import Recipe, SnugfitWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import replay
