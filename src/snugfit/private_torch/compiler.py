@@ -85,8 +85,11 @@ def nothing_kept() -> Any:
 
 
 def forget_all() -> None:
-    """Forgets everything that was compiled in this process, and why graphs broke."""
+    """Forgets everything that was compiled in this process, why graphs broke, and whether Triton was of any use."""
+    from torch.utils import _triton
+
     torch._dynamo.reset()
+    _triton.has_triton.cache_clear()
     torch._dynamo.utils.counters.clear()
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import itertools
 import logging
@@ -245,8 +246,9 @@ def record_given(
                 f"compile={recipe.compile!r} could not compile the step for the simulated device, so the prediction is "
                 f"that of the eager step ({type(error).__name__}: {reason})"
             )
-            recipe = recipe.replace(compile="none", compile_memory_budget=None)
-            return run()
+        recipe = recipe.replace(compile="none", compile_memory_budget=None)
+        gc.collect()  # the failed compilation, whose weak references keep weights from being swapped
+        return run()
 
     return subject.recorded(run_or_eagerly, personality, workload=workload, switchable=switchable)
 

@@ -85,17 +85,6 @@ def test_a_broken_graph_is_told():
         )  # fmt: skip
 
 
-def test_what_cannot_be_compiled_is_predicted_eagerly_and_labelled():
-    batch = (torch.empty(64, 64), torch.empty(64, 64))
-    settings = {"loss": lambda output, batch: output.mean(), "device": "cpu"}
-    with pytest.warns(SnugfitWarning, match="could not compile the step .* the prediction is that of the eager step"):
-        found = snugfit.estimate(Chain(), batch, recipe=Recipe(compile="tvm"), **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SnugfitWarning)
-        eager = snugfit.estimate(Chain(), batch, recipe=Recipe(), **settings)
-    assert found.peak_allocated_bytes == eager.peak_allocated_bytes
-
-
 def test_the_bound_is_said():
     batch = (torch.empty(64, 64), torch.empty(64, 64))
     for device, bound in (("cpu", "within 5% of measured runs"), ("rtx-4090", "within 8% of published runs")):
