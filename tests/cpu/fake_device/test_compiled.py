@@ -1,7 +1,6 @@
 """Compiled steps in a simulation: what is saved, fused and reused is what torch's compiler does, to the byte."""
 
 import shutil
-import warnings
 
 import pytest
 import torch
@@ -78,11 +77,12 @@ class Broken(Chain):
 
 def test_a_broken_graph_is_told():
     batch = (torch.empty(64, 64), torch.empty(64, 64))
-    with pytest.warns(SnugfitWarning, match="cannot trace the model whole: 1 places? break"):
+    with pytest.warns(SnugfitWarning) as told:
         snugfit.estimate(
             Broken(), batch, loss=lambda output, batch: output.mean(), device="cpu",
             recipe=Recipe(compile="aot_eager_decomp_partition"),
         )  # fmt: skip
+    assert any("cannot trace the model whole: 1 places break its graph" in str(one.message) for one in told)
 
 
 def test_the_bound_is_said():
