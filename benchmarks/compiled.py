@@ -5,7 +5,8 @@ backend (inductor needs a C++ compiler), and once simulated, where torch compile
 eager step takes is predicted beside it: that is what was said of compiled recipes before they were compiled here, too.
 
     python -m benchmarks.compiled                  (writes benchmarks/results/compiled.json; half an hour, as compilers take)
-    python -m benchmarks.compiled vit gpt2         (only these models; those of others stay as they are in that file)
+    python -m benchmarks.compiled vit gpt2         (only these models; those of others stay as they are in that file,
+                                                    which then says that it was assembled)
 """
 
 from __future__ import annotations
@@ -173,13 +174,14 @@ def compare(model: str, samples: int, fields: dict[str, Any], pool: Pool) -> Row
 def main() -> None:
     """Compares all combinations and prints them; each is written at once, in the place of the one that was there."""
     warnings.simplefilter("ignore")
-    rows = {(row["model"], row["samples"], str(row["recipe"])): row for row in _written()}
+    models = sys.argv[1:]
+    rows = {(row["model"], row["samples"], str(row["recipe"])): row for row in (_written() if models else [])}
     pool = Pool()
     try:
-        for combination in combinations(sys.argv[1:] or list(MODELS)):
+        for combination in combinations(models or list(MODELS)):
             row = compare(*combination, pool)
             rows[row.model, row.samples, str(row.recipe)] = dataclasses.asdict(row)
-            _write([rows[key] for key in _in_order() if key in rows])
+            _write([rows[key] for key in _in_order() if key in rows], assembled=bool(models))
             print(
                 f"{row.model:5s} {row.samples:3d} {' '.join(map(str, row.recipe.values())):40s} predicted "
                 f"{row.predicted_bytes:>11,}  measured {row.measured_bytes:>11,}  {row.ratio - 1:+.3%}   eager "
@@ -194,13 +196,14 @@ def _in_order() -> list[tuple[str, int, str]]:
     return [(model, samples, str(recipe)) for model, samples, recipe in combinations(list(MODELS))]
 
 
-def _write(rows: list[dict[str, Any]]) -> None:
+def _write(rows: list[dict[str, Any]], *, assembled: bool) -> None:
     within = sum(abs(row["ratio"] - 1) <= TOLERANCE for row in rows)
     results = {
         "processor": this_processor().in_words(),
         "tolerance": TOLERANCE,
         "combinations": len(rows),
         "within_tolerance": within,
+        "assembled": assembled,
         "worst": max(rows, key=lambda row: abs(row["ratio"] - 1)),
         "rows": rows,
     }
@@ -208,7 +211,7 @@ def _write(rows: list[dict[str, Any]]) -> None:
 
 
 def _written() -> list[dict[str, Any]]:
-    """The rows of the last run; delete the file to have all of them from one machine and torch."""
+    """The rows of the last run."""
     path = RESULTS / "compiled.json"
     return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 

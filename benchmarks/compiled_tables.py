@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.compiled import MODELS, combinations
 from snugfit.units import GIB, MIB
 
 
@@ -19,16 +20,12 @@ def compiled_table(results: dict[str, Any]) -> str:
             f"| {row['model']}, {row['samples']} | {recipe} | {measured / MIB:.2f} MiB | {row['ratio'] - 1:+.2%} | "
             f"{row['eager_bytes'] / measured - 1:+.1%} |"
         )
-    machine = results["machine"]
-    return "\n".join(
-        [
-            f"{results['within_tolerance']} of {results['combinations']} within {results['tolerance']:.0%}:",
-            "",
-            *lines,
-            "",
-            f"{machine['processor']}, torch {machine['torch']}, {machine['date']}; `python -m benchmarks.compiled`.",
-        ]
-    )
+    machine, whole = results["machine"], results["combinations"] == len(list(combinations(list(MODELS))))
+    runs = " Rows of several runs, put together." if results["assembled"] else ""
+    missing = "" if whole else " The other combinations of that file have not been run."
+    within = f"{results['within_tolerance']} of {results['combinations']} within {results['tolerance']:.0%}:"
+    where = f"{machine['processor']}, torch {machine['torch']}, {machine['date']}; `python -m benchmarks.compiled`."
+    return "\n".join([within, "", *lines, "", f"{where}{runs}{missing}"])
 
 
 def published_compiled_table(results: dict[str, Any]) -> str:

@@ -758,14 +758,3 @@ print("ok")
 """
     )
     assert "ok" in said
-
-
-def test_errors_of_the_compiler():
-    """compiler: cannot_compile"""
-    from snugfit.private_torch import compiler
-
-    def refuses(graph, inputs):
-        raise ValueError("no")
-
-    with pytest.raises(compiler.cannot_compile()):
-        torch.compile(lambda x: x + 1, backend=refuses)(torch.ones(2))

@@ -24,7 +24,7 @@ from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
-from snugfit.techniques.declaration import LEVELS
+from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Planner:
         best = search.run(capacity) if capacity > 0 else None
         if best is None:
             smallest = Smallest(search.space)
-            least = smallest.find(_widest(self.constraints))
+            least = self._least(smallest, _widest(self.constraints))
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
             best = search.run(capacity)
@@ -161,15 +161,28 @@ class Planner:
 
     def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
         """The best recipe, compiled where that is pinned; where that needs more than there is, one that needs less."""
+        room = capacity
         for _ in range(_MOST_COMPILED):
-            best = search.best(capacity)
+            best = search.best(room)
             if best is None:
-                return None
+                break
             real = self.laboratory.as_it_runs(best)
             if real.need_bytes <= capacity:
                 return real
-            search.run(int(capacity * best.need_bytes / real.need_bytes))
-        return None
+            room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
+            search.run(room)
+        least = self._least(Smallest(search.space), _widest(self.constraints))
+        return least if least is not None and least.need_bytes <= capacity else None
+
+    def _least(self, smallest: Smallest, level: Level) -> Probe | None:
+        """What needs the least memory as it runs: a compiled step may need more than the eager one that stood for it."""
+        seen: list[Probe] = []
+        while len(seen) < _MOST_COMPILED:
+            found = smallest.find(level)
+            if found is None or found.as_it_runs:
+                return found
+            seen.append(self.laboratory.as_it_runs(found))
+        return min(seen, key=lambda probe: probe.need_bytes)
 
     def _try_microbatches(self) -> None:
         """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""
@@ -206,7 +219,7 @@ class Planner:
         """Raises where not even the most frugal recipe fits, before anything is simulated that only speed is for."""
         self._look_first()
         smallest = Smallest(self.space())
-        for seen in self.ever_leaner(smallest, lambda: smallest.find(_widest(self.constraints))):
+        for seen in self.ever_leaner(smallest, lambda: self._least(smallest, _widest(self.constraints))):
             if seen is not None and seen.need_bytes <= capacity:
                 return
         raise self._does_not_fit(budget_bytes, smallest)
@@ -263,7 +276,7 @@ class Planner:
         lines = []
         found: dict[str, int] = {}
         for level in LEVELS[widest:]:
-            probe = smallest.find(level)
+            probe = self._least(smallest, level)
             if probe is None:
                 continue
             found[level] = self.budget_bytes(probe.need_bytes)
@@ -301,7 +314,7 @@ def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
 
 
-def _widest(constraints: Constraints) -> Any:
+def _widest(constraints: Constraints) -> Level:
     return max(constraints.allow, key=LEVELS.index)
 
 

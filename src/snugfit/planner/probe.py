@@ -25,6 +25,7 @@ from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.subjects import Subject
+from snugfit.techniques.compile import eager_of
 from snugfit.workers.pool import Pool
 
 WORKERS = 2
@@ -122,7 +123,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = Fa
         InputError: The recipe cannot be carried out, or no speed of the device is known.
         CannotSimulateError: Something needs values.
     """
-    eager = recipe.replace(compile="none", compile_memory_budget=None)
+    eager = eager_of(recipe)
     recorded = subject.record(recipe if compiled else eager, place.personality)
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)

@@ -98,13 +98,6 @@ def graph_breaks() -> list[str]:
     return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]
 
 
-def cannot_compile() -> tuple[type[Exception], ...]:
-    """Returns the errors of torch.compile about code that it cannot compile."""
-    from torch._dynamo.exc import TorchDynamoException
-
-    return (TorchDynamoException,)
-
-
 def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
     """Returns what has to be replaced so that inductor writes for a device as it does for a CUDA card; registers it.
 
@@ -113,7 +106,7 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
         capability: Compute capability of the card that it stands for.
     """
     from torch._dynamo import device_interface
-    from torch._inductor import compile_fx, utils
+    from torch._inductor import compile_fx, scheduler, utils
     from torch._inductor.codegen import common, triton, wrapper
     from torch._inductor.fx_passes import joint_graph
     from torch.utils import _triton
@@ -176,6 +169,7 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
     common.register_backend_for_device(name, triton.TritonScheduling, wrapper.PythonWrapperCodegen)
     return [
         (utils, "GPU_TYPES", [name]),
+        (scheduler, "has_triton", _triton.has_triton_package),  # older ones ask devices that they know by name
         (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_host),
         (joint_graph, "lazy_init", lambda input_device=None, *_: patterns_of_host(torch.device("cpu"))),
         (compile_fx, "get_input_idxs_to_check", lambda inputs, static: []),  # for inputs that are not aligned

@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import functools
 import gc
 import inspect
 import itertools
@@ -28,7 +31,6 @@ from snugfit.fake_device.materialise import Materialiser, remembered, without_me
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.record import record
 from snugfit.fake_device.sparse_gradients import without_sparse_gradients
-from snugfit.private_torch import compiler
 from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
@@ -37,6 +39,7 @@ from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
+from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
 from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
 from snugfit.techniques.own_optimizer import own_optimizer
@@ -160,12 +163,44 @@ def record_given(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
+    with_settings = functools.partial(_recorded_by, personality=personality, task=task, steps=steps, evaluate=evaluate)
+    if recipe.compile == "none":
+        return with_settings(model, batch, arguments, recipe)
+    request = model, batch, dict(arguments)
+    with contextlib.suppress(Exception):  # a failed compilation may keep references to weights, which bar a second use
+        request = copy.deepcopy(request)
+    try:
+        return with_settings(model, batch, arguments, recipe)
+    except Exception as error:  # compilers raise what they like; what is wrong with the request fails eagerly, too
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300].rstrip('.')}"
+        del cause
+    gc.collect()
+    recording = with_settings(*request, eager_of(recipe))
+    told = (
+        f"compile={recipe.compile!r} is predicted as if the step ran eagerly: it cannot be compiled for the simulated "
+        f"device ({reason}). A compiled step mostly takes less memory and time; measure it to know."
+    )
+    return dataclasses.replace(recording, warnings=(*recording.warnings, told))
+
+
+def _recorded_by(
+    model: Any,
+    batch: Any,
+    arguments: Mapping[str, Any],
+    recipe: Recipe,
+    *,
+    personality: Personality,
+    task: Any,
+    steps: int | None,
+    evaluate: bool,
+) -> Recording:
+    """Records training by a recipe as it is: a compiler that fails is an error."""
     subject = _Request(model, batch, arguments.get("forward"))
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
-        eager = recipe.replace(compile="none", compile_memory_budget=None)
-        real_run.try_step(model, eager, batches[0], given, subject.captured())
+        real_run.try_step(model, eager_of(recipe), batches[0], given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     if given.get("batch_size") is None and given.get("split") is None:
@@ -234,23 +269,7 @@ def record_given(
 
         return _costliest(in_pieces)
 
-    def run_or_eagerly() -> Recording:
-        nonlocal recipe
-        if recipe.compile == "none":
-            return run()
-        try:
-            return run()
-        except compiler.cannot_compile() as error:
-            reason = " ".join(str(error).split())[:300]
-            warn(
-                f"compile={recipe.compile!r} could not compile the step for the simulated device, so the prediction is "
-                f"that of the eager step ({type(error).__name__}: {reason})"
-            )
-        recipe = recipe.replace(compile="none", compile_memory_budget=None)
-        gc.collect()  # the failed compilation, whose weak references keep weights from being swapped
-        return run()
-
-    return subject.recorded(run_or_eagerly, personality, workload=workload, switchable=switchable)
+    return subject.recorded(run, personality, workload=workload, switchable=switchable)
 
 
 def record_step(

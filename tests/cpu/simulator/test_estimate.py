@@ -239,10 +239,22 @@ def test_idle_settings_are_said_here(estimate):
         estimate(MLP(), mlp_batch(8), momentum=0.9)
 
 
-def test_compiled_steps_are_predicted_eagerly_and_that_is_said(estimate):
-    with pytest.warns(SnugfitWarning, match="predicted as if the step ran eagerly"):
-        found = estimate(MLP(), mlp_batch(8), recipe=Recipe(compile="inductor"))
-    assert found.recipe.compile == "inductor" and found.fidelity.level == "rounding"
+def refuses(graph, inputs):
+    """A compiler that cannot compile anything."""
+    raise ValueError("not today")
+
+
+def built_with_a_compiler():
+    if "refuses" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(refuses, name="refuses")
+    return MLP()
+
+
+@pytest.mark.parametrize(("backend", "reason"), [("refuses", "not today"), ("inductr", "no backend here")])
+def test_what_cannot_be_compiled_is_predicted_eagerly_and_that_is_said(estimate, backend, reason):
+    with pytest.warns(SnugfitWarning, match=f"predicted as if the step ran eagerly.*{reason}"):
+        found = estimate(built_with_a_compiler, mlp_batch(8), recipe=Recipe(compile=backend))
+    assert found.recipe.compile == backend and found.fidelity.level == "rounding"
     assert found.total_bytes == estimate(MLP(), mlp_batch(8)).total_bytes
 
 

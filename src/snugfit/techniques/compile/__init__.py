@@ -39,14 +39,21 @@ class Fields:
     """Share of activation memory the compiler may keep, 0 to 1; the rest is recomputed. None: keep what it likes."""
 
 
+def eager_of(recipe: Recipe) -> Recipe:
+    """Returns the same recipe without a compiler."""
+    return recipe.replace(compile="none", compile_memory_budget=None)
+
+
 WITHIN_ON_CPU, WITHIN_ON_CARDS = 0.05, 0.08
-"""By how much the predicted memory of a compiled step may be off: of all that were compared, and of those that others
-published (`benchmarks/compiled.py`, `benchmarks/published_compiled.py`)."""
+"""By how much the predicted memory of a compiled step may be off: of all that were compared, and of the three that
+others published (`benchmarks/compiled.py`, `benchmarks/published_compiled.py`)."""
 
 
 def bound_in_words(recipe: Recipe, *, on_card: bool) -> str:
     """Returns how far a prediction of a compiled step can be trusted."""
-    share, where = (WITHIN_ON_CARDS, "published runs on cards") if on_card else (WITHIN_ON_CPU, "measured runs on cpu")
+    share, where = (
+        (WITHIN_ON_CARDS, "three published runs on cards") if on_card else (WITHIN_ON_CPU, "measured runs on cpu")
+    )
     return (
         f"compile={recipe.compile!r} is predicted by compiling the step without its kernels: memory within {share:.0%} of "
         f"{where}; another version of torch may compile otherwise. Seconds of fused kernels are not held against any."
