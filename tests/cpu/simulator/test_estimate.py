@@ -258,6 +258,26 @@ def test_what_cannot_be_compiled_is_predicted_eagerly_and_that_is_said(estimate,
     assert found.total_bytes == estimate(MLP(), mlp_batch(8)).total_bytes
 
 
+def built_without_a_compiler():
+    from torch._inductor import config
+
+    config.cpp.cxx = ("no-such-compiler",)
+    return MLP()
+
+
+def test_without_a_compiler_of_cpp_the_step_of_a_processor_is_predicted_eagerly():
+    own = Pool()  # whose workers are not used again
+    try:
+        with pytest.warns(SnugfitWarning, match="predicted as if the step ran eagerly.*InvalidCxxCompiler"):
+            found = snugfit.estimate(
+                built_without_a_compiler, mlp_batch(8), loss=cross_entropy, device="cpu", pool=own,
+                recipe=Recipe(compile="inductor"),
+            )  # fmt: skip
+        assert found.total_bytes > 0
+    finally:
+        own.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
