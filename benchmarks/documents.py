@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compiled_tables import compiled_table, published_compiled_table
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
 from benchmarks.results_file import RESULTS, write
@@ -135,6 +136,8 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
     ("docs/planning.md", "plan_quality", quality_table),
+    ("docs/planning.md", "compiled", compiled_table),
+    ("docs/planning.md", "published_compiled", published_compiled_table),
     ("docs/text.md", "text_training", training_table),
     ("docs/devices.md", "card_mutants", mutants_table),
     ("docs/devices.md", "card_bytes", bytes_lines),

@@ -36,7 +36,7 @@ _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem
 """Libraries of operators that reach beyond this process."""
 _NOT_RUN = (
     "_local_scalar_dense", "from_file", "record_stream", "set_", "resize_", "resize_as_", "_resize_output_", "_pin_memory",
-    "_assert_async", "_assert_scalar", "_print",
+    "_assert_async", "_assert_scalar", "_print", "fused_kernel",
 )  # fmt: skip
 
 

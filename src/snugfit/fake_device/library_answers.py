@@ -72,9 +72,12 @@ def _wrapped(module: str, name: str, wrap: Callable[[Any, Any], Any], told: Any)
 
 
 def _unpacked(original: Any, answered: Answered) -> Any:
-    def find_packed_sequence_indices(position_ids: Any) -> None:
-        original(position_ids)  # what it computes on the way belongs to the run
+    def find_packed_sequence_indices(position_ids: Any) -> Any:
+        packed = original(position_ids)  # what it computes on the way belongs to the run
+        if torch.compiler.is_compiling():  # compiled code reads no values, and keeps the mask
+            return packed
         answered(UNPACKED)
+        return None
 
     return find_packed_sequence_indices
 
@@ -82,7 +85,7 @@ def _unpacked(original: Any, answered: Answered) -> Any:
 def _padded(original: Any, answered: Answered) -> Any:
     def ignore_mask(padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
         ignored = original(padding_mask, *args, **kwargs)
-        if padding_mask is not None and not ignored:
+        if padding_mask is not None and not ignored and not torch.compiler.is_compiling():
             answered(PADDED)
         return ignored
 

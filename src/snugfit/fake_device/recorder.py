@@ -67,6 +67,8 @@ class Recorder(RankOperators, DirectMode):
         self.personality = personality
         self.step = 0
         """Number of the training step, for the marks of phases."""
+        self.compiles = False
+        """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.card = CardQuestions(personality.capability)
@@ -94,6 +96,10 @@ class Recorder(RankOperators, DirectMode):
         self._among_ranks = collectives.knows_groups()
 
     # -- the run from outside
+
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]
+        """Whether torch.compile compiles what runs here; what it has made is recorded as any other code."""
+        return self.compiles
 
     def __enter__(self) -> Recorder:
         """Starts to record."""

@@ -74,7 +74,8 @@ def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> 
 
     def telling(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        tell(result)
+        if not torch.compiler.is_compiling():  # what is traced has no values, and is no result yet
+            tell(result)
         return result
 
     return [(torch, function.__name__, telling)]

@@ -82,6 +82,8 @@ class ModulePath:
         return self._owners.get(id(parameter), "")
 
     def _entered(self, module: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled model is one piece of code, in which no module is called
+            return
         path = self._names.get(id(module))
         if path is None:
             path = type(module).__name__
@@ -91,6 +93,8 @@ class ModulePath:
         self._point(path)
 
     def _left(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.stack:
             self.stack.pop()
         self._point(self.stack[-1] if self.stack else "")

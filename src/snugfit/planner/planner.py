@@ -26,7 +26,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS
+from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
 
@@ -37,6 +37,8 @@ _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
 _NEAR = 1.25
 """What needs so much more than there is may still be brought down by a longer search."""
+_MOST_COMPILED = 4
+"""Recipes that a plan compiles at most, each of which takes minutes."""
 
 
 class Planner:
@@ -145,7 +147,7 @@ class Planner:
         best = self._found(capacity)
         if best is None:
             smallest = self._smallest()
-            least = smallest.find(_widest(self.constraints))
+            least = self._least(smallest, _widest(self.constraints))
             if least is None or least.need_bytes > capacity:
                 raise self._does_not_fit(budget_bytes, smallest)
             self._led_by = self._search_in(smallest.space)
@@ -159,10 +161,39 @@ class Planner:
             best = search.best(capacity)
             assert best is not None
             self.laboratory.look(search.space.finishing(best.recipe))
+            best = self._as_it_runs(search, capacity)
+            if best is None:
+                raise self._does_not_fit(budget_bytes, Smallest(search.space))
             fallbacks = fallbacks_of(search.space, best)
-            if search.best(capacity) is best:  # nothing that was simulated for a fallback is the better plan
+            # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
+            if best.recipe.compile != "none" or search.best(capacity) is best:
                 break
         return self._plan(best, fallbacks, budget_bytes, capacity)
+
+    def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
+        """The best recipe, compiled where that is pinned; where that needs more than there is, one that needs less."""
+        room = capacity
+        for _ in range(_MOST_COMPILED):
+            best = search.best(room)
+            if best is None:
+                break
+            real = self.laboratory.as_it_runs(best)
+            if real.need_bytes <= capacity:
+                return real
+            room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
+            search.run(room)
+        least = self._least(Smallest(search.space), _widest(self.constraints))
+        return least if least is not None and least.need_bytes <= capacity else None
+
+    def _least(self, smallest: Smallest, level: Level) -> Probe | None:
+        """What needs the least memory as it runs: a compiled step may need more than the eager one that stood for it."""
+        seen: list[Probe] = []
+        while len(seen) < _MOST_COMPILED:
+            found = smallest.find(level)
+            if found is None or found.as_it_runs:
+                return found
+            seen.append(self.laboratory.as_it_runs(found))
+        return min(seen, key=lambda probe: probe.need_bytes)
 
     def _try_microbatches(self) -> None:
         """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""
@@ -302,7 +333,7 @@ class Planner:
         lines = []
         found: dict[str, int] = {}
         for level in LEVELS[widest:]:
-            probe = smallest.find(level)
+            probe = self._least(smallest, level)
             if probe is None:
                 continue
             found[level] = self.budget_bytes(probe.need_bytes)
@@ -373,7 +404,7 @@ def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
 
 
-def _widest(constraints: Constraints) -> Any:
+def _widest(constraints: Constraints) -> Level:
     return max(constraints.allow, key=LEVELS.index)
 
 

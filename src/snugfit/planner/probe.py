@@ -26,6 +26,7 @@ from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.subjects import Subject
+from snugfit.techniques.compile import eager_of
 from snugfit.techniques.shard import groups_of
 from snugfit.workers.pool import Pool
 
@@ -94,6 +95,8 @@ class Probe:
     """What each block needs."""
     recorded: Recording
     """The recording."""
+    as_it_runs: bool = True
+    """Whether that is what runs; no where the recipe compiles and its eager step stood for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,13 +109,14 @@ class Refusal:
     """Fields of the recipe that it is about; none where nobody knows."""
 
 
-def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
+def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = False) -> Probe:
     """Simulates a recipe; runs in a worker.
 
     Args:
         subject: What is trained.
         recipe: How the step is held in memory.
         place: Where.
+        compiled: Whether a recipe that compiles is compiled, which takes minutes; otherwise its eager step stands for it.
 
     Returns:
         What it needs and how long it takes.
@@ -121,7 +125,8 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         InputError: The recipe cannot be carried out, or no speed of the device is known.
         CannotSimulateError: Something needs values.
     """
-    recorded = subject.record(recipe, place.personality)
+    eager = eager_of(recipe)
+    recorded = subject.record(recipe if compiled else eager, place.personality)
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited
@@ -141,6 +146,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place) -> Probe:
         timing=timing,
         profile=profile(recorded.trace, recorded.block_names, place.seconds_of),
         recorded=recorded,
+        as_it_runs=compiled or recipe == eager,
     )
 
 
@@ -207,6 +213,12 @@ class Laboratory:
             self.probes[recipe] = self._simulated(recipe)
         return self.probes[recipe]
 
+    def as_it_runs(self, found: Probe) -> Probe:
+        """Returns a probe whose step was compiled where its recipe says so, and keeps it in the place of the other."""
+        if not found.as_it_runs:
+            found = self.probes[found.recipe] = self._simulated(found.recipe, compiled=True)
+        return found
+
     @property
     def operators(self) -> int:
         """Operators that were simulated: the measure of how long the simulations took."""
@@ -221,9 +233,9 @@ class Laboratory:
         """
         return self._pool.call(function, *arguments)
 
-    def _simulated(self, recipe: Recipe) -> Probe:
+    def _simulated(self, recipe: Recipe, *, compiled: bool = False) -> Probe:
         doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
-        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, doing=doing)
+        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, compiled=compiled, doing=doing)
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:

@@ -211,11 +211,6 @@ def _estimated(
     from snugfit.workers.pool import shared_pool
 
     workers = pool or shared_pool()
-    if recipe is not None and recipe.compile != "none":
-        warn(
-            f"compile={recipe.compile!r} is predicted as if the step ran eagerly; a compiled one mostly takes less memory "
-            "and time. Measure it to know.",
-        )
     kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
     recorded: dict[Personality, Recording] = {}
     for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):

@@ -6,22 +6,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import functools
+import gc
 import inspect
 import itertools
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning, warn
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.captured import captured_tensors
 from snugfit.fake_device.chance import MOST_TRIED, Chance
+from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
@@ -32,19 +37,19 @@ from snugfit.recipe import Recipe
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
+from snugfit.simulator.batches import EvaluationBatches, batch_share, longest, shape_in_words
 from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
+from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
-from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.quantize.apply import load_libraries
-from snugfit.techniques.shard import alike, group_size, share_of
+from snugfit.techniques.shard import alike, group_size
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.course import Course
-from snugfit.training.evaluation import evaluated_at_once, task_of
-from snugfit.training.fallbacks import elements
+from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
 from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 from snugfit.training.phases import phase
@@ -60,8 +65,6 @@ from snugfit.workloads.traits import model_traits
 
 STEPS = 2
 """Steps that are recorded: in the first optimizer state appears, the second is like all later ones."""
-EVALUATED = 2
-"""Batches that are evaluated: the first finds the cache as training left it, the second is like all later ones."""
 CARD = Personality()
 SCHEDULE_STEPS = 1000
 """Length of a run whose schedule must know it; memory and time of a step do not depend on it."""
@@ -148,7 +151,7 @@ def record_given(
         batch: One batch of training, or a list of batches that the steps go through.
         arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
             and `assume`, an `Assumptions`.
-        recipe: How the step is held in memory. It is simulated operator by operator, also where it asks for a compiler.
+        recipe: How the step is held in memory. Where it asks for a compiler, torch compiles the simulated step.
         personality: The kind of device.
         task: What is reported in evaluation; None: the loss.
         steps: How many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
@@ -162,20 +165,54 @@ def record_given(
         InputError: The model, recipe or batch do not fit each other.
         CannotSimulateError: Something in the step needs values.
     """
-    if recipe.compile != "none":
-        recipe = recipe.replace(compile="none", compile_memory_budget=None)
+    with_settings = functools.partial(
+        _recorded_by, personality=personality, task=task, steps=steps, evaluate=evaluate, rank=rank
+    )
+    if recipe.compile == "none":
+        return with_settings(model, batch, arguments, recipe)
+    request = model, batch, dict(arguments)
+    with contextlib.suppress(Exception):  # a failed compilation may keep references to weights, which bar a second use
+        request = copy.deepcopy(request)
+    try:
+        return with_settings(model, batch, arguments, recipe)
+    except Exception as error:  # compilers raise what they like; what is wrong with the request fails eagerly, too
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300].rstrip('.')}"
+        del cause
+    gc.collect()
+    recording = with_settings(*request, eager_of(recipe))
+    told = (
+        f"compile={recipe.compile!r} is predicted as if the step ran eagerly: it cannot be compiled for the simulated "
+        f"device ({reason}). A compiled step mostly takes less memory and time; measure it to know."
+    )
+    return dataclasses.replace(recording, warnings=(*recording.warnings, told))
+
+
+def _recorded_by(
+    model: Any,
+    batch: Any,
+    arguments: Mapping[str, Any],
+    recipe: Recipe,
+    *,
+    personality: Personality,
+    task: Any,
+    steps: int | None,
+    evaluate: bool,
+    rank: int,
+) -> Recording:
+    """Records training by a recipe as it is: a compiler that fails is an error."""
     subject = _Request(model, batch, arguments.get("forward"))
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
-        real_run.try_step(model, recipe, batches[0], given, subject.captured())
+        real_run.try_step(model, eager_of(recipe), batches[0], given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     if given.get("batch_size") is None and given.get("split") is None:
-        given["batch_size"] = _longest(batches)
+        given["batch_size"] = longest(batches)
     workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
-    samples = _longest(batches)
-    batches = [_share(one, given, workload, rank) for one in batches]
+    samples = longest(batches)
+    batches = [batch_share(one, given, workload, rank) for one in batches]
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
     # Whether samples are coupled takes values to find out, and a fake step has none.
@@ -186,8 +223,9 @@ def record_given(
     device, host = personality.device, torch.device("cpu")
     place = host if personality.is_card else device
 
-    def recorded(evaluation: _Evaluation | None, chance: Chance, **other: Any) -> Recording:
+    def recorded(evaluation: EvaluationBatches | None, chance: Chance, **other: Any) -> Recording:
         def train(recorder: Any) -> None:
+            recorder.compiles = recipe.compile != "none"
             with phase("build"):
                 # Weights that are quantised go to the device layer by layer, from a model built on the host.
                 built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
@@ -209,7 +247,8 @@ def record_given(
 
             course.train((Materialiser().tree(one, place) for one in itertools.cycle(batches)), then=then)
 
-        return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
+        with compiled_on_fakes(recipe, personality):
+            return record(train, personality, subject.captured(*_held_by(optimizer)), assumptions, chance)
 
     def run() -> Recording:
         load_libraries(recipe)
@@ -217,7 +256,7 @@ def record_given(
         if own is not None:
             own.load()  # outside of the recording: it makes tables of real values
         evaluated = evaluate and given.get("evaluate", True)
-        evaluation = _Evaluation(task, given, recipe, batches) if evaluated else None
+        evaluation = EvaluationBatches(task, given, recipe, batches) if evaluated else None
         restore = remembered(model, optimizer)
 
         def again(chance: Chance, **other: Any) -> Recording:
@@ -346,7 +385,7 @@ class _Request:
             recording,
             warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
             answered=(*recording.answered, *dense),
-            batch_shape=_shape(self.batches),
+            batch_shape=shape_in_words(self.batches),
             batches=len(self.batches),
             block_names=block_names,
             weight_bytes=weight_bytes,
@@ -354,60 +393,6 @@ class _Request:
             expert_modules=expert_modules(self.model),
             **facts,
         )
-
-
-class _Evaluation:
-    """The loop's evaluation of held-out data, in batches as the loop reads them: as large as training's microbatches."""
-
-    def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batches: Sequence[Any]) -> None:
-        """Cuts the batches, outside of the recording.
-
-        Args:
-            task: What is reported; None: the loss.
-            arguments: Those of `snugfit.prepare`.
-            recipe: How the step is held in memory.
-            batches: The batches of training, without memory; the largest is taken.
-        """
-        batch = max(batches, key=elements)
-        self._own = task is None
-        self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
-        pieces, tensor = [batch], first_tensor(batch)
-        if recipe.microbatch_size is not None and tensor is not None:
-            pieces = (arguments.get("split") or split_batch)(batch, evaluated_at_once(recipe, tensor.shape[0]))
-        pieces = [pieces[i % len(pieces)] for i in range(EVALUATED)]
-        self._batches = [map_tensors(piece, _in_its_own_memory) for piece in pieces]
-
-    def run(self, course: Any, place: Any) -> None:
-        """Evaluates.
-
-        Args:
-            course: The run on fake tensors.
-            place: Where the loader puts batches.
-        """
-        try:
-            course.evaluate(Materialiser().tree(batch, place) for batch in self._batches)
-        except Exception as error:
-            if not self._own:
-                raise
-            reason = " ".join(str(error).split())[:300].rstrip(".")
-            warn(
-                "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
-                f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
-            )
-
-
-def _share(batch: Any, given: Mapping[str, Any], workload: Workload, rank: int) -> Any:
-    """As many samples of a batch as one of the processes gets."""
-    tensor = first_tensor(batch)
-    if workload.ranks == 1 or tensor is None:
-        return batch
-    start, end = share_of(tensor.shape[0], workload.ranks, rank)
-    return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
-
-
-def _in_its_own_memory(tensor: Any) -> Any:
-
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _held_by(optimizer: Any) -> tuple[Any, ...]:
@@ -468,21 +453,3 @@ def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
         found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
         count += parameter.numel()
     return found, count
-
-
-def _longest(batches: list[Any]) -> int | None:
-
-    lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
-    return max(lengths, default=None) or None
-
-
-def _shape(batches: list[Any]) -> str:
-
-    shapes = []
-    for batch in batches:
-        tensor = first_tensor(batch)
-        if tensor is not None:
-            shapes.append(" x ".join(map(str, tensor.shape)))
-    shapes = list(dict.fromkeys(shapes))
-    more = f" and {len(shapes) - 3} more shapes" if len(shapes) > 3 else ""
-    return ", ".join(shapes[:3]) + more

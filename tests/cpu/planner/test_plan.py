@@ -1,5 +1,6 @@
 """Plans of a small model: they fit, keep to what was asked, never get faster with less, and say why."""
 
+import functools
 import json
 
 import planned
@@ -79,6 +80,25 @@ def test_pins_and_bans_are_kept(planning_pool):
     check_prepared(planned.Stack, plan, real_batch(), TRAINED)
     assert plan.reasons["microbatch_size"] == "pinned to None." and "forbidden" in plan.reasons["step_in_backward"]
     assert "blocks" in plan.reasons["checkpoint"] or "selective" in plan.reasons["checkpoint"]
+
+
+@pytest.mark.filterwarnings("ignore:compile=.* is predicted by compiling")
+def test_a_plan_with_a_compiler_holds_what_compiling_showed(planning_pool):
+    compiled = {"compile": "aot_eager_decomp_partition"}
+    forbidden = frozenset(field_infos(Recipe)) - {"checkpoint", "compile", "compile_memory_budget"}
+    with planned.planner(
+        planning_pool, model=functools.partial(planned.Stack, blocks=2), pins=compiled, forbidden=forbidden
+    ) as planner:
+        eager = plain_bytes(planner)
+        plan = planner.at(2 * eager)
+        probes = planner.laboratory.probes
+        found = probes[plan.recipe]
+        assert found.as_it_runs and found.need_bytes <= planner.capacity_bytes(plan.budget_bytes)
+        assert plan.recipe.compile == compiled["compile"]
+        with pytest.raises(DoesNotFitError, match="The smallest budgets that work") as refused:
+            planner.at(int(0.7 * eager))  # no compiled step fits that
+        least = min(probe.need_bytes for probe in probes.values() if probe.as_it_runs)
+        assert refused.value.smallest_budget_bytes["exact"] == planner.budget_bytes(least)
 
 
 def test_a_model_with_dropout_is_not_cut(planning_pool):

@@ -13,6 +13,7 @@ from snugfit import CannotSimulateError, InputError, Recipe, RecipeError, Snugfi
 from snugfit.contexts import measured
 from snugfit.devices import DEVICES, Device
 from snugfit.recording.trace import CATEGORIES
+from snugfit.workers.pool import Pool
 
 NAMES = {device.name for device in DEVICES if device.memory_bytes is not None}
 
@@ -231,11 +232,43 @@ def test_idle_settings_are_said_here(estimate):
         estimate(MLP(), mlp_batch(8), momentum=0.9)
 
 
-def test_compiled_steps_are_predicted_eagerly_and_that_is_said(estimate):
-    with pytest.warns(SnugfitWarning, match="predicted as if the step ran eagerly"):
-        found = estimate(MLP(), mlp_batch(8), recipe=Recipe(compile="inductor"))
-    assert found.recipe.compile == "inductor" and found.fidelity.level == "rounding"
+def refuses(graph, inputs):
+    """A compiler that cannot compile anything."""
+    raise ValueError("not today")
+
+
+def built_with_a_compiler():
+    if "refuses" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(refuses, name="refuses")
+    return MLP()
+
+
+@pytest.mark.parametrize(("backend", "reason"), [("refuses", "not today"), ("inductr", "no backend here")])
+def test_what_cannot_be_compiled_is_predicted_eagerly_and_that_is_said(estimate, backend, reason):
+    with pytest.warns(SnugfitWarning, match=f"predicted as if the step ran eagerly.*{reason}"):
+        found = estimate(built_with_a_compiler, mlp_batch(8), recipe=Recipe(compile=backend))
+    assert found.recipe.compile == backend and found.fidelity.level == "rounding"
     assert found.total_bytes == estimate(MLP(), mlp_batch(8)).total_bytes
+
+
+def built_without_a_compiler():
+    from torch._inductor import config
+
+    config.cpp.cxx = ("no-such-compiler",)
+    return MLP()
+
+
+def test_without_a_compiler_of_cpp_the_step_of_a_processor_is_predicted_eagerly():
+    own = Pool()  # whose workers are not used again
+    try:
+        with pytest.warns(SnugfitWarning, match="predicted as if the step ran eagerly.*InvalidCxxCompiler"):
+            found = snugfit.estimate(
+                built_without_a_compiler, mlp_batch(8), loss=cross_entropy, device="cpu", pool=own,
+                recipe=Recipe(compile="inductor"),
+            )  # fmt: skip
+        assert found.total_bytes > 0
+    finally:
+        own.close()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,12 @@ Fusing saves the intermediates between elementwise operators and the time to wri
 `compile_memory_budget` (0 to 1, a share of activation memory) makes it recompute more. Costs minutes at the start, and
 again for every new shape: a ragged last batch compiles once more. `aot_eager` only proves that a model compiles.
 
+A prediction compiles the step as a run does, for fake tensors: what the partitioner saves, what inductor fuses and which
+buffers its code reuses are torch's own answers, and take torch's own time, kernels apart. So it holds for the torch that
+makes it. Known to be missing: matrices that inductor pads on a card (sizes that are not multiples of 8, such as 50,257
+words), kernels that it chooses by timing them (`max-autotune`), CUDA graphs. The time of a fused kernel is that of its
+bytes, held against no measurement; so a plan compiles only where that is pinned, and searches with eager steps.
+
 Wrong when: shapes change all the time, the run is short, or the model breaks the graph often. TorchScript is deprecated in
 torch and not offered: it saves no training memory. Fidelity: `aot_eager` exact, `inductor` rounding.
 
@@ -14,8 +20,12 @@ Source: Ansel et al., PyTorch 2, 2024 (doi:10.1145/3620665.3640366); torch._func
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +37,27 @@ class Fields:
 
     compile_memory_budget: float | None = None
     """Share of activation memory the compiler may keep, 0 to 1; the rest is recomputed. None: keep what it likes."""
+
+
+def eager_of(recipe: Recipe) -> Recipe:
+    """Returns the same recipe without a compiler."""
+    return recipe.replace(compile="none", compile_memory_budget=None)
+
+
+WITHIN_ON_CPU, WITHIN_ON_CARDS = 0.05, 0.08
+"""By how much the predicted memory of a compiled step may be off: of all that were compared, and of the three that
+others published (`benchmarks/compiled.py`, `benchmarks/published_compiled.py`)."""
+
+
+def bound_in_words(recipe: Recipe, *, on_card: bool) -> str:
+    """Returns how far a prediction of a compiled step can be trusted."""
+    share, where = (
+        (WITHIN_ON_CARDS, "three published runs on cards") if on_card else (WITHIN_ON_CPU, "measured runs on cpu")
+    )
+    return (
+        f"compile={recipe.compile!r} is predicted by compiling the step without its kernels: memory within {share:.0%} of "
+        f"{where}; another version of torch may compile otherwise. Seconds of fused kernels are not held against any."
+    )
 
 
 TECHNIQUE = Technique(
@@ -68,7 +99,7 @@ TECHNIQUE = Technique(
     hooks="snugfit.techniques.compile.apply:Compile",
     stage="model",
     never={
-        "compile": "a compiled step is predicted as if it ran eagerly, which would be a guess; measure it, then pin it",
+        "compile": "the time of a compiled step is held against no measurement, and compiling takes minutes; pin it",
         "compile_memory_budget": "it belongs to compile",
     },
     example=({}, {"compile": "aot_eager_decomp_partition"}),

@@ -1,0 +1,92 @@
+"""The batches that a recording goes through: a process's share of them, and those of its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from snugfit.errors import warn
+from snugfit.fake_device.materialise import Materialiser
+from snugfit.recipe import Recipe
+from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
+from snugfit.techniques.shard import share_of
+from snugfit.training.evaluation import evaluated_at_once, task_of
+from snugfit.training.fallbacks import elements
+from snugfit.workload import Workload
+
+EVALUATED = 2
+"""Batches that are evaluated: the first finds the cache as training left it, the second is like all later ones."""
+
+
+class EvaluationBatches:
+    """The loop's evaluation of held-out data, in batches as the loop reads them: as large as training's microbatches."""
+
+    def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batches: Sequence[Any]) -> None:
+        """Cuts the batches, outside of the recording.
+
+        Args:
+            task: What is reported; None: the loss.
+            arguments: Those of `snugfit.prepare`.
+            recipe: How the step is held in memory.
+            batches: The batches of training, without memory; the largest is taken.
+        """
+        batch = max(batches, key=elements)
+        self._own = task is None
+        self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
+        pieces, tensor = [batch], first_tensor(batch)
+        if recipe.microbatch_size is not None and tensor is not None:
+            pieces = (arguments.get("split") or split_batch)(batch, evaluated_at_once(recipe, tensor.shape[0]))
+        pieces = [pieces[i % len(pieces)] for i in range(EVALUATED)]
+        self._batches = [map_tensors(piece, _in_its_own_memory) for piece in pieces]
+
+    def run(self, course: Any, place: Any) -> None:
+        """Evaluates.
+
+        Args:
+            course: The run on fake tensors.
+            place: Where the loader puts batches.
+        """
+        try:
+            course.evaluate(Materialiser().tree(batch, place) for batch in self._batches)
+        except Exception as error:
+            if not self._own:
+                raise
+            reason = " ".join(str(error).split())[:300].rstrip(".")
+            warn(
+                "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
+                f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
+            )
+
+
+def batch_share(batch: Any, given: Mapping[str, Any], workload: Workload, rank: int) -> Any:
+    """As many samples of a batch as one of the processes gets."""
+    tensor = first_tensor(batch)
+    if workload.ranks == 1 or tensor is None:
+        return batch
+    start, end = share_of(tensor.shape[0], workload.ranks, rank)
+    return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
+
+
+def _in_its_own_memory(tensor: Any) -> Any:
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def longest(batches: list[Any]) -> int | None:
+    """Returns the samples of the longest batch; None where nobody knows."""
+    lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
+    return max(lengths, default=None) or None
+
+
+def shape_in_words(batches: list[Any]) -> str:
+    """Returns the shape of the batches, such as `64 x 3 x 224 x 224`."""
+    shapes = []
+    for batch in batches:
+        tensor = first_tensor(batch)
+        if tensor is not None:
+            shapes.append(" x ".join(map(str, tensor.shape)))
+    shapes = list(dict.fromkeys(shapes))
+    more = f" and {len(shapes) - 3} more shapes" if len(shapes) > 3 else ""
+    return ", ".join(shapes[:3]) + more
