@@ -745,7 +745,7 @@ print(len(before))
 
 
 def test_compiled_code_runs_on_fake_tensors():
-    """compiler: kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks"""
+    """compiler: Kernel, kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks"""
     said = in_a_worker(
         _REGISTERED
         + """
