@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import recorded_workspaces
+from benchmarks.gpu.rows import without_paths
 from benchmarks.published_steps import lambdas
 from benchmarks.real_sequences import LARGE, MEDIUM, Case, simulated
 from snugfit.errors import SnugfitError
@@ -102,7 +103,9 @@ def peft_rows(rows: list[dict[str, Any]], pool: Pool) -> list[dict[str, Any]]:
             try:
                 short, long = (step_peaks(_adapted(row, tokens, pool))[1] / MIB for tokens in PEFT_TOKENS)
             except (SnugfitError, TypeError, KeyError) as error:
-                found.append({"source": row["source"], "name": name, "error": str(error).splitlines()[0][:160]})
+                found.append(
+                    {"source": row["source"], "name": name, "error": without_paths(str(error).splitlines()[0])[:160]}
+                )
                 continue
             measured = row["reserved_99th_bytes"] / MIB
             sizes.append((short, long))
