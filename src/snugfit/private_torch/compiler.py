@@ -86,9 +86,11 @@ def nothing_kept() -> Any:
 
 def forget_all() -> None:
     """Forgets everything that was compiled in this process, why graphs broke, and whether Triton was of any use."""
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.utils import _triton
 
     torch._dynamo.reset()
+    get_torch_obj_rule_map()  # made once a process, of torch as it is, before anything of it is replaced
     _triton.has_triton.cache_clear()
     torch._dynamo.utils.counters.clear()
 
