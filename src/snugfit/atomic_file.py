@@ -56,10 +56,19 @@ def remove_leftovers(directory: Path) -> None:
         directory: Where `replaced_file` writes; no other process may be writing there.
     """
     for path in directory.glob(TEMPORARY_PREFIX + "*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it; what is not there is no error.
+
+    Args:
+        path: The file or folder.
+    """
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -808,6 +808,16 @@ def test_a_chunk_is_cut_as_torch_cuts_all(length, ranks):
         assert mine.numel() == chunk.numel() and torch.equal(mine.flatten(), chunk.flatten())
 
 
+def test_arguments_of_a_collective_have_names():
+    """named_arguments"""
+    operator = torch.ops.c10d._allgather_base_.default
+    assert collectives.named_arguments(operator, ["out", "in", "group"]) == {
+        "output_tensor": "out",
+        "input_tensor": "in",
+        "process_group": "group",
+    }
+
+
 _ONE_OF_THREE = """
 import torch
 from torch.distributed.device_mesh import init_device_mesh

@@ -61,8 +61,7 @@ def collective_of(operator: Any, args: Sequence[Any], cards: int | None) -> Coll
     if found is None:
         return None
     kind, whole = found
-    names = [argument.name for argument in operator._schema.arguments]
-    named = dict(zip(names, args, strict=False))
+    named = collectives.named_arguments(operator, args)
     group = collectives.group_of(named["process_group"])
     ranks = dist.get_process_group_ranks(group)
     if kind == "send":

@@ -53,7 +53,8 @@ class RankOperators:
                 return dispatcher.run_explicit_body(func, args, kwargs)
         if func.namespace == collectives.COLLECTIVES:
             return self._collective(func, args)
-        if func in collectives.gathering():  # into the room that collected weights have while a unit runs
+        # Into the room that collected weights have while a unit runs; the name first, as asking loads torch's sharding.
+        if func.namespace == "fsdp" and func in collectives.gathering():
             self._ledger.claim(kwargs["out"], "weights")
         return NOT_OF_RANKS
 

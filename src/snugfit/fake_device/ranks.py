@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from snugfit.fake_device.operator_costs import tensors_in
@@ -37,24 +36,12 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     before = _cards.set(cards)
     try:
         with replaced(
-            [
-                *collectives.meshes_with_numbers(),
-                collectives.only_own_chunks(),
-                collectives.shares_by_storage(),
-                *_PAGE_LOCKED,
-            ]
+            [*collectives.meshes_with_numbers(), collectives.only_own_chunks(), collectives.shares_by_storage()]
         ):
             yield
     finally:
         _cards.reset(before)
         dist.destroy_process_group()
-
-
-_PAGE_LOCKED = (
-    (torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone()),
-    (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.device.type == "cpu"),
-)
-"""Fake tensors cannot be page-locked; what is shared out and kept on the host is, in a copy."""
 
 
 def cards_of_machine() -> int | None:
@@ -69,8 +56,7 @@ def runs_beside(operator: Any, args: Sequence[Any]) -> str:
         operator: The overload.
         args: Its positional arguments, fake tensors.
     """
-    names = [argument.name for argument in operator._schema.arguments]
-    named = dict(zip(names, args, strict=False))
+    named = collectives.named_arguments(operator, args)
     return str(collectives.group_of(named["process_group"]).group_name) if named.get("async_op", True) else ""
 
 

@@ -18,6 +18,7 @@ from snugfit.fake_device.accelerator import RandomState, backend
 from snugfit.fake_device.fake_calls import LIFT
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
+from snugfit.fake_device.rank_operators import NOT_OF_RANKS
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import replaced
@@ -25,14 +26,13 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import Ranks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, twin, work_of
-from snugfit.private_torch import FakeTensor, collectives, dispatcher
+from snugfit.private_torch import FakeTensor, collectives
 from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _set_swaps = torch.__future__.set_swap_module_params_on_conversion
-_KNOWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _POISON = 0xFF
 """Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
 
@@ -136,22 +136,14 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on the card, or on the host where the card has no part in it."""
-        if not all(kind in _KNOWN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
-            return NotImplemented  # a DTensor comes again as the tensor in it
-        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        found = self._of_ranks(func, types, args, kwargs)
+        if found is not NOT_OF_RANKS:
+            return found
         if func is _add and private_torch.summed_in_place(args):
             func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
-        kwargs = kwargs or {}
-        if func.namespace == collectives.FUNCTIONAL:
-            with self._also_inside():
-                return dispatcher.run_explicit_body(func, args, kwargs)
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
-        if func.namespace == collectives.COLLECTIVES:
-            if any(ours):
-                return self.ranks.issue(func, args, lambda: self._stream)
-            self.ranks.finish()
         device = kwargs.get("device")
         to_card = device is not None and torch.device(device).type == DEVICE_TYPE
         if not to_card and not any(ours):
@@ -165,6 +157,13 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if func is _copy and not ours[0]:
             return self._copy_to_host(*args)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _collective(self, func: Any, args: Sequence[Any]) -> Any:
+        """Queues a collective of the card's tensors; one of the host's comes after all that were queued."""
+        if any(type(tensor) is FakeTensor for tensor in tensors_in(args)):
+            return self.ranks.issue(func, args, lambda: self._stream)
+        self.ranks.finish()
+        return NOT_OF_RANKS
 
     def wait(self) -> None:
         """Lets the host wait for what is queued on the current stream.

@@ -65,8 +65,7 @@ class Ranks:
         Returns:
             What the overload returns.
         """
-        names = [argument.name for argument in operator._schema.arguments]
-        named = dict(zip(names, args, strict=False))
+        named = collectives.named_arguments(operator, args)
         group = collectives.group_of(named["process_group"])
         stream = self._streams_of_groups.get(group.group_name)
         if stream is None:

@@ -27,6 +27,16 @@ def register_process_group(name: str, device_type: str) -> None:
     dist.Backend.register_backend(name, dist.ProcessGroupGloo, devices=["cpu", device_type])
 
 
+def named_arguments(operator: Any, args: Sequence[Any]) -> dict[str, Any]:
+    """Returns the positional arguments of a collective's operator by their names.
+
+    Args:
+        operator: The overload.
+        args: Its positional arguments; those left out at the end are not in the result.
+    """
+    return dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False))
+
+
 def group_of(script: Any) -> dist.ProcessGroup:
     """Returns the process group among an operator's arguments."""
     return dist.ProcessGroup.unbox(script)

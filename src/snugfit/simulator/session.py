@@ -208,10 +208,10 @@ def _recorded_by(
         real_run.try_step(model, eager_of(recipe), batches[0], given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
-    if given.get("batch_size") is None and given.get("split") is None:
-        given["batch_size"] = longest(batches)
-    workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
     samples = longest(batches)
+    if given.get("batch_size") is None and given.get("split") is None:
+        given["batch_size"] = samples
+    workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
     batches = [batch_share(one, given, workload, rank) for one in batches]
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)

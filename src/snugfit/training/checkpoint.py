@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from snugfit.atomic_file import replaced_file
+from snugfit.atomic_file import remove, replaced_file
 from snugfit.errors import InputError, option, warn
 
 if TYPE_CHECKING:
@@ -120,12 +119,12 @@ class CheckpointStore:
         self.directory.mkdir(exist_ok=True)
         path = self.directory / f"step-{step:08d}.ckpt"
         if parts is None or not parts.together:
-            _remove(path)
+            remove(path)
             save_checkpoint(path, state)
         else:
             parts.save(path, state)
         for old in self.paths()[: -self.keep] if parts is None or parts.first else ():
-            _remove(old)
+            remove(old)
         return path
 
     def load_newest(self, parts: Parts | None = None) -> dict[str, Any] | None:
@@ -159,13 +158,6 @@ class CheckpointStore:
                 f"{option('overwrite')}."
             )
         return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class _HashingWriter:

@@ -21,7 +21,6 @@ from torch import Tensor
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length
-from snugfit.training.checkpoint_parts import Parts
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.lockstep import Lockstep
@@ -35,6 +34,7 @@ from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, fetch, steps_per_epoch
 
 if TYPE_CHECKING:
+    from snugfit.training.checkpoint_parts import Parts
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
 
@@ -149,13 +149,21 @@ class Loop:
         self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.together = Lockstep(self.trainer.ranks, StopSignal())
-        self.parts = Parts(self.trainer)
         self.waits = Waits()
         self._pending: list[tuple[int, float | None, int, int]] = []
         self._saved_step = self.trainer.steps_done
         self._rate: float | None = None
         self._resumed_at = time.perf_counter()
         self._lap_started = self._resumed_at
+
+    def _parts(self) -> Parts | None:
+        """What this process writes and reads of checkpoints that several write; None where one process has all of them."""
+        alone = self.trainer.ranks is None
+        if alone and not any(path.is_dir() for path in self.run_dir.checkpoints.paths()):
+            return None
+        from snugfit.training.checkpoint_parts import Parts  # loads torch's checkpoints of several processes
+
+        return Parts(self.trainer)
 
     def resume(self) -> bool:
         """Takes up the newest checkpoint that is whole; a run that never saved one starts over.
@@ -167,7 +175,7 @@ class Loop:
             InputError: All checkpoints are damaged, or gone.
         """
         self.run_dir.check_checkpoints()
-        state = self.run_dir.checkpoints.load_newest(self.parts)
+        state = self.run_dir.checkpoints.load_newest(self._parts())
         if state is not None:
             self.course.resume(state)
             self.at = Position(**state["position"])
@@ -339,7 +347,7 @@ class Loop:
             self.at.rows = self.run_dir.rows
             state["position"] = dataclasses.asdict(self.at)
             self._write(self.run_dir.flush_metrics)
-            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, self.parts))
+            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, self._parts()))
             self.run_dir.note_checkpoint(self.trainer.steps_done)
             self._saved_step = self.trainer.steps_done
 

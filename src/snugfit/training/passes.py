@@ -184,7 +184,7 @@ def one_by_one(
     total: Tensor | None = None
     for batch, factor in pieces:
         loss = forward(batch)
-        if factor == 0.0 and not isinstance(factor, Tensor):  # another process has more pieces, and this one goes along
+        if not isinstance(factor, Tensor) and factor == 0.0:  # another process has more pieces, and this one goes along
             factor = torch.zeros_like(loss)
         if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
             loss = loss * factor

@@ -22,7 +22,6 @@ from snugfit.techniques.init.apply import build, settle
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.shard import group_size
-from snugfit.techniques.shard.apply import own_shares, spread
 from snugfit.techniques.shard.ranks import Ranks, check_ranks, ranks_here
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
@@ -148,12 +147,7 @@ def prepare(
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
-        if setup.ranks is not None:
-            with about("shard"):
-                spread(model, setup)
-        named = trained_parameters(model)
-        if setup.ranks is not None:
-            named = own_shares(named)
+        named = trained_parameters(model) if setup.ranks is None else _shared_out(model, setup)
         if given is not None:
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
@@ -185,6 +179,18 @@ def prepare(
     )
     remember_trainer(model, trainer, rebuild)
     return trainer
+
+
+def _shared_out(model: nn.Module, setup: Setup) -> dict[str, nn.Parameter]:
+    """Shares a model out among the processes; returns this one's shares of what is trained, by name."""
+    from snugfit.techniques.shard.apply import (  # loads torch's sharding, which one process never needs
+        own_shares,
+        spread,
+    )
+
+    with about("shard"):
+        spread(model, setup)
+    return own_shares(trained_parameters(model))
 
 
 def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device | str | None) -> nn.Module:

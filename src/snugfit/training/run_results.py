@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from snugfit.atomic_file import TEMPORARY_PREFIX, replaced_file
+from snugfit.atomic_file import TEMPORARY_PREFIX, remove, replaced_file
 
 MODEL = "model.safetensors"
 CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"
@@ -60,10 +59,7 @@ def remove_results(path: Path) -> None:
     for folder, pattern in _IN_FOLDERS.items():
         files += (path / folder).glob(pattern)
     for file in files:
-        if file.is_dir():  # a checkpoint of several processes
-            shutil.rmtree(file, ignore_errors=True)
-        else:
-            file.unlink(missing_ok=True)
+        remove(file)
     for place in {*(file.parent for file in files), *(path / folder for folder in _IN_FOLDERS)} - {path}:
         with contextlib.suppress(OSError):  # missing, or something of the user's is in it
             place.rmdir()

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
-from snugfit.techniques.shard.apply import last_backward
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
@@ -21,7 +20,6 @@ from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
-from snugfit.training.shares import load_shares
 from snugfit.training.switch import Rebuild
 from snugfit.workload import Workload
 
@@ -156,7 +154,8 @@ class Trainer:
             self._rebuild.handle.pass_on()
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
-                loss = one_by_one(self._marked(pieces), self._forward_pass, self._backward_pass)
+                marked = pieces if self.ranks is None else self._marked(pieces)
+                loss = one_by_one(marked, self._forward_pass, self._backward_pass)
                 if self.ranks is not None:
                     loss = self.ranks.total(loss)
                 self.phase = "optimizer"
@@ -173,10 +172,11 @@ class Trainer:
         return loss
 
     def _marked(self, pieces: Pieces) -> Iterator[tuple[Any, float | Tensor]]:
-        """The pieces; several processes are told which is the last before its passes begin."""
+        """The pieces; the model's shared modules are told which is the last before its passes begin."""
+        from snugfit.techniques.shard.apply import last_backward
+
         for number, piece in enumerate(pieces, 1):
-            if self.ranks is not None:
-                last_backward(self.model, self.recipe, last=number == len(pieces))
+            last_backward(self.model, self.recipe, last=number == len(pieces))
             yield piece
 
     def _forward_pass(self, batch: Any) -> Tensor:
@@ -308,6 +308,8 @@ class Trainer:
         if self.ranks is None:
             self.model.load_state_dict(state["model"])
         else:
+            from snugfit.training.shares import load_shares
+
             load_shares(self.model, state["model"])
         self.update.load_state_dict(state["optimizer"])
         self._rebuild.handle.follow()

@@ -226,3 +226,17 @@ def test_map_tensors_keeps_what_is_no_tensor():
     mapped = map_tensors({"a": [torch.ones(2), "x", None], "b": (3, Pair(torch.ones(1), 2))}, lambda tensor: tensor + 1)
     assert mapped["a"][1:] == ["x", None] and mapped["b"][0] == 3
     assert float(mapped["a"][0][0]) == 2.0 and isinstance(mapped["b"][1], Pair) and mapped["b"][1].labels == 2
+
+
+class Waiting(torch.Tensor):
+    """A number on a device that works beside the host: looking at it would stop the host."""
+
+    def __bool__(self):
+        raise AssertionError("the host waits for the device")
+
+
+def test_weights_on_a_device_are_not_waited_for():
+    factor = torch.tensor(0.25).as_subclass(Waiting)
+    losses = [torch.tensor(2.0, requires_grad=True), torch.tensor(4.0, requires_grad=True)]
+    total = one_by_one([(loss, factor) for loss in losses], lambda loss: loss * 1, lambda loss: loss.sum().backward())
+    assert float(total) == 1.5 and [float(loss.grad) for loss in losses] == [0.25, 0.25]
