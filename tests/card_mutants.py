@@ -41,7 +41,7 @@ FILES = {
         f"{CARD}/test_recovery_on_card.py::test_memory_ends_at_any_operator[backward-offload_optimizer]",
     ],
     "training/health.py": [COPIES, "tests/cpu/training/test_health.py"],
-    "workloads/loader.py": [COPIES],
+    "techniques/loading/apply.py": [COPIES],
 }  # fmt: skip
 """File -> tests that say something about it, the fastest first."""
 STATEMENTS = {

@@ -80,6 +80,6 @@ def parted_groups(groups: Groups, parting: Parting) -> Groups:
 
 
 def library_module(optimizer: str, library: str, module: str) -> Any:
-    """Imports the one module of ours that takes an optimizer from a library; InputError where the library is missing."""
+    """Imports a module that needs a library with an optimizer in it; InputError where the library is missing."""
     instead = ", or use adamw or adafactor."
     return needed(f"optimizer {optimizer!r} needs", module, library=library, install="snugfit[lowbit]", instead=instead)

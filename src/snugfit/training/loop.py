@@ -20,6 +20,7 @@ from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
+from snugfit.techniques.loading.apply import fetch
 from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
@@ -31,7 +32,7 @@ from snugfit.training.stop_signal import StopSignal
 from snugfit.training.waits import Waits, loading_report
 from snugfit.workload import Workload
 from snugfit.workloads.data.splits import Splits
-from snugfit.workloads.loader import batches, fetch, steps_per_epoch
+from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
     from snugfit.training.checkpoint_parts import Parts

@@ -11,6 +11,7 @@ from torch import nn
 import snugfit
 from snugfit import InputError, Recipe, RecipeError, SnugfitWarning, Workload, fidelity
 from snugfit.techniques.own_optimizer import own_optimizer
+from snugfit.techniques.paged_adamw import apply as paged
 from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
@@ -180,7 +181,7 @@ def test_the_library_is_imported_only_when_asked_for():
 
 
 def test_library_that_is_missing(monkeypatch):
-    monkeypatch.delitem(sys.modules, "snugfit.techniques.paged_adamw.bitsandbytes", raising=False)
+    paged._adamw.cache_clear()
     for module in [module for module in sys.modules if module == "bitsandbytes" or module.startswith("bitsandbytes.")]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=r"needs the library bitsandbytes, which does not import .*pip install"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.optim import Optimizer
 
 from snugfit.errors import InputError
 from snugfit.techniques.own_optimizer import STORAGE, Groups, OwnOptimizer, Settings, library_module
-from snugfit.techniques.paged_state import announce_pages
+from snugfit.techniques.paged_state import PagedState, announce_pages
 
 
 class Paged(OwnOptimizer):
@@ -17,10 +18,7 @@ class Paged(OwnOptimizer):
 
     def load(self) -> None:
         """Imports the library."""
-        self._library()
-
-    def _library(self) -> Any:
-        return library_module(self.name, "bitsandbytes", "snugfit.techniques.paged_adamw.bitsandbytes")
+        _adamw(self.name)
 
     def announce(self, device: torch.device) -> None:
         """Says that nothing is paged on cpu."""
@@ -33,5 +31,12 @@ class Paged(OwnOptimizer):
                 f"optimizer {self.name!r} computes in fp32, and the model's weights are float64. Use adamw."
             )
         marked = [{STORAGE: self.name, **group} for group in groups]
-        made: Optimizer = self._library().PagedAdamW(marked, is_paged=device.type != "cpu", **settings)
+        made: Optimizer = _adamw(self.name)(marked, is_paged=device.type != "cpu", **settings)
         return made
+
+
+@functools.cache
+def _adamw(name: str) -> Any:
+    """The library's AdamW, whose state is plain when it leaves and paged when it comes back."""
+    library = library_module(name, "bitsandbytes", "bitsandbytes.optim")
+    return type("PagedAdamW", (PagedState, library.AdamW), {})
