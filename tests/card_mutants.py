@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the result with those of the benchmarks")
     args = parser.parse_args()
     kept = json.loads(RESULT.read_text(encoding="utf-8"))["mutants"] if args.match and RESULT.exists() else []
-    rows = [row for row in kept if args.match not in f"{row['file']} {row['taken_out']}"]
+    rows = [row for row in kept if row["file"] in FILES and args.match not in f"{row['file']} {row['taken_out']}"]
     for name in () if args.list else LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
