@@ -9,9 +9,9 @@ ends as a fresh one does. What starts with another environment (allocator settin
 Real start-up stays tested: `estimate`, `profile` and `train` are run as the installed command too (`installed=True`), `plan`
 by an interpreter that must not load torch, and what is not in `SERVER_OF` (`devices`, `ladder`, `techniques`) always.
 
-Each process of tests has two servers of its own, in a session of their own. The first has imported no torch, for commands
-that ask a worker and never import it themselves. The second is a fork of the first, made when it is first asked for. Where
-one is gone, the tests are told what it said last, both are started again, and what they could not fork starts afresh.
+Each process of tests has three servers of its own, in a session of their own. The first has imported no torch, for commands
+that ask a worker and never import it themselves. Each further one is a fork of the one before, made when it is first asked
+for, and has imported more. Where one is gone, the tests are told what it said last, both are started again, and what they could not fork starts afresh.
 """
 
 from __future__ import annotations
@@ -46,15 +46,18 @@ IMPORTS = {
         "snugfit.workers.real_run",
         "snugfit.workers.skeleton",
     ),
+    "planning": ("peft", "bitsandbytes.optim", "torchao.optim", "torchao.quantization"),
 }
-"""Server -> what it imports. No library that a model may bring: some code asks whether one is loaded."""
+"""Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks whether
+one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them."""
 
+_WORKER = "snugfit.workers.worker"
 SERVER_OF = {
     ("snugfit", "train"): "torch",
     ("snugfit", "profile"): "torch",
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
-    ("snugfit.workers.worker",): "torch",
+    (_WORKER,): "torch",
     ("run_code",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
@@ -79,6 +82,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
     folder: str
     environment: dict[str, str]
+    plans: bool
     gone: Callable[[], None]
     _status: socket.socket | None = None
 
@@ -93,6 +97,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             return None  # a fresh one says so
         if "--exact-rss" in args or _read_at_import(settings.get("env") or os.environ) != self.environment:
             return None
+        if self.plans and args[2] == _WORKER:
+            return "planning"
         return SERVER_OF.get(tuple(args[2:4])) or SERVER_OF.get(tuple(args[2:3]))
 
     def _execute_child(
@@ -219,8 +225,8 @@ def _listening(path: str) -> socket.socket:
     return made
 
 
-def _popen(folder: str, gone: Callable[[], None] = lambda: None) -> type:
-    own = {"folder": folder, "environment": _read_at_import(os.environ), "gone": staticmethod(gone)}
+def _popen(folder: str, gone: Callable[[], None] = lambda: None, plans: bool = False) -> type:
+    own = {"folder": folder, "environment": _read_at_import(os.environ), "gone": staticmethod(gone), "plans": plans}
     return type("WarmPopen", (WarmPopen,), own)
 
 
@@ -378,11 +384,11 @@ def _take_places(files: list[int], places: list[int]) -> None:
 
 def _become(folder: str, request: dict) -> None:
     """Makes this process what a fresh one would be that was started so."""
-    subprocess.Popen = _popen(folder)  # type: ignore[misc]
+    module, *words = request["words"]
+    subprocess.Popen = _popen(folder, plans="plan" in words or "--budget" in words)  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.SIG_IGN if request["ignores_sigint"] else signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
-    module, *words = request["words"]
     sys.argv = [module, *words]
     sys.orig_argv = [sys.executable, "-m", module, *words]
     sys.path[0] = str(Path.cwd())
