@@ -10,8 +10,9 @@ Real start-up stays tested: `estimate`, `profile` and `train` are run as the ins
 by an interpreter that must not load torch, and what is not in `SERVER_OF` (`devices`, `ladder`, `techniques`) always.
 
 Each process of tests has three servers of its own, in a session of their own. The first has imported no torch, for commands
-that ask a worker and never import it themselves. Each further one is a fork of the one before, made when it is first asked
-for, and has imported more. Where one is gone, the tests are told what it said last, both are started again, and what they could not fork starts afresh.
+that ask a worker and never import it themselves. Each further one is a fork of the one before, made when it or one after it
+is first asked for, and has imported more. Where one is gone, the tests are told what it said last, all are started again,
+and what they could not fork starts afresh.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ class _Server:
     """Waits for requests, for the end of what it has forked, and for that of the tests."""
 
     def __init__(self, listening: list[socket.socket]) -> None:
-        """The first socket is its own, the second that of the next server."""
+        """The first socket is its own, the others those of the servers after it."""
         self._listening, self._own = listening, listening[0]
         self._ended, wakeup = socket.socketpair()
         wakeup.setblocking(False)
@@ -284,7 +285,7 @@ class _Server:
         self._running: dict[int, socket.socket] = {}
         self._closing = [self._ended, wakeup]
         self._waiting = selectors.DefaultSelector()
-        for file in (0, self._ended, *listening[:2]):
+        for file in (0, self._ended, *listening):
             self._waiting.register(file, selectors.EVENT_READ)
 
     def run(self) -> dict | None:
@@ -314,8 +315,10 @@ class _Server:
                     self._forget()
                     return None
                 else:
-                    self._waiting.unregister(key.fileobj)
-                    key.fileobj.close()
+                    for later in self._listening[1:]:
+                        self._waiting.unregister(later)
+                        later.close()
+                    break
             self._tell()
 
     def _forked(self) -> dict | None:
