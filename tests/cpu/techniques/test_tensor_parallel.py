@@ -1,0 +1,66 @@
+"""Layers cut among processes against one process: the same losses and weights, and refusals in words."""
+
+import pytest
+import tensor_parallel_tasks
+import torch
+from rank_processes import Ranks
+from tensor_parallel_tasks import build, make_batches, trained
+
+import snugfit
+
+TWO, SIZES = {"tensor_parallel": 2}, (8, 8, 8)
+CLIPPED = {"clip_norm": 0.1}
+CASES = {
+    "decoder": ("decoder", {}, CLIPPED),
+    "vit": ("vit", {}, CLIPPED),
+    "gpt2": ("gpt2", {}, CLIPPED),
+    "llama": ("llama", {}, CLIPPED),
+    "qwen": ("qwen", {}, CLIPPED),
+    "microbatches": ("llama", {"microbatch_size": 3}, CLIPPED),
+    "checkpoint": ("decoder", {"checkpoint": "all"}, CLIPPED),
+    "selective": ("decoder", {"checkpoint": "selective"}, CLIPPED),
+    "step_in_backward": ("qwen", {"step_in_backward": True}, {}),
+    "offload_optimizer": ("decoder", {"offload_optimizer": True}, CLIPPED),
+    "offload_activations": ("decoder", {"offload_activations": "all"}, CLIPPED),
+    "for_loop": ("decoder", {"optimizer_impl": "for-loop"}, CLIPPED),
+    "chunked_loss": ("llama", {"loss_impl": "chunked"}, {}),
+    "compile": ("decoder", {"compile": "aot_eager"}, CLIPPED),
+    "sgd": ("decoder", {}, {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}),
+    "freeze": ("decoder", {}, {"freeze": "blocks.0.attention*"}),
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2, "tensor_parallel_tasks")
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="module")
+def four():
+    ranks = Ranks(4, "tensor_parallel_tasks")
+    yield ranks
+    ranks.end()
+
+
+def _check(ranks, name, fields, settings, sizes=SIZES, *, dtype=torch.float64, close=1e-9):
+    """Losses and weights of every rank are those of one process by the same recipe, without what is cut or shared out."""
+    settings = {"batch_size": sizes[0], **settings}
+    found = ranks.do(tensor_parallel_tasks.train, name, fields, settings, sizes, dtype)
+    several = ("tensor_parallel", *snugfit.techniques.shard.TECHNIQUE.fields)
+    alone = {field: value for field, value in fields.items() if field not in several}
+    trainer, losses = trained(name, alone, settings, make_batches(name, sizes, dtype), dtype)
+    weights = dict(trainer.model.named_parameters())
+    for rank_losses, rank_weights, held in found:
+        assert rank_losses == pytest.approx(losses, abs=close, rel=0)
+        assert rank_weights.keys() == weights.keys()
+        worst = max((rank_weights[key] - weight).abs().max().item() for key, weight in weights.items())
+        assert worst < close, worst
+        assert held < 0.85 * sum(weight.numel() for weight in weights.values() if weight.requires_grad)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_that_cut_layers_train_as_one(two, case):
+    name, fields, settings = CASES[case]
+    _check(two, name, {**TWO, **fields}, settings)
