@@ -25,9 +25,7 @@ class _Attention(nn.Module):
 
     def forward(self, x):
         samples, tokens, _ = x.shape
-        q, k, v = (
-            layer(x).view(samples, tokens, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (layer(x).view(samples, tokens, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
         found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(found.transpose(1, 2).reshape(samples, tokens, self.width))
 
@@ -63,15 +61,25 @@ class Decoder(nn.Module):
 
 
 def _vit():
-    return VisionTransformer(image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
+    return VisionTransformer(
+        image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5
+    )
 
 
-_SIZES = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 MODELS = {
     "decoder": Decoder,
     "vit": _vit,
     "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        GPT2Config(
+            vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
     ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=2)),
     "qwen": lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=8)),
@@ -115,9 +123,7 @@ def trained(name, fields, settings, batches, dtype=torch.float64):
     warnings.simplefilter("ignore", snugfit.SnugfitWarning)
     text = {"loss": _text_loss, "loss_weight": lambda batch: (batch[1][:, 1:] != -100).sum()}
     loss = text if name in TEXT else {"loss": cross_entropy}
-    trainer = snugfit.prepare(
-        build(name, dtype), snugfit.Recipe(**fields), lr=0.01, device="cpu", **loss, **settings
-    )
+    trainer = snugfit.prepare(build(name, dtype), snugfit.Recipe(**fields), lr=0.01, device="cpu", **loss, **settings)
     losses = [float(trainer.step(batch)) for batch in batches]
     trainer.finish()
     return trainer, losses

@@ -149,6 +149,13 @@ def lying_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def forget_layouts() -> None:
+    """Lets torch forget what it has worked out for tensors of several processes: it remembers the names of groups with it."""
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()  # type: ignore[attr-defined]
+
+
 @functools.cache
 def styles_of_transposed() -> tuple[Any, Any]:
     """Returns torch's ways to cut a linear layer by its outputs and by its inputs, for one that holds its matrix transposed."""
@@ -180,6 +187,22 @@ def styles_of_transposed() -> tuple[Any, Any]:
             return cut(self, module, device_mesh, {2: Shard(0), 1: Replicate()})
 
     return Columns, Rows
+
+
+def taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Returns what this process holds of a tensor, and what makes one of several processes of it again.
+
+    Args:
+        tensor: One that processes hold together; any other one comes back as it is.
+    """
+    part = own_part(tensor)
+    if part is tensor:
+        return part, lambda again: again
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    mesh, placements, shape, stride = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    return part, lambda again: DTensor.from_local(again, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def init_alone(ranks: int, number: int, device_type: str) -> None:

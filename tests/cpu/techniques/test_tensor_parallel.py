@@ -64,3 +64,35 @@ def _check(ranks, name, fields, settings, sizes=SIZES, *, dtype=torch.float64, c
 def test_two_processes_that_cut_layers_train_as_one(two, case):
     name, fields, settings = CASES[case]
     _check(two, name, {**TWO, **fields}, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "settings", "sizes"),
+    [
+        ("llama", {}, CLIPPED, SIZES),
+        ("llama", {"shard": "full", "microbatch_size": 1}, CLIPPED, (7, 7, 3)),
+        ("qwen", {"shard": "full", "checkpoint": "all"}, CLIPPED, (8, 8, 1)),
+        ("decoder", {"shard": "gradients"}, CLIPPED, SIZES),
+        ("decoder", {"microbatch_size": 1, "reduce_gradients": "batch"}, CLIPPED, (8, 8, 5)),
+        ("gpt2", {"shard": "full", "offload_parameters": "all"}, {}, SIZES),
+        ("decoder", {"shard": "full", "step_in_backward": True}, {}, SIZES),
+        ("decoder", {"tensor_parallel": 4}, CLIPPED, SIZES),
+    ],
+    ids=str,
+)
+def test_four_processes_share_the_batch_and_cut_layers(four, name, fields, settings, sizes):
+    _check(four, name, {**TWO, **fields}, settings, sizes)
+
+
+def test_what_cannot_be_cut_is_refused_in_words(two, four):
+    for ranks, name, fields, settings, words in (
+        (two, "decoder", {"tensor_parallel": 4}, {}, "does not divide 2 GPUs into groups; give a divisor of 2"),
+        (four, "llama", {"tensor_parallel": 4}, {}, "into equal parts; give 2."),
+        (four, "vit", {**TWO, "shard": "hybrid:3"}, {}, "give a divisor of 4 / 2"),
+        (four, "decoder", TWO, {"batch_size": 1}, "each group needs at least one sample"),
+        (two, "decoder", TWO, {"optimizer": "adafactor"}, "looks at whole matrices"),
+        (two, "decoder", {**TWO, "adapter": "lora"}, {}, "an adapter's matrices"),
+        (two, "decoder", {**TWO, "shard": "full", "offload_parameters": "all"}, {}, "leaves one group"),
+    ):
+        said = ranks.do(tensor_parallel_tasks.message, name, fields, settings)
+        assert all(words in one for one in said), (words, said)

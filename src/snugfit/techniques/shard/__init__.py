@@ -199,9 +199,7 @@ TECHNIQUE = Technique(
     },
     misfits={
         "shard={recipe.shard!r} makes groups that {workload.ranks} GPUs cannot be divided into; give a divisor of "
-        "{workload.ranks}.": lambda r, w: (
-            r.tensor_parallel == 1 and w.ranks % (numbered(r.shard, "hybrid") or 1) != 0
-        ),
+        "{workload.ranks}.": lambda r, w: r.tensor_parallel == 1 and w.ranks % (numbered(r.shard, "hybrid") or 1) != 0,
         "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs: each needs at least one sample. Give a "
         "larger batch or fewer GPUs.": lambda r, w: (
             r.tensor_parallel == 1 and w.batch_size is not None and w.batch_size < w.ranks

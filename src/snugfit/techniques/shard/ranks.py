@@ -14,6 +14,7 @@ from torch import Tensor
 from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
+from snugfit.private_torch import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,6 +71,8 @@ class Ranks:
         self.sharer = self.number // tensor
         """Which of them this process is, or is a part of."""
         self.device = device
+        if tensor > 1:  # groups of an earlier run may have had other names
+            collectives.forget_layouts()
         with _real_numbers():
             meshes = _mesh(device, self.sharers, shard, tensor)
             names = [name for name in meshes.mesh_dim_names or () if name != "tensor"]

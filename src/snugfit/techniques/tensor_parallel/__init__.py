@@ -58,9 +58,7 @@ def _uneven(recipe: Recipe, workload: Workload) -> bool:
 
 def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     kind, _, number = recipe.shard.partition(":")
-    return (
-        _cuts(recipe, workload) and kind == "hybrid" and sharers(recipe, workload.ranks) % int(number or 1) != 0
-    )
+    return _cuts(recipe, workload) and kind == "hybrid" and sharers(recipe, workload.ranks) % int(number or 1) != 0
 
 
 _CUT = "tensor_parallel={recipe.tensor_parallel} cuts layers among GPUs"
@@ -73,7 +71,9 @@ TECHNIQUE = Technique(
     summary="weights, their gradients and state, and activations inside of layers, divided among GPUs",
     known_as="tp model-parallel tensor-parallelism intra-layer megatron parallelize-module dtensor colwise rowwise",
     rules={
-        "tensor_parallel is {recipe.tensor_parallel}; give a number of GPUs, 1 for none.": lambda r: r.tensor_parallel < 1,
+        "tensor_parallel is {recipe.tensor_parallel}; give a number of GPUs, 1 for none.": lambda r: (
+            r.tensor_parallel < 1
+        ),
         _CUT + ", and an adapter's matrices beside them are not cut with them. Use shard='full', which goes with "
         "adapter={recipe.adapter!r}.": lambda r: r.tensor_parallel > 1 and r.adapter != "none",
         _CUT + ", and packed weights (quantize={recipe.quantize!r}) cannot be cut. Use shard='full'.": lambda r: (

@@ -47,9 +47,7 @@ def _is_cut(weight: object) -> bool:
 
 
 def _style(module: nn.Module, how: str) -> ParallelStyle:
-    columns, rows = (
-        (ColwiseParallel, RowwiseParallel) if isinstance(module, nn.Linear) else styles_of_transposed()
-    )
+    columns, rows = (ColwiseParallel, RowwiseParallel) if isinstance(module, nn.Linear) else styles_of_transposed()
     if how in (cuts.COLUMNS, cuts.GATHERED):
         return columns(output_layouts=Replicate() if how == cuts.GATHERED else None)
     return rows(input_layouts=Replicate() if how == cuts.SPLIT else None)

@@ -14,7 +14,13 @@ from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.linear_layers import is_linear, tied_weights
 from snugfit.techniques.tensor_parallel.pairs import Pair, any_pairs_in, pairs_in, shape_of
 
-COLUMNS, GATHERED, ROWS, SPLIT, PARTLY_SEEN = "columns", "columns, gathered", "rows", "rows, of the whole", "seen in part"
+COLUMNS, GATHERED, ROWS, SPLIT, PARTLY_SEEN = (
+    "columns",
+    "columns, gathered",
+    "rows",
+    "rows, of the whole",
+    "seen in part",
+)
 _STYLES = {
     "colwise": COLUMNS,
     "colwise_rep": GATHERED,

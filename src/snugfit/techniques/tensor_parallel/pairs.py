@@ -87,9 +87,7 @@ def _pairs_in(block: nn.Module, degree: int) -> list[Pair]:
         return []
     whole = next(_runs(block, layers), None)
     if whole is None:  # it takes more than one tensor, or another kind: perhaps its parts do not
-        return [
-            pair.inside(name) for name, child in block.named_children() for pair in _pairs_in(child, degree)
-        ]
+        return [pair.inside(name) for name, child in block.named_children() for pair in _pairs_in(child, degree)]
     found: list[Pair] = []
     free: list[str] = []
     for name in whole.order:
