@@ -1,9 +1,10 @@
 """What ranks do in `techniques/test_tensor_parallel.py`, each in its own process, over gloo."""
 
 import warnings
+from pathlib import Path
 
 import torch
-from shard_tasks import STEPS, among_others, share, whole
+from shard_tasks import among_others, share, whole
 from small_models import cross_entropy
 from torch import nn
 from torch.nn import functional as F
@@ -11,6 +12,8 @@ from torchvision.models import VisionTransformer
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import snugfit
+from snugfit.training.checkpoint_parts import Parts
+from snugfit.training.shares import collect
 
 TOKENS = 7
 
@@ -140,6 +143,28 @@ def train(rank, world, meeting, name, fields, settings, sizes, dtype=torch.float
         return losses, weights, held
 
 
+def go_on(rank, world, meeting, name, fields, sizes, whole_file, folder):
+    """Saves together after all but the last batch, and takes the last: going on, read again, and from one process's file.
+
+    Returns:
+        The whole weights after each of these, as one process would save them; None where this process has none of them.
+    """
+    with among_others(rank, world, meeting):
+        degree = fields["tensor_parallel"]
+        batches = [share(batch, rank // degree, world // degree) for batch in make_batches(name, sizes)]
+        trainer, _ = trained(name, fields, {"batch_size": sizes[0]}, batches[:-1])
+        Parts(trainer).save(Path(folder), {"trainer": trainer.state_dict()})
+        found = []
+        for path in (None, folder, whole_file):
+            if path is not None:
+                trainer, _ = trained(name, fields, {"batch_size": sizes[0]}, [])
+                trainer.load_state_dict(Parts(trainer).load(Path(path))["trainer"])
+            trainer.step(batches[-1])
+            collect(trainer.model, here=rank == 0)
+            found.append({key: value.detach().clone() for key, value in trainer.model.state_dict().items()})
+        return found if rank == 0 else None
+
+
 def message(rank, world, meeting, name, fields, settings):
     """Returns the message of the error that a preparation gives."""
     with among_others(rank, world, meeting):
@@ -148,6 +173,3 @@ def message(rank, world, meeting, name, fields, settings):
         except snugfit.SnugfitError as error:
             return str(error)
         return ""
-
-
-assert STEPS == 3

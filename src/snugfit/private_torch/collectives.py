@@ -150,15 +150,15 @@ def lying_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def forget_layouts() -> None:
-    """Lets torch forget what it has worked out for tensors of several processes: it remembers the names of groups with it."""
+    """Lets torch forget what it has worked out for tensors of several processes, names of groups included."""
     from torch.distributed.tensor import debug
 
-    debug._clear_sharding_prop_cache()  # type: ignore[attr-defined]
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
 def styles_of_transposed() -> tuple[Any, Any]:
-    """Returns torch's ways to cut a linear layer by its outputs and by its inputs, for one that holds its matrix transposed."""
+    """Returns torch's ways to cut a linear layer, by outputs and by inputs, for one that holds its matrix transposed."""
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

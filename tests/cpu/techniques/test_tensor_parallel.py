@@ -4,9 +4,11 @@ import pytest
 import tensor_parallel_tasks
 import torch
 from rank_processes import Ranks
-from tensor_parallel_tasks import build, make_batches, trained
+from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
+from snugfit.training.checkpoint import save_checkpoint
+from snugfit.training.checkpoint_parts import Parts
 
 TWO, SIZES = {"tensor_parallel": 2}, (8, 8, 8)
 CLIPPED = {"clip_norm": 0.1}
@@ -96,3 +98,25 @@ def test_what_cannot_be_cut_is_refused_in_words(two, four):
     ):
         said = ranks.do(tensor_parallel_tasks.message, name, fields, settings)
         assert all(words in one for one in said), (words, said)
+
+
+@pytest.mark.parametrize("fields", [TWO, {**TWO, "shard": "full"}], ids=str)
+def test_runs_are_saved_and_go_on_in_any_number_of_processes(four, tmp_path, fields):
+    sizes, plain = (8, 8, 8), {"batch_size": 8}
+    batches = make_batches("llama", sizes)
+    alone, _ = trained("llama", {}, plain, batches[:-1])
+    save_checkpoint(tmp_path / "whole", {"trainer": alone.state_dict()})
+    alone.step(batches[-1])
+    expected = alone.model.state_dict()
+    (found, *others) = four.do(
+        tensor_parallel_tasks.go_on, "llama", fields, sizes, str(tmp_path / "whole"), str(tmp_path / "parts")
+    )
+    assert others == [None] * 3
+    for weights in found:
+        assert weights.keys() == expected.keys()
+        assert max((weights[key] - value).abs().max().item() for key, value in expected.items()) < 1e-9
+    assert all(torch.equal(found[0][key], found[1][key]) for key in expected)
+    one, _ = trained("llama", {}, plain, [])
+    one.load_state_dict(Parts(one).load(tmp_path / "parts")["trainer"])
+    one.step(batches[-1])
+    assert all((one.model.state_dict()[key] - value).abs().max().item() < 1e-9 for key, value in expected.items())

@@ -108,7 +108,7 @@ class Ranks:
         return told
 
     def agree_by_share(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Returns the numbers of all that share the batch; those that take the same samples have the same, which count once."""
+        """Returns the numbers of all that share the batch; of those that take the same samples, the first's."""
         return self.agree(numbers)[:: self.tensor]
 
     def total(self, value: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ TECHNIQUE = Technique(
     misfits={
         "tensor_parallel={recipe.tensor_parallel} does not divide {workload.ranks} GPUs into groups; give a divisor of "
         "{workload.ranks}.": _uneven,
-        "tensor_parallel={recipe.tensor_parallel} makes groups that do not fit into a machine of {workload.gpus} GPUs; give a "
-        "divisor of {workload.gpus}.": lambda r, w: (
+        "tensor_parallel={recipe.tensor_parallel} makes groups that do not fit into a machine of {workload.gpus} GPUs; give "
+        "a divisor of {workload.gpus}.": lambda r, w: (
             _cuts(r, w) and not _uneven(r, w) and w.nodes > 1 and w.gpus % r.tensor_parallel != 0
         ),
         "shard={recipe.shard!r} makes groups that {workload.ranks} GPUs cannot be divided into beside "
@@ -95,8 +95,8 @@ TECHNIQUE = Technique(
         "each group needs at least one sample. Give a larger batch or fewer GPUs.": lambda r, w: (
             _cuts(r, w) and w.batch_size is not None and w.batch_size < sharers(r, w.ranks)
         ),
-        "microbatch_size {recipe.microbatch_size} is larger than the share of the batch of {workload.batch_size} that a group "
-        "of {recipe.tensor_parallel} of {workload.ranks} GPUs takes; give less.": lambda r, w: (
+        "microbatch_size {recipe.microbatch_size} is larger than the share of the batch of {workload.batch_size} that a "
+        "group of {recipe.tensor_parallel} of {workload.ranks} GPUs takes; give less.": lambda r, w: (
             _cuts(r, w) and (r.microbatch_size or 0) > (largest_share(r, w) or float("inf"))
         ),
         "{workload.optimizer} looks at whole matrices, which tensor_parallel={recipe.tensor_parallel} cuts. Use another "

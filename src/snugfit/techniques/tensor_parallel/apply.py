@@ -37,8 +37,8 @@ class TensorParallel(ModelTechnique):
         ranks.cut |= {name for name, weight in model.named_parameters() if _is_cut(weight)}
         if found.whole:
             warn(
-                f"tensor_parallel leaves {', '.join(found.whole[:4])} of each block whole on every GPU: no equal parts of it "
-                "give parts of what comes out (q, k and v in one matrix, for example)."
+                f"tensor_parallel leaves {', '.join(found.whole[:4])} of each block whole on every GPU: no equal parts of "
+                "it give parts of what comes out (q, k and v in one matrix, for example)."
             )
 
 

@@ -65,13 +65,14 @@ def cuts_of(model: nn.Module, degree: int) -> Cuts:
 
 def _brought(model: nn.Module) -> dict[str, str]:
     """Modules inside of blocks -> words of the plan of the outermost module that has one."""
-    for prefix, module in model.named_modules():
+    for place, module in model.named_modules():
         plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
         if isinstance(plan, Mapping) and plan:
-            break
-    else:
-        return {}
-    start = f"{prefix}." if prefix else ""
+            return _inside_blocks(model, f"{place}." if place else "", plan)
+    return {}
+
+
+def _inside_blocks(model: nn.Module, start: str, plan: Mapping[str, str]) -> dict[str, str]:
     blocks = tuple(f"{name}." for name in find_blocks(model))
     found = {}
     for name, _ in model.named_modules():
@@ -145,8 +146,8 @@ def _found(model: nn.Module, degree: int) -> Cuts:
         _refuse_unless(degree, degrees, model)
     if not styles:
         raise InputError(
-            f"tensor_parallel finds nothing to cut in {type(model).__name__}: it brings no plan (tp_plan), and no block of it "
-            "has linear layers that feed another one element by element, or head by head. Use shard='full'."
+            f"tensor_parallel finds nothing to cut in {type(model).__name__}: it brings no plan (tp_plan), and no block of "
+            "it has linear layers that feed another one element by element, or head by head. Use shard='full'."
         )
     return Cuts(styles, tuple(counts), whole or ())
 
