@@ -3,8 +3,8 @@
 A block runs on the CPU with figures in place of its layers: one column times one row of random numbers, so that layers of
 any width cost nothing, and whether there are weights yet does not matter. Where a layer's input, in the run of a part, is
 that part of its input in the run of the whole, and everything else comes out as in the whole, the layers before it can be
-cut by their outputs and this one by its inputs. Names and kinds of modules play no role. Numbers of heads that a module keeps as
-attributes are divided where it comes out right only so.
+cut by their outputs and this one by its inputs. Names and kinds of modules play no role. Numbers of heads that a module
+keeps as attributes are divided where it comes out right only so.
 """
 
 from __future__ import annotations
