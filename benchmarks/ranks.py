@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import json
 import multiprocessing
 import operator
 import os
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 import snugfit
-from benchmarks.results_file import write
+from benchmarks.results_file import RESULTS, write
 from snugfit.attributes import attributes_set
 from snugfit.measure.meter import meter_for
 from snugfit.recipe import Recipe
@@ -66,6 +67,13 @@ def _gpt() -> torch.nn.Module:
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
 
 
+def _llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1009}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2))
+
+
 def _images(device: str) -> Any:
     return torch.zeros(SAMPLES, 3, 64, 64, device=device), torch.zeros(SAMPLES, dtype=torch.long, device=device)
 
@@ -91,6 +99,7 @@ SUBJECTS = {
     "vit": Subject(_vit, _images, torch.nn.functional.cross_entropy),
     "cnn": Subject(_cnn, _images, torch.nn.functional.cross_entropy),
     "gpt": Subject(_gpt, _tokens, None),
+    "llama": Subject(_llama, _tokens, None),
 }
 RECIPES: Mapping[str, dict[str, Any]] = {
     "replicate": {},
@@ -106,14 +115,24 @@ FOR_FOUR: Mapping[str, dict[str, Any]] = {
     "full, host": {"shard": "full", "offload_parameters": "all"},
     "full, bf16-mixed": {"shard": "full", "precision": "bf16-mixed"},
 }
+CUT: Mapping[str, dict[str, Any]] = {
+    "tensor_parallel:2": {"tensor_parallel": 2},
+    "tensor_parallel:2, checkpoint": {"tensor_parallel": 2, "checkpoint": "all"},
+}
+CUT_BY_FOUR: Mapping[str, dict[str, Any]] = {
+    "tensor_parallel:2, full": {"tensor_parallel": 2, "shard": "full"},
+    "tensor_parallel:2, full, microbatches": {"tensor_parallel": 2, "shard": "full", "microbatch_size": 2},
+}
 
 
 def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
     """Yields number of processes, subject, name of the recipe and its fields."""
-    for ranks, recipes in ((2, RECIPES), (4, {**RECIPES, **FOR_FOUR})):
+    for ranks, recipes, layers in ((2, RECIPES, CUT), (4, {**RECIPES, **FOR_FOUR}, {**CUT, **CUT_BY_FOUR})):
         for subject in SUBJECTS:
-            for name, fields in recipes.items():
+            for name, fields in (layers if subject == "llama" else recipes).items():
                 yield ranks, subject, name, fields
+            if subject == "vit":  # whose attention stays whole
+                yield ranks, subject, *next(iter(layers.items()))
 
 
 # -- a process
@@ -166,7 +185,8 @@ def measured(rank: int, ranks: int, subject: Subject, fields: Mapping[str, Any])
         subject.build(), Recipe(**fields), loss=subject.loss, device="cpu", batch_size=SAMPLES, coupled_samples=False
     )
     meter.built()
-    start, end = share_of(SAMPLES, ranks, rank)
+    degree = int(fields.get("tensor_parallel", 1))  # so many take the same samples
+    start, end = share_of(SAMPLES, ranks // degree, rank // degree)
 
     def batches() -> Iterator[Any]:
         for _ in range(STEPS):
@@ -260,17 +280,25 @@ def predicted(ranks: int, subject: Subject, fields: Mapping[str, Any]) -> list[i
     return [found[number] for number in range(ranks)]
 
 
+def _known() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["rows"]
+    return found
+
+
 def main() -> None:
     """Measures and predicts every configuration, and writes `results/ranks.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a word that the row's name has")
-    only = parser.parse_args().only
+    parser.add_argument("--missing", action="store_true", help="only rows that the results do not have yet; adds them")
+    arguments = parser.parse_args()
+    only, known = arguments.only, _known() if arguments.missing else []
+    there = {(row["ranks"], row["model"], row["name"]) for row in known}
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
     processes: Processes | None = None
     for ranks, subject, name, fields in rows():
-        if only and only not in f"{ranks} {subject} {name}":
+        if (only and only not in f"{ranks} {subject} {name}") or (ranks, subject, name) in there:
             continue
         if processes is None or processes.ranks != ranks:
             if processes is not None:
@@ -294,6 +322,8 @@ def main() -> None:
     if processes is not None:
         processes.close()
     if not only:
+        order = [row[:3] for row in rows()]
+        found = sorted((*known, *found), key=lambda row: order.index((row["ranks"], row["model"], row["name"])))
         exact = sum(row["measured_bytes"] == row["predicted_bytes"] for row in found)
         write(
             "ranks",

@@ -26,6 +26,7 @@ _FREE = {row.fields[0]: row.free_word for row in TECHNIQUES if row.free_word}
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(
     # A dataclass takes the fields of its last base first: from the bottom up this is the order of the fields.
+    techniques.tensor_parallel.Fields,
     techniques.shard.Fields,
     techniques.quantize.Fields,
     techniques.adapter.Fields,

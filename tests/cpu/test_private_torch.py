@@ -861,3 +861,49 @@ def test_one_of_three_processes_that_are_not_there():
     """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares, replicate"""
     done = run_code(_ONE_OF_THREE)
     assert done.stdout.strip().endswith("well"), done.stderr
+
+
+_ONE_OF_TWO_THAT_CUT = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.parallel import parallelize_module
+from snugfit.private_torch import collectives
+
+class Transposed(torch.nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = torch.nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+collectives.init_alone(2, 1, "cpu")
+mesh = init_device_mesh("cpu", (2,))
+columns, rows = collectives.styles_of_transposed()
+first, second = Transposed(4, 6), Transposed(6, 4)
+last = first.weight.detach()[:, 3:]
+parallelize_module(first, mesh, columns(), src_data_rank=None)
+parallelize_module(second, mesh, rows(), src_data_rank=None)
+held = [collectives.own_part(one) for one in (first.weight, first.bias, second.weight, second.bias)]
+assert [tuple(one.shape) for one in held] == [(4, 3), (3,), (3, 4), (4,)] and torch.equal(held[0], last)
+found = second(first(torch.randn(2, 4)))
+assert found.shape == (2, 4)
+found.sum().backward()
+assert first.weight.grad.placements == first.weight.placements
+part, again = collectives.taken_apart(first.weight)
+assert part is held[0] and again(part).placements == first.weight.placements and again(part).shape == (4, 6)
+assert collectives.taken_apart(part)[1](part) is part
+sums = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+assert collectives.lying_as(sums, second.bias).placements == second.bias.placements
+assert collectives.lying_as(part, part) is part and collectives.lying_as(sums, sums) is sums
+collectives.forget_layouts()
+print("well")
+"""
+
+
+def test_one_of_two_processes_that_cut_layers():
+    """styles_of_transposed, taken_apart, lying_as, forget_layouts"""
+    done = run_code(_ONE_OF_TWO_THAT_CUT)
+    assert done.stdout.strip().endswith("well"), done.stderr

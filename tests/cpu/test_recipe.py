@@ -40,6 +40,7 @@ OTHER_VALUES = {
     "reduce_dtype": "fp32",
     "reduce_gradients": "batch",
     "offload_parameters": "all",
+    "tensor_parallel": 2,
 }
 NEEDS = {
     "stochastic_rounding": {"precision": "bf16-true"},

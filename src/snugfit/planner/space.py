@@ -17,6 +17,7 @@ from snugfit.planner.probe import Laboratory, Probe
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, ByBlock, Changes, Choice, Situation
+from snugfit.techniques.tensor_parallel import largest_share
 from snugfit.workload import Workload
 
 PLAIN = "plain"
@@ -60,7 +61,7 @@ class Space:
     @property
     def batch(self) -> int | None:
         """Samples of an update on one GPU, the one with the most; None where nobody knows."""
-        return self.workload.share_size
+        return largest_share(self.base, self.workload)
 
     @property
     def on_cpu(self) -> bool:

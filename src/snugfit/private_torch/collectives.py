@@ -135,6 +135,76 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def lying_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of several processes as another one lies among them: parts of sums are added up.
+
+    Args:
+        tensor: One that processes hold together; any other one comes back as it is.
+        other: One of the same processes.
+    """
+    placements = getattr(other, "placements", None)
+    if placements is None or getattr(tensor, "placements", placements) == placements:
+        return tensor
+    found: torch.Tensor = tensor.redistribute(placements=placements)  # type: ignore[attr-defined]
+    return found
+
+
+def forget_layouts() -> None:
+    """Lets torch forget what it has worked out for tensors of several processes, names of groups included."""
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def styles_of_transposed() -> tuple[Any, Any]:
+    """Returns torch's ways to cut a linear layer, by outputs and by inputs, for one that holds its matrix transposed."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    def cut(style: Any, module: torch.nn.Module, mesh: DeviceMesh, placements: dict[int, Any]) -> torch.nn.Module:
+        def partition(_: str, layer: torch.nn.Module, mesh: DeviceMesh) -> None:
+            for name, weight in list(layer.named_parameters()):
+                part = distribute_tensor(weight, mesh, [placements[weight.dim()]], src_data_rank=None)
+                layer.register_parameter(name, torch.nn.Parameter(part, requires_grad=weight.requires_grad))
+
+        takes, gives = style._prepare_input_fn, style._prepare_output_fn
+        return distribute_module(
+            module,
+            mesh,
+            partition,
+            functools.partial(takes, style.input_layouts, style.desired_input_layouts),
+            functools.partial(gives, style.output_layouts, style.use_local_output),
+        )
+
+    class Columns(ColwiseParallel):
+        def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+            return cut(self, module, device_mesh, {2: Shard(1), 1: Shard(0)})
+
+    class Rows(RowwiseParallel):
+        def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+            self.desired_input_layouts = (Shard(-1),)
+            return cut(self, module, device_mesh, {2: Shard(0), 1: Replicate()})
+
+    return Columns, Rows
+
+
+def taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Returns what this process holds of a tensor, and what makes one of several processes of it again.
+
+    Args:
+        tensor: One that processes hold together; any other one comes back as it is.
+    """
+    part = own_part(tensor)
+    if part is tensor:
+        return part, lambda again: again
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    mesh, placements, shape, stride = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    return part, lambda again: DTensor.from_local(again, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
 def init_alone(ranks: int, number: int, device_type: str) -> None:
     """Makes this process one of several, the others of which do not exist: torch's own fake process group.
 

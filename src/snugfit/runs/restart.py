@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import warn
 from snugfit.recipe import Recipe
+from snugfit.techniques.tensor_parallel import largest_share
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
@@ -97,15 +98,16 @@ def recipe_after(path: Path, recipe: Recipe, fallbacks: tuple[Recipe, ...], work
         for one in attempts.values()
     ]
     choices, chosen = Fallbacks(failures[0].recipe, workload, fallbacks), None
+    share = largest_share(recipe, workload)
     for number in range(1, len(failures) + 1):
-        chosen = choices.next_recipe(failures[:number], workload.share_size)
+        chosen = choices.next_recipe(failures[:number], share)
     last = pending[-1]
     if chosen is None:
-        raise choices.gave_up(last["step"], failures, workload.share_size, torch.device(last["device"]))
+        raise choices.gave_up(last["step"], failures, share, torch.device(last["device"]))
     warn(
         f"step {last['step']} ran out of memory in {last['phase']} on process {last['process']} of {workload.ranks}: "
         f"{last['cause']} All begin again from what was saved, with "
-        f"{described(chosen, failures[-1].recipe, workload.share_size)}."
+        f"{described(chosen, failures[-1].recipe, share)}."
     )
     _append(path, {"chosen": chosen.to_mapping()})
     return chosen

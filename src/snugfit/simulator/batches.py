@@ -12,6 +12,7 @@ from snugfit.fake_device.materialise import Materialiser
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
 from snugfit.techniques.shard import share_of
+from snugfit.techniques.tensor_parallel import sharers
 from snugfit.training.evaluation import evaluated_at_once, task_of
 from snugfit.training.fallbacks import elements
 from snugfit.workload import Workload
@@ -60,12 +61,13 @@ class EvaluationBatches:
             )
 
 
-def batch_share(batch: Any, given: Mapping[str, Any], workload: Workload, rank: int) -> Any:
+def batch_share(batch: Any, given: Mapping[str, Any], workload: Workload, recipe: Recipe, rank: int) -> Any:
     """As many samples of a batch as one of the processes gets."""
     tensor = first_tensor(batch)
     if workload.ranks == 1 or tensor is None:
         return batch
-    start, end = share_of(tensor.shape[0], workload.ranks, rank)
+    ranks = sharers(recipe, workload.ranks)
+    start, end = share_of(tensor.shape[0], ranks, rank * ranks // workload.ranks)
     return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
 
 

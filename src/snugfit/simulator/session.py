@@ -212,7 +212,7 @@ def _recorded_by(
     if given.get("batch_size") is None and given.get("split") is None:
         given["batch_size"] = samples
     workload = _workload(given, model_traits(model, given.get("loss"), given.get("forward")))
-    batches = [batch_share(one, given, workload, rank) for one in batches]
+    batches = [batch_share(one, given, workload, recipe, rank) for one in batches]
     if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
         given["max_steps"] = max(SCHEDULE_STEPS, 2 * workload.warmup_steps)
     # Whether samples are coupled takes values to find out, and a fake step has none.
@@ -280,7 +280,8 @@ def _recorded_by(
     groups: tuple[tuple[int, ...], ...] = ()
     if workload.ranks > 1:
         lengths = [weight.shape[0] for weight in model.parameters() if weight.dim()]
-        groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group_size(recipe, workload.ranks))))
+        group = group_size(recipe, workload.ranks)
+        groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group, recipe.tensor_parallel)))
     with one_of(workload.ranks, rank, workload.gpus):
         return subject.recorded(run, personality, workload=workload, switchable=switchable, alike_ranks=groups)
 

@@ -31,6 +31,7 @@ from snugfit.techniques import (
     shard,
     step_in_backward,
     stochastic_rounding,
+    tensor_parallel,
     tf32,
     true_precision,
 )
@@ -61,6 +62,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     adapter.TECHNIQUE,
     quantize.TECHNIQUE,
     shard.TECHNIQUE,
+    tensor_parallel.TECHNIQUE,
 )
 
 OPTIMIZER_NAMES: Mapping[str, OptimizerName] = {one.name: one for row in TECHNIQUES for one in row.optimizers}

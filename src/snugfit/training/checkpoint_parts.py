@@ -36,6 +36,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.apply import local
+from snugfit.techniques.tensor_parallel import sharers
 from snugfit.training.checkpoint import DamagedCheckpointError, load_checkpoint, save_checkpoint
 from snugfit.training.shares import layouts, share_of_whole, spread_as
 
@@ -122,7 +123,13 @@ class Parts:
     def _packed_by(self) -> list[int] | None:
         if not any(group.get(STORAGE) for group in self._trainer.update.optimizer.param_groups):
             return None
-        return [self._count, group_size(self._trainer.recipe, self._count)]
+        return [self._count, self._pieces]
+
+    @property
+    def _pieces(self) -> int:
+        """How many processes have a piece of the same weight, at most."""
+        recipe = self._trainer.recipe
+        return group_size(recipe, self._count) * (self._count // sharers(recipe, self._count))
 
     @property
     def _group(self) -> Any:
@@ -223,7 +230,7 @@ class Parts:
     def _check_packed(self, state: Mapping[str, Any], by: list[int] | None) -> None:
         groups = state["trainer"]["optimizer"]["param_groups"]
         storage = next((group[STORAGE] for group in groups if group.get(STORAGE)), None)
-        own = group_size(self._trainer.recipe, self._count)
+        own = self._pieces
         if storage is not None and by is not None and by[1] != own:
             raise InputError(
                 f"the saved optimizer holds its state as {storage}, packed in {by[1]} shares, and this run has {own}. Go on "

@@ -121,7 +121,10 @@ def add_up(
             samples += found or 0
             del batch  # the next batch needs its room
         if trainer.ranks is not None and totals is not None:
-            totals, samples = trainer.ranks.total(totals), int(sum(n for (n,) in trainer.ranks.agree([samples])))
+            totals, samples = (
+                trainer.ranks.total(totals),
+                int(sum(n for (n,) in trainer.ranks.agree_by_share([samples]))),
+            )
     return None if totals is None else (totals, samples)
 
 

@@ -67,21 +67,28 @@ class Gradients:
 
     def clip(self) -> Tensor:
         """Clips to the workload's norm and returns a 0-dim tensor that is finite exactly when all gradients are."""
-        present = list(self.present().values())
+        present = self.present()
         if not present:
             return torch.zeros((), device=next(iter(self.named.values())).device)
         if self.clip_norm is None:
             self.settle()  # a sum that fp32 holds may overflow in fp16, so it is judged in its final dtype
-            return self.norm(list(self.present().values()))
+            return self.norm(self.present())
         norm = self.norm(present)
         factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_ uses the same 1e-6
-        torch._foreach_mul_(present, factor)
+        torch._foreach_mul_(list(present.values()), factor)
         return norm
 
-    def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Returns the 2-norm of gradients, with the shares that other processes have of them."""
-        mine = global_norm(gradients)
-        return mine if self.ranks is None else self.ranks.norm(mine)
+    def norm(self, gradients: dict[str, Tensor]) -> Tensor:
+        """Returns the 2-norm of gradients by parameter name, with the parts and shares that other processes have of them."""
+        if self.ranks is None or not self.ranks.cut:
+            mine = global_norm(list(gradients.values()))
+            return mine if self.ranks is None else self.ranks.norm(mine)
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for name, gradient in gradients.items():
+            parts[name in self.ranks.cut].append(gradient)
+        zero = next(iter(gradients.values())).new_zeros(())
+        whole, cut = (global_norm(part) if part else zero for part in parts)
+        return self.ranks.norm(whole, cut if parts[1] else None)
 
     def settle(self) -> None:
         """Leaves every gradient in `grad`, in its parameter's dtype: sums are rounded one parameter at a time."""

@@ -33,8 +33,8 @@ class Lockstep:
 
     @property
     def share(self) -> tuple[int, int]:
-        """The number of this process, and how many there are."""
-        return (0, 1) if self._ranks is None else (self._ranks.number, self._ranks.count)
+        """Which share of every batch this process takes, and how many there are."""
+        return (0, 1) if self._ranks is None else (self._ranks.sharer, self._ranks.sharers)
 
     @property
     def stopped_by(self) -> signal.Signals | None:
@@ -47,7 +47,7 @@ class Lockstep:
         """Returns whole numbers, each added up over the processes."""
         if self._ranks is None:
             return list(numbers)
-        return [int(sum(each)) for each in zip(*self._ranks.agree(numbers), strict=True)]
+        return [int(sum(each)) for each in zip(*self._ranks.agree_by_share(numbers), strict=True)]
 
     def telling(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """Yields batches; before each of them all processes hear whether one was asked to stop."""
@@ -69,7 +69,7 @@ class Lockstep:
         """
         while True:
             if self._ranks is not None:
-                own = np.random.SeedSequence((seed, step(), self._ranks.number))
+                own = np.random.SeedSequence((seed, step(), self._ranks.sharer))
                 seed_everything(int(own.generate_state(1, np.uint64)[0] >> 1))
             batch = next(batches, None)
             if batch is None:

@@ -22,6 +22,7 @@ from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.loading.apply import fetch
 from snugfit.techniques.microbatch.apply import batch_length
+from snugfit.techniques.tensor_parallel import largest_share
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.lockstep import Lockstep
@@ -322,7 +323,7 @@ class Loop:
             return None
         with self._between_steps():
             self.trainer.finish()
-            share = self.workload.share_size or self.batch_size
+            share = largest_share(self.trainer.recipe, self.workload) or self.batch_size
             size = evaluated_at_once(self.trainer.recipe, share) * self.together.share[1]
             held_out = self.together.telling(self._batches(dataset, min(size, len(dataset)), shuffle=False))
             added = self.course.evaluate(

@@ -108,7 +108,9 @@ class Passes:
         if self._sample is None and pieces:
             self._sample = self.split(pieces[0], 1)[0]
         on_device = [count for count in counts if isinstance(count, Tensor)]
-        told = ranks.agree([len(pieces), 0.0 if on_device else sum(counts), bool(on_device), self._sample is None])
+        told = ranks.agree_by_share(
+            [len(pieces), 0.0 if on_device else sum(counts), bool(on_device), self._sample is None]
+        )
         if any(nothing for *_, nothing in told):
             raise InputError("the first batch has no sample for one of the processes; give each of them at least one.")
         total: Any = sum(count for _, count, *_ in told)

@@ -128,7 +128,7 @@ def prepare(
         pool=HostPool(place),
         copies=CopyStream(place),
         generator=torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
-        ranks=Ranks(place, shard=group_size(recipe, workload.ranks)) if workload.ranks > 1 else None,
+        ranks=_ranks(place, recipe, workload),
     )
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -139,7 +139,7 @@ def prepare(
             with about("quantize"):
                 quantize_layers(model, recipe, place)
         # What is shared out arrives unit by unit, so that no GPU holds the whole model.
-        whole = setup.ranks is None or recipe.shard == "none"
+        whole = setup.ranks is None or (recipe.shard == "none" and recipe.tensor_parallel == 1)
         settle(model, device=place if whole else torch.device("cpu"), dtype=held_in(recipe))
         if isinstance(loss, nn.Module):
             loss.to(place)
@@ -181,6 +181,12 @@ def prepare(
     return trainer
 
 
+def _ranks(place: torch.device, recipe: Recipe, workload: Workload) -> Ranks | None:
+    if workload.ranks == 1:
+        return None
+    return Ranks(place, shard=group_size(recipe, workload.ranks), tensor=recipe.tensor_parallel)
+
+
 def _shared_out(model: nn.Module, setup: Setup) -> dict[str, nn.Parameter]:
     """Shares a model out among the processes; returns this one's shares of what is trained, by name."""
     from snugfit.techniques.shard.apply import (  # loads torch's sharding, which one process never needs
@@ -190,7 +196,8 @@ def _shared_out(model: nn.Module, setup: Setup) -> dict[str, nn.Parameter]:
 
     with about("shard"):
         spread(model, setup)
-    return own_shares(trained_parameters(model))
+    assert setup.ranks is not None
+    return own_shares(trained_parameters(model), setup.ranks)
 
 
 def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device | str | None) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from snugfit.errors import InputError
 from snugfit.techniques.shard.apply import local, sharded_modules
@@ -42,7 +42,16 @@ def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
     """
     if not isinstance(layout, DTensor):
         return whole
-    return local(distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None))
+    part, mesh, coordinate = whole, layout.device_mesh, layout.device_mesh.get_coordinate()
+    assert coordinate is not None
+    # The last dimension of the mesh first: what layers are cut into is shared out.
+    for number in reversed(range(mesh.ndim)):
+        cut = getattr(layout.placements[number], "dim", None)
+        if cut is not None:
+            size = -(-part.shape[cut] // mesh.size(number))
+            start = min(size * coordinate[number], part.shape[cut])
+            part = part.narrow(cut, start, min(size, part.shape[cut] - start))
+    return part.to(local(layout).device).contiguous()
 
 
 def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> Tensor:

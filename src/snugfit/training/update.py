@@ -166,14 +166,14 @@ class Update:
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
-                retry_after_freeing(lambda: self.gradients.norm([update.gradient]), self.pool.device)
+                retry_after_freeing(lambda: self.gradients.norm({name: update.gradient}), self.pool.device)
             ):
                 self._spoiled = name
             if self._spoiled is None:
                 self._unbroken.take(update, None)
         else:
             bad = retry_after_freeing(
-                lambda: self.health.mask(self.gradients.norm([update.gradient])), self.pool.device
+                lambda: self.health.mask(self.gradients.norm({name: update.gradient})), self.pool.device
             )
             self._unbroken.take(update, bad)
         update.used()
@@ -183,8 +183,9 @@ class Update:
         assert self._loss is not None
         if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        if self._spoiled is None and not math.isfinite(self.gradients.norm([update.gradient])):
-            self._spoiled = next(name for name, weight in self.gradients.named.items() if weight is update.weight)
+        name = next(name for name, weight in self.gradients.named.items() if weight is update.weight)
+        if self._spoiled is None and not math.isfinite(self.gradients.norm({name: update.gradient})):
+            self._spoiled = name
         if self._spoiled is None:
             self._unbroken.take(update, None)
 

@@ -19,6 +19,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.tensor_parallel import largest_share
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -43,8 +44,8 @@ def splits(recipe: Recipe, workload: Workload) -> bool:
     Returns:
         Whether gradients of several passes add up.
     """
-    size = recipe.microbatch_size
-    return size is not None and (workload.share_size is None or size < workload.share_size)
+    size, share = recipe.microbatch_size, largest_share(recipe, workload)
+    return size is not None and (share is None or size < share)
 
 
 TECHNIQUE = Technique(
@@ -66,7 +67,7 @@ TECHNIQUE = Technique(
         ),
         "microbatch_size {recipe.microbatch_size} is larger than a GPU's share of the batch, {workload.share_size} of "
         "{workload.batch_size}; give at most {workload.share_size}.": lambda r, w: (
-            w.ranks > 1 and (r.microbatch_size or 0) > (w.share_size or float("inf"))
+            w.ranks > 1 and r.tensor_parallel == 1 and (r.microbatch_size or 0) > (w.share_size or float("inf"))
         ),
     },
     lowers={

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from snugfit.private_torch.collectives import own_part, taken_apart
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import named_blocks
 
@@ -81,7 +82,7 @@ class ActivationOffload(ModelTechnique):
             Nothing.
         """
         assert self._model is not None
-        own = chain(self._model.parameters(), self._model.buffers())
+        own = map(own_part, chain(self._model.parameters(), self._model.buffers()))
         self._staying = {tensor.untyped_storage()._cdata for tensor in own}
         self._stashed.clear()
         self._order.clear()
@@ -100,6 +101,11 @@ class ActivationOffload(ModelTechnique):
             return forward(*args, **kwargs)
 
     def _pack(self, tensor: Tensor) -> Any:
+        part, again = taken_apart(tensor)
+        packed = self._packed(part)
+        return tensor if packed is part else (packed, again)
+
+    def _packed(self, tensor: Tensor) -> Any:
         if not self._moves(tensor):
             return tensor
         storage = tensor.untyped_storage()
@@ -194,7 +200,11 @@ class _Stashed:
 
 
 def _unpack(saved: Any) -> Tensor:
-    return saved if isinstance(saved, Tensor) else saved._offload.fetch(saved)
+    if isinstance(saved, Tensor):
+        return saved
+    packed, again = saved
+    found: Tensor = again(packed._offload.fetch(packed))
+    return found
 
 
 def _nothing() -> None:

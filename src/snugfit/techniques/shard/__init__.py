@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Changes, Situation, Technique
 from snugfit.techniques.microbatch import splits
+from snugfit.techniques.tensor_parallel import sharers
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -65,14 +66,15 @@ def group_size(recipe: Recipe, ranks: int) -> int:
     """Returns among how many GPUs the weights are shared out."""
     if recipe.shard == "none":
         return 1
-    return numbered(recipe.shard, "hybrid") or ranks
+    return numbered(recipe.shard, "hybrid") or sharers(recipe, ranks)
 
 
 def least_weights(recipe: Recipe, ranks: int) -> float:
     """Returns which part of all weights a GPU holds at some moment of every step, whatever else is done."""
     if recipe.offload_parameters == "all":
         return 0.0
-    return 1.0 if recipe.shard == "gradients" else 1 / group_size(recipe, ranks)
+    cut = ranks // sharers(recipe, ranks)
+    return 1 / cut if recipe.shard == "gradients" else 1 / (cut * group_size(recipe, ranks))
 
 
 def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
@@ -82,10 +84,11 @@ def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
         recipe: How they share.
         ranks: All processes.
     """
-    inside = group_size(recipe, ranks)
     if ranks == 1:
         return ()
-    return (ranks,) if inside in (1, ranks) else (ranks, inside, ranks // inside)
+    sharing, inside = sharers(recipe, ranks), group_size(recipe, ranks)
+    found = (sharing,) if inside in (1, sharing) else (inside, sharing // inside)
+    return (ranks, *(size for size in (*found, ranks // sharing) if 1 < size < ranks))
 
 
 def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
@@ -99,7 +102,9 @@ def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
     return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)
 
 
-def alike(samples: int | None, lengths: Iterable[int], ranks: int, group: int) -> list[list[int]]:
+def alike(
+    samples: int | None, lengths: Iterable[int], ranks: int, group: int, tensor_parallel: int = 1
+) -> list[list[int]]:
     """Returns the processes, in lists of those whose shares of everything are equally large; the first list has the most.
 
     Args:
@@ -107,16 +112,19 @@ def alike(samples: int | None, lengths: Iterable[int], ranks: int, group: int) -
         lengths: Dimension 0 of each parameter, which is cut into equal pieces, the last of them smaller or empty.
         ranks: All processes.
         group: Processes that share out the weights.
+        tensor_parallel: Processes beside each other that take the same samples; they hold equal parts of what they cut.
     """
     cuts: set[int] = set()
-    for length in set(lengths):
+    lengths = set(lengths)
+    for length in lengths | {length // tensor_parallel for length in lengths}:
         piece = max(-(-length // group), 1)
         cuts |= {length // piece, -(-length // piece)}
     places = sorted(cuts)
     found: dict[tuple[int, int], list[int]] = {}
     for number in range(ranks):
-        start, end = share_of(samples or 0, ranks, number)
-        found.setdefault((end - start, bisect.bisect_right(places, number % group)), []).append(number)
+        sharer = number // tensor_parallel
+        start, end = share_of(samples or 0, ranks // tensor_parallel, sharer)
+        found.setdefault((end - start, bisect.bisect_right(places, sharer % group)), []).append(number)
     return list(found.values())
 
 
@@ -191,9 +199,11 @@ TECHNIQUE = Technique(
     },
     misfits={
         "shard={recipe.shard!r} makes groups that {workload.ranks} GPUs cannot be divided into; give a divisor of "
-        "{workload.ranks}.": lambda r, w: w.ranks % (numbered(r.shard, "hybrid") or 1) != 0,
+        "{workload.ranks}.": lambda r, w: r.tensor_parallel == 1 and w.ranks % (numbered(r.shard, "hybrid") or 1) != 0,
         "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs: each needs at least one sample. Give a "
-        "larger batch or fewer GPUs.": lambda r, w: w.batch_size is not None and w.batch_size < w.ranks,
+        "larger batch or fewer GPUs.": lambda r, w: (
+            r.tensor_parallel == 1 and w.batch_size is not None and w.batch_size < w.ranks
+        ),
         "{workload.optimizer} looks at whole matrices, which shard={recipe.shard!r} cuts. Use shard='none', or another "
         "optimizer.": _needs_whole_matrices,
     },

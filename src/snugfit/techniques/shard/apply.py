@@ -8,6 +8,7 @@ element. What needs all shares, the norm of the gradients and whether they are f
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
-from snugfit.private_torch.collectives import own_part, replicate
+from snugfit.private_torch.collectives import lying_as, own_part, replicate
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.init.apply import settle
@@ -24,6 +25,7 @@ from snugfit.techniques.shard import numbered
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
+    from snugfit.techniques.shard.ranks import Ranks
 
 _DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -42,6 +44,9 @@ def spread(model: nn.Module, setup: Setup) -> None:
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InputError("this model is shared out already (fully_shard). Give prepare() the plain one.")
     recipe, mesh = setup.recipe, setup.ranks.mesh
+    if setup.ranks.sharers == 1:  # all take the same samples, and have cut the layers
+        settle(model, device=setup.device, dtype=None)
+        return
     policies: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=_DTYPES[recipe.reduce_dtype]),
@@ -91,16 +96,20 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def own_shares(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def own_shares(named: dict[str, nn.Parameter], ranks: Ranks) -> dict[str, nn.Parameter]:
     """Returns this process's share of each parameter, as a plain parameter whose gradient is its share of the gradient.
 
     Args:
         named: Name -> torch's sharded parameter.
+        ranks: The processes.
     """
     found: dict[str, nn.Parameter] = {}
     for name, weight in named.items():
         share = nn.Parameter(local(weight), requires_grad=weight.requires_grad)
-        weight.register_post_accumulate_grad_hook(functools.partial(_hand_over, share))  # type: ignore[no-untyped-call]
+        others = ranks.add_up_layers if name in ranks.seen_in_part else None
+        weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            functools.partial(_hand_over, share, others)
+        )
         found[name] = share
     return found
 
@@ -110,10 +119,12 @@ def local(tensor: Tensor) -> Tensor:
     return own_part(tensor).detach()
 
 
-def _hand_over(share: nn.Parameter, weight: Tensor) -> None:
+def _hand_over(share: nn.Parameter, others: Callable[[Tensor], None] | None, weight: Tensor) -> None:
     """Gives a share its gradient when the processes have added it up, as autograd would have: adding, then hooks."""
     assert weight.grad is not None
-    gradient, weight.grad = local(weight.grad), None
+    gradient, weight.grad = local(lying_as(weight.grad, weight)), None
+    if others is not None:
+        others(gradient)
     if share.grad is None:
         share.grad = gradient
     else:

@@ -14,6 +14,7 @@ from torch import Tensor
 from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
+from snugfit.private_torch import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,25 +55,44 @@ def check_ranks(ranks: int, device: torch.device) -> None:
 class Ranks:
     """What one process knows of the others."""
 
-    def __init__(self, device: torch.device, *, shard: int) -> None:
+    def __init__(self, device: torch.device, *, shard: int, tensor: int = 1) -> None:
         """Joins the processes that torch.distributed has; every process must come here.
 
         Args:
             device: Where this process trains.
             shard: How many of them share out the weights.
+            tensor: How many beside each other take the same samples, each with its part of the layers.
         """
         self.count = dist.get_world_size()
         self.number = dist.get_rank()
+        self.tensor = tensor
+        self.sharers = self.count // tensor
+        """How many share the batch."""
+        self.sharer = self.number // tensor
+        """Which of them this process is, or is a part of."""
         self.device = device
+        if tensor > 1:  # groups of an earlier run may have had other names
+            collectives.forget_layouts()
         with _real_numbers():
-            self.mesh = _mesh(device, self.count, shard)
+            meshes = _mesh(device, self.sharers, shard, tensor)
+            names = [name for name in meshes.mesh_dim_names or () if name != "tensor"]
+            self.mesh = meshes[tuple(names)] if tensor > 1 else meshes
+            self.layers: DeviceMesh | None = meshes["tensor"] if tensor > 1 else None
+            """The processes that cut layers among them; None where nobody does."""
+            # Those with the same part of the layers, group by group: all of them where layers are not cut.
+            self._alike: list[Any] = [meshes.get_group(name) for name in names] if tensor > 1 else [None]
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
         self.hosts: Any = dist.new_group(backend="gloo") if device.type not in (CPU, SIMULATED) else None
         self.wish: Callable[[], int] = lambda: 0
         """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
         self.wished = 0
         """The largest wish that all were told of: the same in every process."""
+        self.cut: set[str] = set()
+        """Parameters that processes beside each other have different parts of, by name."""
+        self.seen_in_part: set[str] = set()
+        """Parameters that each of them has whole, and uses on its part of a layer: their gradients are parts of a sum."""
         self._shards: Any = self.mesh.get_group("shard") if shard > 1 else None
+        self._layers: Any = None if self.layers is None else self.layers.get_group()
 
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns the numbers of all processes, by process."""
@@ -87,24 +107,44 @@ class Ranks:
         self.wished = max(self.wished, *(int(one.pop()) for one in told))
         return told
 
+    def agree_by_share(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Returns the numbers of all that share the batch; of those that take the same samples, the first's."""
+        return self.agree(numbers)[:: self.tensor]
+
     def total(self, value: Tensor) -> Tensor:
-        """Returns the sum of a tensor over all processes."""
+        """Returns the sum of a tensor over all that share the batch."""
         value = value.detach().clone()
-        dist.all_reduce(value)
+        for group in self._alike:
+            dist.all_reduce(value, group=group)
         return value
 
-    def norm(self, mine: Tensor) -> Tensor:
-        """Returns the norm of what the processes that share out the weights hold together, from the norm of this part."""
-        if self._shards is None:
+    def norm(self, mine: Tensor, cut: Tensor | None = None) -> Tensor:
+        """Returns the norm of what the processes hold together, from the norms of this one's parts.
+
+        Args:
+            mine: That of what is whole in each process, or is shared out.
+            cut: That of the parts of layers that are cut; None where there are none.
+        """
+        if self._shards is None and cut is None:
             return mine
         squares = (mine * mine).to(self.device)  # a group of cards knows no tensors of the host
-        dist.all_reduce(squares, group=self._shards)
+        if cut is not None:
+            of_layers = (cut * cut).to(self.device)
+            dist.all_reduce(of_layers, group=self._layers)
+            squares = squares + of_layers
+        if self._shards is not None:
+            dist.all_reduce(squares, group=self._shards)
         return squares.sqrt().to(mine.device)
 
     def largest(self, value: Tensor) -> None:
-        """Puts the largest value among the processes that share out the weights in place of each one's."""
-        if self._shards is not None:
-            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._shards)
+        """Puts the largest value among the processes that share out or cut the weights in place of each one's."""
+        for group in (self._shards, self._layers):
+            if group is not None:
+                dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+
+    def add_up_layers(self, value: Tensor) -> None:
+        """Puts the sum over the processes that cut layers among them in place of each one's."""
+        dist.all_reduce(value, group=self._layers)
 
     def mean(self, values: Sequence[Tensor]) -> None:
         """Puts the mean over all processes in place of tensors of one dtype and device."""
@@ -119,9 +159,13 @@ def _real_numbers() -> AbstractContextManager[Any]:
     return private_torch.without_modes() if "fake" in dist.get_backend() else nullcontext()
 
 
-def _mesh(device: torch.device, ranks: int, shard: int) -> DeviceMesh:
+def _mesh(device: torch.device, sharers: int, shard: int, tensor: int) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    if shard in (1, ranks):
-        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("replicate" if shard == 1 else "shard",))
-    return init_device_mesh(device.type, (ranks // shard, shard), mesh_dim_names=("replicate", "shard"))
+    if shard in (1, sharers):
+        sizes = {"replicate" if shard == 1 else "shard": sharers}
+    else:
+        sizes = {"replicate": sharers // shard, "shard": shard}
+    if tensor > 1:
+        sizes["tensor"] = tensor
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

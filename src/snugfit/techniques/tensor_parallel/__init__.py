@@ -1,0 +1,123 @@
+"""Tensor parallelism: groups of GPUs take the same samples, and each holds and computes a part of every large layer.
+
+In a pair of linear layers the first is cut by its outputs and the second by its inputs, so that what lies between them
+(activation function, dropout, attention heads) is cut, too, and nobody needs the other parts of it: weights, gradients,
+optimizer state and the activations between the two are divided by the degree. What each GPU has of the second layer's sums
+is added up among the group, once in forward and once in backward for each pair, and nothing can be computed meanwhile: keep
+a group inside of one machine, and small. Embeddings, norms, head, and residuals are whole on each.
+
+It is for what sharing the batch cannot do: a layer or a sample that is too large for one GPU, or more GPUs than samples.
+`shard` goes with it, among the GPUs of all groups that hold the same part.
+
+What is cut: the plan that a model brings (transformers' `tp_plan`); else, in the model's blocks, linear layers that feed a
+later one element by element, or head by head. That is tried on small numbers instead of read off names: each part of a block
+must come out as its part of the whole. Attention whose q, k and v are one matrix stays whole; its block's MLP is cut.
+
+Fidelity: exact (sums in another order); dropout draws other masks. Source: Shoeybi et al., Megatron-LM, 2019
+(arXiv:1909.08053); carried out by torch's `parallelize_module`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from snugfit.techniques.declaration import Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
+    from snugfit.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+    """How layers are cut."""
+
+    tensor_parallel: int = 1
+    """Several GPUs: how many take the same samples, each with its part of the large layers; 1: each takes its own."""
+
+
+def sharers(recipe: Recipe, ranks: int) -> int:
+    """Returns among how many the batch is shared: the GPUs of one tensor-parallel group take the same samples."""
+    return max(ranks // max(recipe.tensor_parallel, 1), 1)
+
+
+def largest_share(recipe: Recipe, workload: Workload) -> int | None:
+    """Returns the samples of the largest share of a batch; None where the batch's size is not known."""
+    size = workload.batch_size
+    return None if size is None else -(-size // sharers(recipe, workload.ranks))
+
+
+def _cuts(recipe: Recipe, workload: Workload) -> bool:
+    return recipe.tensor_parallel > 1 and workload.ranks > 1
+
+
+def _uneven(recipe: Recipe, workload: Workload) -> bool:
+    return _cuts(recipe, workload) and workload.ranks % recipe.tensor_parallel != 0
+
+
+def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
+    kind, _, number = recipe.shard.partition(":")
+    return _cuts(recipe, workload) and kind == "hybrid" and sharers(recipe, workload.ranks) % int(number or 1) != 0
+
+
+_CUT = "tensor_parallel={recipe.tensor_parallel} cuts layers among GPUs"
+
+TECHNIQUE = Technique(
+    name="tensor_parallel",
+    fields=("tensor_parallel",),
+    rows=(14, 16),
+    level="exact",
+    summary="weights, their gradients and state, and activations inside of layers, divided among GPUs",
+    known_as="tp model-parallel tensor-parallelism intra-layer megatron parallelize-module dtensor colwise rowwise",
+    rules={
+        "tensor_parallel is {recipe.tensor_parallel}; give a number of GPUs, 1 for none.": lambda r: (
+            r.tensor_parallel < 1
+        ),
+        _CUT + ", and an adapter's matrices beside them are not cut with them. Use shard='full', which goes with "
+        "adapter={recipe.adapter!r}.": lambda r: r.tensor_parallel > 1 and r.adapter != "none",
+        _CUT + ", and packed weights (quantize={recipe.quantize!r}) cannot be cut. Use shard='full'.": lambda r: (
+            r.tensor_parallel > 1 and r.quantize != "none"
+        ),
+    },
+    misfits={
+        "tensor_parallel={recipe.tensor_parallel} does not divide {workload.ranks} GPUs into groups; give a divisor of "
+        "{workload.ranks}.": _uneven,
+        "tensor_parallel={recipe.tensor_parallel} makes groups that do not fit into a machine of {workload.gpus} GPUs; give "
+        "a divisor of {workload.gpus}.": lambda r, w: (
+            _cuts(r, w) and not _uneven(r, w) and w.nodes > 1 and w.gpus % r.tensor_parallel != 0
+        ),
+        "shard={recipe.shard!r} makes groups that {workload.ranks} GPUs cannot be divided into beside "
+        "tensor_parallel={recipe.tensor_parallel}; give a divisor of {workload.ranks} / {recipe.tensor_parallel}.": (
+            _no_such_groups
+        ),
+        "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs in groups of {recipe.tensor_parallel}: "
+        "each group needs at least one sample. Give a larger batch or fewer GPUs.": lambda r, w: (
+            _cuts(r, w) and w.batch_size is not None and w.batch_size < sharers(r, w.ranks)
+        ),
+        "microbatch_size {recipe.microbatch_size} is larger than the share of the batch of {workload.batch_size} that a "
+        "group of {recipe.tensor_parallel} of {workload.ranks} GPUs takes; give less.": lambda r, w: (
+            _cuts(r, w) and (r.microbatch_size or 0) > (largest_share(r, w) or float("inf"))
+        ),
+        "{workload.optimizer} looks at whole matrices, which tensor_parallel={recipe.tensor_parallel} cuts. Use another "
+        "optimizer.": lambda r, w: _cuts(r, w) and (r.optimizer or w.optimizer) in ("adafactor", "muon"),
+        "offload_parameters='all' needs GPUs that share out what they hold, and tensor_parallel={recipe.tensor_parallel} "
+        "leaves one group of {workload.ranks}. Use a smaller degree.": lambda r, w: (
+            _cuts(r, w) and r.offload_parameters == "all" and sharers(r, w.ranks) == 1
+        ),
+    },
+    lowers={
+        _CUT + ": dropout draws other masks than on one.": (
+            "different",
+            lambda r, w: _cuts(r, w) and w.dropout,
+        ),
+    },
+    hooks="snugfit.techniques.tensor_parallel.apply:TensorParallel",
+    stage="layers",
+    moves=(),
+    turns=(),
+    trials=(),
+    because="no two simulated recipes differ in it alone",
+    quiet=True,
+    unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
+)

@@ -1,0 +1,53 @@
+"""Layers cut among processes by torch's `parallelize_module`, before any other technique surrounds them."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from snugfit.errors import warn
+from snugfit.private_torch.collectives import styles_of_transposed
+from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.tensor_parallel import cuts
+
+
+class TensorParallel(ModelTechnique):
+    """Leaves each process its part of the layers."""
+
+    field = "tensor_parallel"
+
+    def change(self, model: nn.Module) -> None:
+        """Cuts the layers; says what of a block stays whole."""
+        ranks = self.setup.ranks
+        if ranks is None:
+            return
+        assert ranks.layers is not None
+        found = cuts.cuts_of(model, ranks.tensor)
+        done: set[nn.Module] = set()
+        for name, style in found.styles.items():
+            module = model.get_submodule(name)
+            if style == cuts.PARTLY_SEEN:
+                ranks.seen_in_part |= {f"{name}.{own}" for own, _ in module.named_parameters()}
+            elif module not in done:
+                done.add(module)
+                parallelize_module(module, ranks.layers, _style(module, style), src_data_rank=None)
+        for name, attribute, number in found.counts:
+            setattr(model.get_submodule(name), attribute, number)
+        ranks.cut |= {name for name, weight in model.named_parameters() if _is_cut(weight)}
+        if found.whole:
+            warn(
+                f"tensor_parallel leaves {', '.join(found.whole[:4])} of each block whole on every GPU: no equal parts of "
+                "it give parts of what comes out (q, k and v in one matrix, for example)."
+            )
+
+
+def _is_cut(weight: object) -> bool:
+    return any(isinstance(one, Shard) for one in getattr(weight, "placements", ()))
+
+
+def _style(module: nn.Module, how: str) -> ParallelStyle:
+    columns, rows = (ColwiseParallel, RowwiseParallel) if isinstance(module, nn.Linear) else styles_of_transposed()
+    if how in (cuts.COLUMNS, cuts.GATHERED):
+        return columns(output_layouts=Replicate() if how == cuts.GATHERED else None)
+    return rows(input_layouts=Replicate() if how == cuts.SPLIT else None)
