@@ -32,7 +32,7 @@ class Large(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x):
         if os.environ.get("RANK") == os.environ.get("LITTLE_MEMORY", "none"):
@@ -57,6 +57,19 @@ def large(num_classes=10):
 
 def coupled(num_classes=10):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 24), AcrossSamples(), nn.Linear(24, num_classes))
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def scalar(num_classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes), Scalar())
 
 
 class AcrossSamples(nn.Module):

@@ -91,8 +91,9 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all_at_the_same_step(fold
         (lambda number: ["model.py:build", "--samples", 101 + number], "process 1 of 2 has another data"),
         (lambda number: ["model.py:build", "--lr", 0.1 * (1 + number)], "process 1 of 2 has another training settings"),
         (lambda number: ["model.py:build", "--batch-size", 1], "cannot be shared by 2 GPUs"),
+        (lambda number: ["model.py:scalar"], "parameters of this model have no dimension (2.scale)"),
     ],
-    ids=["model", "data", "settings", "more processes than samples"],
+    ids=["model", "data", "settings", "more processes than samples", "parameter without a dimension"],
 )
 def test_what_cannot_be_trained_together_is_one_message(folder, each, words):
     codes, said, _ = both(folder, "train", "--run-dir", "two", *RUN[2:], each=each)

@@ -41,6 +41,12 @@ def spread(model: nn.Module, setup: Setup) -> None:
     assert setup.ranks is not None
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InputError("this model is shared out already (fully_shard). Give prepare() the plain one.")
+    scalars = [name for name, weight in model.named_parameters() if weight.dim() == 0]
+    if scalars:
+        raise InputError(
+            f"parameters of this model have no dimension ({', '.join(scalars[:4])}), and torch shares out only others. "
+            "Make them torch.ones(1) in place of torch.tensor(1.0), or train with one process."
+        )
     recipe, mesh = setup.recipe, setup.ranks.mesh
     policies: dict[str, Any] = {
         "mesh": mesh,
