@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import types
 import warnings
 
 import torch
@@ -11,7 +12,10 @@ from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
 
 import snugfit
+from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.techniques.shard import share_of
+from snugfit.techniques.shard.ranks import check_ranks
+from snugfit.training.shares import spread_as
 
 STEPS = 3
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -67,6 +71,73 @@ def train(rank, world, meeting, name, fields, settings, samples, last, dtype):
     with among_others(rank, world, meeting):
         batches = [*make_batches(name, samples, STEPS - 1, dtype), *make_batches(name, last, 1, dtype)]
         return trained(name, fields, settings, [share(batch, rank, world) for batch in batches], dtype)
+
+
+def gradients_of(name, fields, batch):
+    """The gradients of a step in fp32, whole, as the update takes them."""
+    trainer = snugfit.prepare(
+        build(name, torch.float32), snugfit.Recipe(**fields), loss=cross_entropy, optimizer="sgd", lr=0.01, device="cpu",
+        keep_gradients=True, batch_size=8,
+    )  # fmt: skip
+    trainer.step(batch)
+    trainer.finish()
+    weights = dict(trainer.model.named_parameters())
+    shares = trainer.update.gradients.named.items()
+    return {key: whole(spread_as(share.grad, weights[key])).clone() for key, share in shares}
+
+
+def gradients(rank, world, meeting, name, fields):
+    """Returns the gradients of a step on this rank's share of a batch."""
+    with among_others(rank, world, meeting):
+        (batch,) = make_batches(name, 8, 1, torch.float32)
+        return gradients_of(name, fields, share(batch, rank, world))
+
+
+def message_about_cards(rank, world, meeting):
+    """Returns what is said of processes that gloo has connected, on cards."""
+    with among_others(rank, world, meeting):
+        try:
+            check_ranks(world, torch.device("cuda"))
+        except snugfit.InputError as error:
+            return str(error)
+        return ""
+
+
+def over_budget(rank, world, meeting, fails_in=None):
+    """Returns what comes of a last rank that is over its budget until checkpointing is on, which may fail in one of them."""
+    with among_others(rank, world, meeting):
+        warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+        full = snugfit.Recipe(shard="full")
+        fallbacks = (full.replace(checkpoint="all"), full.replace(microbatch_size=2))
+        trainer = snugfit.prepare(
+            build("mlp", torch.float64),
+            full,
+            fallbacks=fallbacks,
+            loss=cross_entropy,
+            lr=0.01,
+            device="cpu",
+            batch_size=8,
+        )
+        put_in_place = trainer.put_in_place
+
+        def fails(recipe):
+            if recipe.checkpoint != "none":
+                raise MemoryError
+            put_in_place(recipe)
+
+        if rank == fails_in:
+            trainer.put_in_place = fails
+        meter = types.SimpleNamespace(
+            after_step=lambda _: None,
+            changing=contextlib.nullcontext,
+            recent_peak_bytes=lambda: 100 * (rank + 1) if trainer.steps_done and trainer.recipe == full else 100,
+        )
+        watch = BudgetWatch(meter, trainer, {"budget_bytes": 150})
+        for batch in make_batches("mlp", 8, STEPS, torch.float64):
+            trainer.step(share(batch, rank, world))
+            watch.after_step(trainer.steps_done)
+        weights = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
+        return trainer.recipe.to_mapping(defaults=False), [one.over_bytes for one in watch.exceeded], weights
 
 
 def message(rank, world, meeting, fields, settings, samples=8):

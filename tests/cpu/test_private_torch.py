@@ -744,6 +744,67 @@ print(len(before))
     ]
 
 
+def test_processes_are_started_and_their_ends_are_told():
+    """elastic: run_processes, Meeting, NotMetError, Asked, store_of_launcher"""
+    done = run_code(
+        """
+import socket, sys
+from snugfit.private_torch import elastic
+assert issubclass(elastic.NotMetError, Exception) and elastic.Asked(2).sigval == 2
+there = {"name": "a", "nodes": 1, "each": 2, "timeout": 60, "stop_seconds": 60}
+code = "import os, sys; os.environ['RANK'] == '1' and sys.exit(7)"
+print(elastic.run_processes(["-c", "pass"], elastic.Meeting(**there, endpoint=None)))
+print(elastic.run_processes(["-c", code], elastic.Meeting(**there, endpoint=None)))
+code = (
+    "from datetime import timedelta; from snugfit.private_torch.elastic import store_of_launcher;"
+    "import os; assert store_of_launcher(timedelta(seconds=60)).add('here', 1) in (1, 2)"
+)
+print(elastic.run_processes(["-c", code], elastic.Meeting(**there, endpoint=None)))
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    try:
+        elastic.run_processes(
+            ["-c", "pass"],
+            elastic.Meeting(**{**there, "nodes": 2, "timeout": 2}, endpoint="127.0.0.1:%d" % taken.getsockname()[1]),
+        )
+    except elastic.NotMetError as error:
+        print("not met")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:4] == ["{}", "{1: 7}", "{}", "not met"]
+
+
+def test_shares_are_written_and_read(tmp_path):
+    """shared_files: write_shares, read_shares, written_shares"""
+    done = run_code(
+        f"""
+import torch, torch.distributed as dist
+from pathlib import Path
+from snugfit.private_torch import shared_files
+folder = Path({str(tmp_path)!r})
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+shared_files.write_shares(folder, {{"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.float64)}}, None)
+print(sorted(path.name for path in folder.iterdir()))
+print(shared_files.written_shares(folder)["b"] == (torch.Size([2]), torch.float64))
+for alone in (False, True):
+    found = {{"a": torch.zeros(6)}}
+    shared_files.read_shares(folder, found, None, alone=alone)
+    print(found["a"].tolist())
+(folder / "__0_0.distcp").unlink()
+try:
+    shared_files.read_shares(folder, found, None, alone=True)
+except OSError as error:
+    print("OSError", error.errno)
+dist.destroy_process_group()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    values = str([float(one) for one in range(6)])
+    assert done.stdout.splitlines() == ["['.metadata', '__0_0.distcp']", "True", values, values, "OSError 2"]
+
+
 def test_compiled_code_runs_on_fake_tensors():
     """compiler: Kernel, kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks"""
     said = in_a_worker(

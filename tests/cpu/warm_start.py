@@ -49,8 +49,8 @@ IMPORTS = {
     ),
     "planning": ("peft", "bitsandbytes.optim", "torchao.optim", "torchao.quantization"),
 }
-"""Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks whether
-one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them."""
+"""Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks
+whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them."""
 
 _WORKER = "snugfit.workers.worker"
 SERVER_OF = {
@@ -59,19 +59,21 @@ SERVER_OF = {
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
     (_WORKER,): "torch",
+    ("snugfit.cli.rank",): "torch",
     ("run_code",): "torch",
+    ("torch.distributed.run",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 LATE = frozenset(
-    {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", "MOST_SAMPLES"}
-    | {"TORCH_CPP_LOG_LEVEL", *_OF_RANKS}
+    {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
+    | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "WRITE_NUMBERS", *_OF_RANKS}
 )
 """Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
 those by which processes of one run find each other. No import here reads them."""
 
-_KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds"})
+_KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds", "start_new_session"})
 _HIGH = 500
 """Files that travel are put above all others before they take their places, so that none takes another's."""
 _NUMBER = struct.Struct("!i")
@@ -89,18 +91,20 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
     def __init__(self, args, *more, **settings):
         self._server = None if more else self._server_for(args, settings)
+        self._session = bool(settings.get("start_new_session"))
         super().__init__(args, *more, **settings)
 
     def _server_for(self, args, settings) -> str | None:
-        if not isinstance(args, list) or args[:2] != [sys.executable, "-m"] or not settings.keys() <= _KNOWN_SETTINGS:
+        words = _words(args)
+        if not words or not settings.keys() <= _KNOWN_SETTINGS:
             return None
         if not Path(settings.get("cwd") or ".").is_dir():
             return None  # a fresh one says so
-        if "--exact-rss" in args or _read_at_import(settings.get("env") or os.environ) != self.environment:
+        if "--exact-rss" in words or _read_at_import(settings.get("env") or os.environ) != self.environment:
             return None
-        if self.plans and args[2] == _WORKER:
+        if self.plans and words[0] == _WORKER:
             return "planning"
-        return SERVER_OF.get(tuple(args[2:4])) or SERVER_OF.get(tuple(args[2:3]))
+        return SERVER_OF.get(tuple(words[:2])) or SERVER_OF.get(tuple(words[:1]))
 
     def _execute_child(
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
@@ -108,11 +112,12 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
     ):  # fmt: skip
         streams = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
-            "words": args[2:],
+            "words": _words(args),
             "folder": str(Path.cwd() / (cwd or "")),
             "environment": dict(env or os.environ),
             "ignores_sigint": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "places": [0, 1, 2, *pass_fds],
+            "session": self._session,
         }
         if self._server is None or not self._ask(request, [*streams, *pass_fds]):
             super()._execute_child(
@@ -226,6 +231,14 @@ def _listening(path: str) -> socket.socket:
     return made
 
 
+def _words(args: object) -> list[str]:
+    """What stands behind `python -m`; torchrun adds -u, which is nothing to who waits for the end."""
+    words = [*args] if isinstance(args, list | tuple) else []
+    if words[1:2] == ["-u"]:
+        del words[1]
+    return words[2:] if words[:2] == [sys.executable, "-m"] else []
+
+
 def _popen(folder: str, gone: Callable[[], None] = lambda: None, plans: bool = False) -> type:
     own = {"folder": folder, "environment": _read_at_import(os.environ), "gone": staticmethod(gone), "plans": plans}
     return type("WarmPopen", (WarmPopen,), own)
@@ -233,7 +246,7 @@ def _popen(folder: str, gone: Callable[[], None] = lambda: None, plans: bool = F
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     """All variables but those that change while tests run: the tests' own, inductor's and those of libraries."""
-    changing = ("PYTEST_", "_TORCHINDUCTOR_")
+    changing = ("PYTEST_", "_TORCHINDUCTOR_", "TORCHELASTIC_", "ROLE_", "GROUP_", "SLURM_")
     return {name: value for name, value in environment.items() if name not in LATE and not name.startswith(changing)}
 
 
@@ -348,6 +361,8 @@ class _Server:
         high = fcntl.fcntl(asking, fcntl.F_DUPFD_CLOEXEC, _HIGH)
         for one in (asking, *self._listening):
             one.close()
+        if request["session"]:
+            os.setsid()
         _take_places(files, request["places"])
         os.chdir(request["folder"])
         with contextlib.suppress(OSError), socket.socket(fileno=high) as told:  # killed since

@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
         TrainingError: Training failed; says what is saved and how to go on.
     """
     from snugfit.measure.fresh import ensure_tuned_process
-    from snugfit.runs.joining import ended_by, place_here
+    from snugfit.runs.joining import ended_by
     from snugfit.runs.launching import machines_for
+    from snugfit.runs.standing import place_here
     from snugfit.runs.train import train
 
     same = vars(args).keys() & inspect.signature(train).parameters.keys()

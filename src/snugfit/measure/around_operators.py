@@ -73,7 +73,7 @@ def around_operators(call_seconds: float) -> dict[str, float]:
 def _step(call_seconds: float, *, width: int, tokens: int) -> tuple[dict[str, float], Counter[str], Counter[str]]:
     """Returns by phase the time of a step, that of its operators one by one, and what stands for a unit there."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        trainer = prepare(_model(width), loss=_loss, device="cpu")
+        trainer = prepare(_model(width), loss=_loss, device="cpu", gpus=1)  # alone, wherever it is
         batch = torch.randn(1, tokens, width)
         timed = [_Phases() for _ in range(_FIRST + _STEPS)]
         for one in timed:

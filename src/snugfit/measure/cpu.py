@@ -161,7 +161,9 @@ class CpuMeter:
 
 
 def _storages(model: torch.nn.Module) -> dict[int, int]:
-    """Address of each piece of memory of a model on the host -> its bytes; tied tensors once."""
+    """Address of each piece of memory of a model on the host -> its bytes; tied tensors once, this process's share."""
+    from snugfit.private_torch.collectives import own_part  # loads meshes
+
     tensors = [*model.parameters(), *model.buffers()]
-    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
+    storages = (own_part(tensor).untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from snugfit.runs.joining import agreed_options, joined, place_here
+from snugfit.runs.joining import joined
 from snugfit.runs.launching import launched
+from snugfit.runs.standing import agreed_options, place_here
 
 P = ParamSpec("P")
 T = TypeVar("T")

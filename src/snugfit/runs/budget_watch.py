@@ -5,7 +5,8 @@ answers. A CPU has no such limit: there the measured tensor bytes of the build, 
 evaluation are held against the budget. Above it, the run goes on with the next fallback of the plan that gives the same
 update, which is measured in its turn; after the last one, with the one that was measured to take the least. A run that
 trains to its end is done whatever it took, so it ends with exit code 0; the message, the card and the JSON document
-(`over_budget_bytes`, `over_budget`) say by how much it was over.
+(`over_budget_bytes`, `over_budget`) say by how much it was over. Of several processes each is measured, the fullest one is
+held against the budget, and all take another recipe together.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class BudgetWatch(Observer):
         self._budget_bytes: int | None = self._predicted.get("budget_bytes")
         self._at_end = False
         self._measured: list[tuple[int, Recipe]] = []
+        self._peak: int | None = None
         self._seen_since_change = True
         self.exceeded: list[OverBudget] = []
         """What was over the budget, in order."""
@@ -89,14 +91,17 @@ class BudgetWatch(Observer):
             self._tell("the evaluation", "evaluation", change=True)
 
     def _over(self) -> bool:
-        # One of several processes cannot take another recipe alone; what it took is told in the end.
-        if self._budget_bytes is None or self._at_end or self._trainer.ranks is not None:
+        if self._budget_bytes is None or self._at_end:
             return False
-        peak = self._meter.recent_peak_bytes()
-        return peak is not None and peak > self._budget_bytes
+        self._peak = self._meter.recent_peak_bytes()
+        if self._peak is None:
+            return False
+        if self._trainer.ranks is not None:  # one cannot take another recipe alone
+            self._peak = int(max(peak for (peak,) in self._trainer.ranks.agree([self._peak])))
+        return self._peak > self._budget_bytes
 
     def _tell(self, what: str, during: str, *, change: bool) -> None:
-        peak, before = self._meter.recent_peak_bytes(), self._trainer.recipe
+        peak, before = self._peak, self._trainer.recipe
         assert peak is not None and self._budget_bytes is not None
         if during.startswith("step"):  # an evaluation alone does not tell what a recipe's steps take
             self._measured.append((peak, before))

@@ -32,7 +32,6 @@ from snugfit.training.loop import Loop, LoopResult, steps_of_run
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
-from snugfit.training.shares import collect
 from snugfit.training.stop_signal import StopSignal
 from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.workloads.data import Splits
@@ -76,6 +75,10 @@ def carry_out(
         )
     total_steps = steps_of_run(settings, len(data.train))
     chosen = choose(request, data, task, where)
+    if processes.count > 1:
+        from snugfit.runs.microbatches import with_microbatches_tried
+
+        chosen = processes.from_first(lambda: with_microbatches_tried(chosen, request, data, task))
     where.check(chosen.recipe)
     with contextlib.ExitStack() as around:
         device = around.enter_context(where.entered())
@@ -240,6 +243,8 @@ def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], pro
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     path, model = loop.run_dir.path, loop.trainer.model
     if processes.count > 1:
+        from snugfit.training.shares import collect  # loads torch's sharding
+
         collect(model, here=processes.first)
     if not processes.first:
         return

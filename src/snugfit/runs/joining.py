@@ -1,32 +1,27 @@
 """Processes that share a run: how one of them finds the others, what it hears from them, and who of them speaks.
 
-A process is one of several when whoever started it says so in its environment: `torchrun` and torch elastic (by which
-`snugfit train --gpus` starts them), SLURM's srun, or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Loads
-torch when there are several.
+Where a process stands is known from its environment (`standing.py`). Loads torch when there are several.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
-import re
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from snugfit.device_kinds import CPU, CUDA, default_device
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, TrainingStopped, option
+from snugfit.runs.standing import Place, where_to_meet
 
 T = TypeVar("T")
 
-STARTED_BY_US = "snugfit-"
-"""Begins the name of a run of torch elastic that `launching.py` has started."""
 LOST_EXIT = 76
 """What a process ends with that lost the others and leaves it to `launching.py` to say why; EX_PROTOCOL of sysexits."""
 DEFAULT_TIMEOUT = 300
@@ -35,50 +30,6 @@ _STEP_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others in a step, planning included: what NCCL and gloo were made for."""
 _WATCH = timedelta(seconds=6)
 """Where the others are alive and do something else, asking them takes so long; where one is gone, no time at all."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a process stands among those that were started with it."""
-
-    number: int
-    count: int
-    local_number: int
-    local_count: int
-    ours: bool
-    """Whether `launching.py` has started it."""
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """The workload's `gpus` and `nodes`."""
-        if self.count % self.local_count:
-            return {"gpus": self.count, "nodes": 1}
-        return {"gpus": self.local_count, "nodes": self.count // self.local_count}
-
-
-def place_here() -> Place | None:
-    """Returns where this process stands, by its environment; None where it was started alone.
-
-    Raises:
-        InputError: The environment contradicts itself.
-    """
-    found = _numbers("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if found is None:
-        found = _numbers("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
-    if found is None or found[1] == 1:
-        return None
-    ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(STARTED_BY_US)
-    return Place(number=found[0], count=found[1], local_number=found[2], local_count=found[3], ours=ours)
-
-
-def _numbers(number: str, count: str, local: str, locals_: str) -> tuple[int, int, int, int] | None:
-    told = [re.match(r"\d+", os.environ.get(name, "")) for name in (number, count, local, locals_)]
-    if told[0] is None or told[1] is None:
-        return None
-    here, every = int(told[0][0]), int(told[1][0])
-    if here >= every:
-        raise InputError(f"{number} is {here} and {count} is {every}; the first is counted from 0 and must be smaller.")
-    return here, every, int(told[2][0]) if told[2] else here, int(told[3][0]) if told[3] else every
 
 
 class Processes:
@@ -94,13 +45,20 @@ class Processes:
         return self.number == 0
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Returns what the first process makes, in all of them; the others wait."""
+        """Returns what the first process makes, in all of them, or raises what it cannot; the others wait."""
         if self.count == 1:
             return make()
         import torch.distributed as dist
 
-        box: list[Any] = [make() if self.first else None]
+        box: list[Any] = [None, None]
+        if self.first:
+            try:
+                box[0] = make()
+            except SnugfitError as error:
+                box[1] = error
         dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise box[1]
         found: T = box[0]
         return found
 
@@ -241,17 +199,20 @@ def joined(
 def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
     """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
-    os.environ.update(_where_to_meet(place, rdzv))
+    from snugfit.private_torch.elastic import store_of_launcher
+
+    os.environ.update(where_to_meet(place, rdzv))
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     wait = timedelta(seconds=timeout)
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return next(rendezvous("env://", timeout=wait))[0]
+            return store_of_launcher(wait)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store: Any = dist.TCPStore  # type: ignore[attr-defined]
-        return store(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False)
+        return _answered(
+            lambda: store(host, port, place.count, place.number == 0, timeout=wait, wait_for_workers=False), timeout
+        )
     except (RuntimeError, ValueError) as error:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         if place.number == 0:
@@ -265,30 +226,24 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
         ) from error
 
 
-def _where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
-    """The variables by which torch finds the others, where they are not set."""
-    known = os.environ
-    told = {"RANK": str(place.number), "WORLD_SIZE": str(place.count)}
-    if "MASTER_ADDR" in known and "MASTER_PORT" in known:
-        return told
-    if rdzv is not None:
-        host, _, port = rdzv.rpartition(":")
-    elif "SLURM_JOB_ID" in known:
-        host, port = (
-            _first_host(known.get("SLURM_STEP_NODELIST", "localhost")),
-            str(20000 + int(known["SLURM_JOB_ID"]) % 20000),
-        )
-    else:
-        raise InputError(
-            f"{place.count} processes were started, and nobody says where they meet; give {option('rdzv HOST:PORT')}."
-        )
-    return {**told, "MASTER_ADDR": host, "MASTER_PORT": port}
+def _answered(make: Callable[[], T], seconds: float) -> T:
+    """Returns what a function makes; where something else listens at a port, torch waits for its answer without an end."""
+    found: list[T | Exception] = []
 
+    def run() -> None:
+        try:
+            found.append(make())
+        except Exception as error:
+            found.append(error)
 
-def _first_host(nodes: str) -> str:
-    """The first of SLURM's list of hosts: `node[01-04,7],other` is node01 and others."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-    return nodes if match is None else match[1] + (match[2] or "")
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise RuntimeError("something listens there that does not answer as the first process would")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _check_cards(place: Place) -> None:
@@ -328,31 +283,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(LOST_EXIT)
-
-
-def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
-    """Returns `gpus` and `nodes` as the processes stand.
-
-    Args:
-        place: Where this process stands.
-        options: What was asked for.
-
-    Raises:
-        InputError: Others were asked for.
-    """
-    there = place.settings
-    for name, value in there.items():
-        wanted = options.get(name)
-        if (
-            wanted is not None
-            and int(wanted) != value
-            and (name == "gpus" or int(wanted) * there["gpus"] != place.count)
-        ):
-            raise InputError(
-                f"{option(name)} {wanted} was asked for, and {place.count} processes were started, {there['gpus']} on each "
-                f"of {there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
-            )
-    return there
 
 
 def ended_by(error: BaseException) -> int | None:

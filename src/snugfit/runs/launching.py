@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import signal
 import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError, TrainingError, TrainingStopped, option
-from snugfit.runs.joining import DEFAULT_TIMEOUT, LOST_EXIT, STARTED_BY_US, threads_each
+from snugfit.runs.joining import DEFAULT_TIMEOUT, LOST_EXIT, threads_each
 from snugfit.runs.request import free_run_dir, saved_words
 from snugfit.runs.restart import notes
 from snugfit.runs.result import TrainResult
+from snugfit.runs.standing import STARTED_BY_US
 from snugfit.training.run_dir import WORKLOAD, RunDirectory, holds_run
+from snugfit.training.run_results import MODEL
 from snugfit.workload import Workload
 from snugfit.yaml_files import read_yaml
 
@@ -130,53 +131,34 @@ def launch(first: Sequence[str], again: Sequence[str], machines: Machines, run_d
 
 
 def _run(command: Sequence[str], machines: Machines, name: str, saved: Callable[[], str]) -> Ended:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from snugfit.private_torch import elastic
 
-    for one in [*logging.root.manager.loggerDict]:
-        if one.startswith("torch.distributed.elastic"):  # what it says of signals and failures is said by us
-            logging.getLogger(one).setLevel(logging.CRITICAL)
-    waits = {"join_timeout": machines.timeout, "read_timeout": min(60, int(machines.timeout))}
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    newer: dict[str, Any] = {"shutdown_timeout": STOP_SECONDS, "signals_to_handle": ""}
-    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder, _environment(machines), _signals() as stopped:
-        config = LaunchConfig(
-            min_nodes=machines.nodes,
-            max_nodes=machines.nodes,
-            nproc_per_node=machines.gpus,
-            run_id=name,
-            rdzv_backend="c10d",
-            rdzv_endpoint=machines.rdzv or "localhost:0",
-            rdzv_configs={**waits, "timeout": int(machines.timeout)},
-            local_addr="localhost" if machines.rdzv is None else None,
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **{one: value for one, value in newer.items() if one in known},
-        )
+    meeting = elastic.Meeting(
+        name=name,
+        nodes=machines.nodes,
+        each=machines.gpus,
+        endpoint=machines.rdzv,
+        timeout=machines.timeout,
+        stop_seconds=STOP_SECONDS,
+    )
+    with _environment(machines), _signals() as stopped:
         try:
-            elastic_launch(config, sys.executable)(*command)
-        except ChildFailedError as error:
-            return _told(error, stopped(), saved)
-        except SignalException:
+            failed = elastic.run_processes(command, meeting)
+        except elastic.Asked:
             return Ended(code=128 + (stopped() or signal.SIGINT))
         except KeyboardInterrupt:
             return Ended(code=128 + (stopped() or signal.SIGINT), message=f"stopped at once. {saved()}")
-        except (RendezvousError, RuntimeError) as error:
-            cause = " ".join(str(error).split())[:200].rstrip(".")
+        except elastic.NotMetError as error:
             raise InputError(
-                f"{machines.nodes} machines did not meet at {config.rdzv_endpoint} within {machines.timeout:g} s "
-                f"({option('rdzv_timeout SECONDS')}): {cause or type(error).__name__}. Give the same {option('rdzv')} on "
-                "all of them, and a port that nothing else uses."
+                f"{machines.nodes} machines did not meet at {machines.rdzv or 'localhost'} within {machines.timeout:g} s "
+                f"({option('rdzv_timeout SECONDS')}): {error}. Give the same {option('rdzv')} on all of them, and a port "
+                "that nothing else uses."
             ) from error
-    return Ended(code=0)
+    return _told(failed, stopped(), saved) if failed else Ended(code=0)
 
 
-def _told(error: Any, stopped: int | None, saved: Callable[[], str]) -> Ended:
+def _told(codes: Mapping[int, int], stopped: int | None, saved: Callable[[], str]) -> Ended:
     """How processes ended of which one failed, with what none of them could say."""
-    codes = {number: one.exitcode for number, one in error.failures.items()}
     if stopped is not None:
         return Ended(code=128 + stopped)
     said = [code for code in codes.values() if code > 0 and code != LOST_EXIT]
@@ -242,7 +224,25 @@ def launched(train: Callable[..., TrainResult], *given: Any, **named: Any) -> Tr
         )
     summary = RunDirectory.open(run_dir).read_summary()
     assert summary is not None
-    return TrainResult.of(summary)
+    return TrainResult.of(summary, _with_what_was_learned(model, run_dir / MODEL))
+
+
+def _with_what_was_learned(model: Any, weights: Path) -> Any:
+    """The caller's module, or what its function builds, with the weights of a finished run.
+
+    None where that is not all of it: a model by its name, one without values, or a file that holds adapters alone.
+    """
+    if model is None or isinstance(model, str) or not weights.is_file():
+        return None
+    from safetensors.torch import load_file
+    from torch import nn
+
+    built = model if isinstance(model, nn.Module) else model()
+    here, learned = built.state_dict(), load_file(weights)
+    if here.keys() != learned.keys() or any(weight.is_meta for weight in here.values()):
+        return None
+    built.load_state_dict(learned)
+    return built
 
 
 @contextlib.contextmanager
@@ -267,14 +267,14 @@ def _signals() -> Iterator[Callable[[], int | None]]:
     Yields:
         Returns the first signal, if any.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from snugfit.private_torch.elastic import Asked
 
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
         received.append(number)
         if len(received) == 1:
-            raise SignalException(signal.Signals(number).name, sigval=signal.SIGINT)
+            raise Asked(number)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

@@ -121,7 +121,8 @@ def train(
         rdzv_timeout: Seconds that processes wait for each other at the start.
         **options: Fields of `Recipe` (precision, microbatch_size, checkpoint, ...) and of `Workload` (lr, epochs,
             batch_size, max_steps, seed, optimizer, ...). With `gpus` and `nodes` several processes share every batch:
-            inside of `torchrun` or SLURM this one joins the others, else they are started.
+            inside of `torchrun` or SLURM this one joins the others, else they are started, and a model that was given has
+            what they have learned in the end.
 
     Returns:
         The result: what `--json` prints, and the model.

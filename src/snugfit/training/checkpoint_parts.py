@@ -10,29 +10,22 @@ State in fewer bits is packed by share, so it is read by as many processes as ha
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import os
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from snugfit.atomic_file import TEMPORARY_PREFIX, flush
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError
+from snugfit.private_torch.shared_files import read_shares, write_shares, written_shares
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.apply import local
@@ -92,8 +85,7 @@ class Parts:
             folder.mkdir()
         self.any(False)
         tensors, rest = self._taken_apart(state)
-        with _as_os_errors(folder):
-            save(tensors, storage_writer=FileSystemWriter(folder), process_group=self._group)
+        write_shares(folder, tensors, self._group)
         written = [*folder.glob(f"__{self._number}_*"), *(folder.glob(".metadata") if self.first else ())]
         digests = {one.name: _digest(one) for one in written}
         save_checkpoint(_rest_of(folder, self._number), {**rest, "digests": digests, "processes": self._count})
@@ -201,23 +193,15 @@ class Parts:
         else:
             self._check_packed(rest, rest[_PACKED])
         model, weights = layouts(self._trainer)
-        known = FileSystemReader(folder).read_metadata().state_dict_metadata
         tensors: dict[str, Tensor] = {}
-        for name, meta in known.items():
+        for name, (size, dtype) in written_shares(folder).items():
             kind, _, key = name.partition(".")
             layout = model.get(key) if kind == "model" else weights[int(key.partition(".")[0])]
-            assert isinstance(meta, TensorStorageMetadata), name
-            if not isinstance(layout, Tensor) or layout.shape != meta.size:
+            if not isinstance(layout, Tensor) or layout.shape != size:
                 raise InputError(f"{folder} holds another model: {name} differs.")
-            share = torch.empty(local(layout).shape, dtype=meta.properties.dtype)
+            share = torch.empty(local(layout).shape, dtype=dtype)
             tensors[name] = self._on_host(share, layout)
-        with _as_os_errors(folder):
-            load(
-                tensors,
-                storage_reader=FileSystemReader(folder),
-                process_group=self._group,
-                no_dist=self._ranks is None,
-            )
+        read_shares(folder, tensors, self._group, alone=self._ranks is None)
         for name, tensor in tensors.items():
             kind, _, key = name.partition(".")
             if kind == "model":
@@ -260,15 +244,3 @@ def _digest(path: Path) -> str:
             digest.update(chunk)
         os.fsync(file.fileno())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _as_os_errors(folder: Path) -> Iterator[None]:
-    """What torch cannot write or read fails as files do; its warnings are about how it does so."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise OSError(getattr(first, "errno", None) or errno.EIO, str(first), str(folder)) from error

@@ -65,18 +65,14 @@ class MicrobatchCheck:
         """
         assert recipe.microbatch_size is not None
         found = self._look(batch, recipe, workload, recipe.microbatch_size)
-        told = [] if found.separates is not False else [f"{found.sentence} {found.advice}"]
-        if found.random and not workload.dropout:
-            told.append("Two runs of the same samples differ: random numbers are drawn, and pieces draw others.")
+        told = found.told(masks=workload.dropout)
         if told and self._promised:
             raise InputError(
                 f"microbatch_size={recipe.microbatch_size} was planned as changing nothing, and it changes the update: "
-                f"{' '.join(told)} Nothing was updated. Plan again with coupled_samples=True, or with allow='different'."
+                f"{told} Nothing was updated. Plan again with coupled_samples=True, or with allow='different'."
             )
         if told:
-            warn(
-                f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {' '.join(told)}"
-            )
+            warn(f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {told}")
         return workload.replace(**found.traits())
 
     def before_halving(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:

@@ -124,9 +124,18 @@ class Recovery:
         level = LEVELS.index(trainer.fidelity.level)
         for recipe in self.choices.left:
             alike = LEVELS.index(fidelity(recipe, trainer.workload).level) <= level
-            if alike and recipe != trainer.recipe and self._become(trainer, recipe):
+            if alike and recipe != trainer.recipe and self._become_together(trainer, recipe):
                 self.choices.change_to(recipe)
                 return True
+        return False
+
+    def _become_together(self, trainer: Trainer, recipe: Recipe) -> bool:
+        """As `_become`, in all processes or in none."""
+        before, done = trainer.recipe, self._become(trainer, recipe)
+        if trainer.ranks is None or all(there for (there,) in trainer.ranks.agree([done])):
+            return done
+        if done:
+            self._become(trainer, before)
         return False
 
     def _become(self, trainer: Trainer, recipe: Recipe) -> bool:

@@ -25,6 +25,17 @@ class Separation:
             return f"With loss_weight={' or '.join(self.fitting)} they agree."
         return "Leave microbatch_size out, or say coupled_samples=True where that is meant."
 
+    def told(self, *, masks: bool = False) -> str:
+        """Returns what a person has to be told; empty where pieces add up.
+
+        Args:
+            masks: Whether it is known that random numbers are drawn.
+        """
+        told = [] if self.separates is not False else [f"{self.sentence} {self.advice}"]
+        if self.random and not masks:
+            told.append("Two runs of the same samples differ: random numbers are drawn, and pieces draw others.")
+        return " ".join(told)
+
     def joined(self, other: Separation) -> Separation:
         """Returns what two groups of samples show together.
 

@@ -1,93 +1,32 @@
-"""Runs with two processes, joined by their environment as torchrun joins them, and started by `--gpus`."""
+"""Runs with two processes, joined by their environment as torchrun joins them: what they do, save, and say."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-import patience
 import pytest
-from command_line import command, environment
-from safetensors.torch import load_file
+from several_processes import (
+    MODEL,
+    RUN,
+    alone,
+    both,
+    by_torchrun,
+    command,
+    difference,
+    ended,
+    of_model,
+    started,
+)
 
-MODEL = """
-import os
-from torch import nn
-
-
-class Hungry(nn.Sequential):
-    def forward(self, x):
-        limit = int(os.environ.get("MOST_SAMPLES", 1000))
-        if self.training and os.environ.get("RANK") == "1" and len(x) > limit:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return super().forward(x)
-
-
-def build(num_classes=10, width=24, dropout=0.0):
-    layers = [nn.Linear(192, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU()]
-    return Hungry(nn.Flatten(), *layers, nn.Linear(width, num_classes))
-
-
-def other(num_classes=10):
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
-"""
-
-RUN = [
-    "train", "model.py:build", "--data", "random", "--samples", "101", "--image-size", "8", "--model-arg", "num_classes=10",
-    "--batch-size", "16", "--max-steps", "9", "--save-every", "3",
-]  # fmt: skip
+from snugfit.errors import InputError
+from snugfit.runs import joining
+from snugfit.runs.standing import Place, first_host, place_here
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
     return tmp_path
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def both(folder, *words, each=lambda number: (), ranks=2, there=2, **variables):
-    """Runs a command in two processes; returns their codes, what they said on stderr, and the document of the first."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    started = []
-    for number in range(there):
-        own = {**environment(), **shared, "RANK": str(number), "LOCAL_RANK": str(number), **variables}
-        own |= {"LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        line = command(*words, *each(number), "--json")
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(line, cwd=folder, env=own, stdout=pipe, stderr=pipe, text=True))
-    told = [one.communicate(timeout=patience.SECONDS) for one in started]
-    errors = "".join(error for _, error in told)
-    assert "Traceback" not in errors
-    assert all(out == "" for out, _ in told[1:])
-    document = json.loads(told[0][0]) if told[0][0] else None
-    return [one.returncode for one in started], errors, document
-
-
-def alone(folder, *words):
-    done = subprocess.run(
-        command(*words, "--json"), cwd=folder, env=environment(), capture_output=True, text=True,
-        timeout=patience.SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def difference(one, other):
-    one, other = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    assert one.keys() == other.keys()
-    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
 
 
 def test_two_processes_do_what_one_does(folder):
@@ -125,22 +64,41 @@ def test_another_number_of_processes_goes_on_with_the_same_update(folder):
     assert difference(folder / "one", folder / "two") < 1e-5
 
 
-def test_memory_that_runs_out_in_one_process_is_answered_by_all(folder):
-    run = [*RUN, "--optimizer", "sgd", "--lr", "0.05"]
-    alone(folder, *run, "--run-dir", "one")
-    codes, said, _ = both(folder, *run, "--shard", "full", "--run-dir", "two", MOST_SAMPLES="4")
-    assert 3 in codes and said.count("ran out of memory") == 1, said
-    codes, said, found = both(folder, "train", "--run-dir", "two", "--resume", MOST_SAMPLES="4")
-    assert codes == [0, 0], said
-    assert "All begin again" in said and found["recipe"]["microbatch_size"] == 4
-    assert difference(folder / "one", folder / "two") < 1e-6
+def test_microbatches_that_change_the_update_are_found_before_the_first_step(folder):
+    run = [*RUN, "--microbatch-size", "4", "--max-steps", "1", "--no-evaluate"]
+    codes, said, found = both(folder, *of_model("coupled", run), "--shard", "full", "--run-dir", "coupled")
+    assert codes == [0, 0] and said.count("changes the update of this model and loss") == 1, said
+    assert found["fidelity"]["level"] == "different"
+    codes, said, found = both(folder, *run, "--run-dir", "exact")
+    assert codes == [0, 0] and "changes the update" not in said
+    assert found["fidelity"]["level"] == "exact" and not found["fidelity"]["unchecked"]
 
 
-def test_another_model_in_one_process_is_one_message(folder):
-    run = ["train", "--run-dir", "two", *RUN[2:]]
-    codes, said, _ = both(folder, *run, each=lambda number: ["model.py:other" if number else "model.py:build"])
+# -- what goes wrong is one message, and the same exit code in each process
+
+
+def test_a_loss_that_is_not_finite_in_one_process_ends_all_at_the_same_step(folder):
+    codes, said, _ = both(folder, *RUN, "--run-dir", "two", NAN_IN="1")
+    assert codes == [4, 4]
+    assert said.count("snugfit: step 5: the loss is nan") == 1 == said.count("--resume"), said
+    assert "Its update was not taken" in said and "step-00000003.ckpt" in said
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    [
+        (lambda number: ["model.py:other" if number else "model.py:build"], "process 1 of 2 has another model"),
+        (lambda number: ["model.py:build", "--samples", 101 + number], "process 1 of 2 has another data"),
+        (lambda number: ["model.py:build", "--lr", 0.1 * (1 + number)], "process 1 of 2 has another training settings"),
+        (lambda number: ["model.py:build", "--batch-size", 1], "cannot be shared by 2 GPUs"),
+        (lambda number: ["model.py:scalar"], "parameters of this model have no dimension (2.scale)"),
+    ],
+    ids=["model", "data", "settings", "more processes than samples", "parameter without a dimension"],
+)
+def test_what_cannot_be_trained_together_is_one_message(folder, each, words):
+    codes, said, _ = both(folder, "train", "--run-dir", "two", *RUN[2:], each=each)
     assert codes == [2, 2]
-    assert said.count("snugfit: ") == 1 and "process 1 of 2 has another model" in said
+    assert said.count("snugfit: ") == 1 and words in said, said
 
 
 def test_a_missing_process_is_named(folder):
@@ -149,38 +107,81 @@ def test_a_missing_process_is_named(folder):
     assert said.count("did not come within 2 s") == 1 and "number 2" in said
 
 
-def test_more_processes_than_samples(folder):
-    codes, said, _ = both(folder, *RUN, "--batch-size", "1")
-    assert codes == [2, 2] and said.count("cannot be shared by 2 GPUs") == 1
+def test_a_port_in_use_is_said_by_each_process_that_meets_it(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        each = [
+            started(folder, *command(*RUN, "--rdzv-timeout", "3"), **by_torchrun(number, 2, port))
+            for number in range(2)
+        ]
+        codes, said, _ = ended(each)
+    assert codes == [2, 2]
+    assert f"process 0 of 2 cannot listen at 127.0.0.1:{port}" in said and "Give another port" in said
+    assert f"process 1 of 2 found nobody at 127.0.0.1:{port} within 3 s" in said
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the processes")
-def test_gpus_start_processes_and_a_killed_one_ends_them(folder):
-    line = command(*RUN, "--max-steps", "100000", "--no-evaluate", "--gpus", "2", "--run-dir", "two")
-    pipe = subprocess.PIPE
-    launcher = subprocess.Popen(line, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True)
-    try:
-        ended = time.monotonic() + patience.SECONDS
-        while not (folder / "two" / ".saved").exists():
-            assert launcher.poll() is None and time.monotonic() < ended
-            time.sleep(0.05)
-        children = children_of(launcher.pid)
-        assert len(children) == 2
-        os.kill(children[1], signal.SIGKILL)
-        _, said = launcher.communicate(timeout=patience.SECONDS)
-    finally:
-        launcher.kill()
-    assert launcher.returncode == 4, said
-    assert said.count("snugfit: ") == 1, said
-    assert "was ended by SIGKILL" in said and "--resume" in said and "Traceback" not in said
-    assert not any(Path(f"/proc/{one}").exists() for one in children)
+# -- where a process stands
 
 
-def children_of(parent):
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                if int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                    found.append(int(process.name))
-    return sorted(found)
+def variables(patch, **given):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        patch.delenv(name, raising=False)
+    for name, value in given.items():
+        patch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("per_node", "where"),
+    [
+        ({"SLURM_NTASKS_PER_NODE": "4"}, (5, 8, 1, 4)),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (5, 8, 1, 4)),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, (5, 8, 1, 4)),
+        ({}, (5, 8, 1, 8)),
+    ],
+    ids=str,
+)
+def test_slurm_says_where_a_process_stands(monkeypatch, per_node, where):
+    variables(monkeypatch, SLURM_PROCID=5, SLURM_NTASKS=8, SLURM_LOCALID=1, **per_node)
+    place = place_here()
+    assert (place.number, place.count, place.local_number, place.local_count) == where
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node[01-04,7],other", "node01"),
+        ("gpu7", "gpu7"),
+        ("a-[3,5]", "a-3"),
+        ("n1,n2", "n1"),
+        ("r[1-2]n[05-06]", "r1n05"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_torchruns_single_thread_is_a_default_and_a_persons_number_is_not(monkeypatch):
+    import torch
+
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(joining, "threads_each", lambda processes: 16 // processes)
+    place = Place(number=0, count=4, local_number=0, local_count=4, ours=False)
+    for said, by_torchrun_, expected in (
+        ({"OMP_NUM_THREADS": "1"}, True, [4]),  # nobody has said a number
+        ({"OMP_NUM_THREADS": "2"}, True, []),
+        ({"OMP_NUM_THREADS": "1"}, False, []),
+        ({}, False, [4]),
+    ):
+        chosen.clear()
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        variables(monkeypatch, **said, **({"TORCHELASTIC_RUN_ID": "none"} if by_torchrun_ else {}))
+        joining._use_threads(place)
+        assert chosen == expected, said
+
+
+def test_a_number_beyond_the_count_is_an_error(monkeypatch):
+    variables(monkeypatch, RANK=2, WORLD_SIZE=2)
+    with pytest.raises(InputError, match="counted from 0"):
+        place_here()

@@ -109,6 +109,33 @@ def test_rounding_recipes_stay_close_to_one_process(two, fields):
     _check(two, "mlp", {"shard": "full", **fields}, dtype=torch.float32, close=0.07)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"shard": "full"}, {"shard": "gradients", "microbatch_size": 1}, {"shard": "full", "checkpoint": "all"}],
+    ids=str,
+)
+def test_gradients_in_fp32_are_those_of_one_process(two, fields):
+    (batch,) = make_batches("vit", SAMPLES, 1, torch.float32)
+    expected = shard_tasks.gradients_of("vit", {}, batch)
+    norm = torch.stack([one.double().norm() for one in expected.values()]).norm()
+    for found in two.do(shard_tasks.gradients, "vit", fields):
+        assert found.keys() == expected.keys()
+        off = torch.stack([(found[name] - one).double().norm() for name, one in expected.items()]).norm()
+        assert off / norm < 1e-5
+
+
+@pytest.mark.parametrize(("fails_in", "taken"), [(None, {"checkpoint": "all"}), (1, {"microbatch_size": 2})], ids=str)
+def test_one_that_is_over_its_budget_takes_all_to_another_recipe(two, fails_in, taken):
+    _, expected = trained("mlp", {}, {"batch_size": SAMPLES}, make_batches("mlp", SAMPLES, STEPS), torch.float64)
+    for recipe, over, weights in two.do(shard_tasks.over_budget, fails_in):
+        assert recipe == {"shard": "full", **taken} and over == [50]
+        assert max((weights[key] - weight).abs().max().item() for key, weight in expected.items()) < 1e-9
+
+
+def test_cards_are_not_connected_by_gloo(two):
+    assert all("cards need nccl" in said for said in two.do(shard_tasks.message_about_cards))
+
+
 def test_what_cannot_be_shared_is_refused_in_words(two):
     for fields, settings, words in (
         ({"shard": "full"}, {"optimizer": "adafactor"}, "looks at whole matrices"),

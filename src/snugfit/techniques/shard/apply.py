@@ -43,6 +43,12 @@ def spread(model: nn.Module, setup: Setup) -> None:
     assert setup.ranks is not None
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InputError("this model is shared out already (fully_shard). Give prepare() the plain one.")
+    scalars = [name for name, weight in model.named_parameters() if weight.dim() == 0]
+    if scalars:
+        raise InputError(
+            f"parameters of this model have no dimension ({', '.join(scalars[:4])}), and torch shares out only others. "
+            "Make them torch.ones(1) in place of torch.tensor(1.0), or train with one process."
+        )
     recipe, mesh = setup.recipe, setup.ranks.mesh
     if setup.ranks.sharers == 1:  # all take the same samples, and have cut the layers
         settle(model, device=setup.device, dtype=None)
