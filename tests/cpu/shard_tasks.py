@@ -77,3 +77,42 @@ def message(rank, world, meeting, fields, settings, samples=8):
         except snugfit.SnugfitError as error:
             return str(error)
         return ""
+
+
+def _wide():
+    """16 blocks of 4 MiB, with a weight that two modules share, a buffer of random numbers, and one made of a weight."""
+    blocks = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()) for _ in range(16)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(1024, 4))
+    model.register_buffer("noise", torch.randn(5))
+    model.register_buffer("first", model[-1].weight.detach()[0, :3] * 2)
+    return model
+
+
+def _reads_values():
+    """A model whose constructor looks at a weight."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 4))
+    model.scale = float(model[0].weight.abs().max())
+    return model
+
+
+MODELS = {"wide": _wide, "reads values": _reads_values}
+
+
+def peak_resident_bytes():
+    """The most memory this process had since it was last asked to forget it."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def built(rank, world, meeting, name, fields):
+    """Returns the weights that training starts from, as one process has them, and how much memory building took here."""
+    warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+    with among_others(rank, world, meeting):
+        torch.manual_seed(3 + rank)  # only the first process's draws may count
+        with open("/proc/self/clear_refs", "w") as forget:
+            forget.write("5")
+        before = peak_resident_bytes()
+        trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
+        took = peak_resident_bytes() - before
+        state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
+        return {key: whole(value).detach().clone() for key, value in state.items()}, took

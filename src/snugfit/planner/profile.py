@@ -58,6 +58,33 @@ class Profile:
     gradient_bytes: int
     """The most bytes in gradients."""
 
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """The most bytes in weights and optimizer state within a pass, and in gradients."""
+        return max((row.fixed_bytes for row in self.rows.values()), default=0), self.gradient_bytes
+
+    def shifted(self, base: Profile, other: Profile) -> Profile:
+        """Returns the profile as it would be with what another one holds more than a third.
+
+        Args:
+            base: The third, of a training that differs from this one in its passes only.
+            other: It with another way of updating.
+        """
+        rows = {
+            label: dataclasses.replace(
+                row,
+                fixed_bytes=max(row.fixed_bytes + other.rows[label].fixed_bytes - base.rows[label].fixed_bytes, 0),
+                gradient_bytes=max(
+                    row.gradient_bytes + other.rows[label].gradient_bytes - base.rows[label].gradient_bytes, 0
+                ),
+            )
+            if label in base.rows and label in other.rows
+            else row
+            for label, row in self.rows.items()
+        }
+        outside = max(self.outside_bytes + other.outside_bytes - base.outside_bytes, 0)
+        return dataclasses.replace(self, rows=rows, outside_bytes=outside)
+
 
 def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> Profile:
     """Returns the profile of a recording.

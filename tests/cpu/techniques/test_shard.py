@@ -163,3 +163,23 @@ def test_alike_processes_hold_equal_shares(ranks, group):
     assert sorted(number for numbers in groups for number in numbers) == list(range(ranks))
     assert all(len({held(number) for number in numbers}) == 1 for numbers in groups)
     assert all(held(groups[0][0])[at] >= held(number)[at] for number in range(ranks) for at in range(len(lengths) + 1))
+
+
+@pytest.mark.parametrize("fields", [{}, {"shard": "full"}, {"shard": "hybrid:2"}], ids=lambda fields: str(fields))
+@pytest.mark.parametrize("name", ["wide", "reads values"])
+def test_all_start_from_the_weights_that_one_process_builds(four, name, fields):
+    torch.manual_seed(3)
+    model = shard_tasks.MODELS[name]()
+    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for weights, _ in four.do(shard_tasks.built, name, fields):
+        assert weights.keys() == wanted.keys()
+        assert all(torch.equal(weights[key], wanted[key]) for key in wanted)
+
+
+def test_who_does_not_build_the_model_never_holds_it(four):
+    whole = sum(weight.numel() * 4 for weight in shard_tasks.MODELS["wide"]().parameters())
+    four.do(shard_tasks.built, "wide", {"shard": "full"})  # loads what is loaded once
+    (_, builder), *others = four.do(shard_tasks.built, "wide", {"shard": "full"})
+    assert builder > 0.8 * whole
+    # A quarter of everything, a unit and what gloo receives of it; what malloc keeps is not known.
+    assert all(took < 0.6 * whole for _, took in others), [took / whole for _, took in others]

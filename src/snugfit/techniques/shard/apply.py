@@ -19,8 +19,8 @@ from snugfit.errors import InputError
 from snugfit.private_torch.collectives import own_part, replicate
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
-from snugfit.techniques.init.apply import settle
 from snugfit.techniques.shard import numbered
+from snugfit.techniques.shard.arrival import Arrival
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -50,8 +50,10 @@ def spread(model: nn.Module, setup: Setup) -> None:
         policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
     else:
         policies["offload_policy"] = OffloadPolicy()
+    # Packed weights were packed by each process.
+    arrive = Arrival(setup.ranks, sent=recipe.quantize == "none")
     for unit in (*units(model, recipe.shard_unit), model):
-        settle(unit, device=setup.device, dtype=None)
+        arrive(unit)
         if recipe.shard == "none":
             replicate(unit, **policies)
         else:
