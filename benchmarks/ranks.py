@@ -163,7 +163,7 @@ def measured(rank: int, ranks: int, subject: Subject, fields: Mapping[str, Any])
     meter = meter_for("cpu", window_steps=STEPS)
     meter.start()
     trainer = snugfit.prepare(
-        subject.build(), Recipe(**fields), loss=subject.loss, device="cpu", batch_size=SAMPLES, coupled_samples=False
+        subject.build, Recipe(**fields), loss=subject.loss, device="cpu", batch_size=SAMPLES, coupled_samples=False
     )
     meter.built()
     start, end = share_of(SAMPLES, ranks, rank)

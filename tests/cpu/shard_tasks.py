@@ -11,7 +11,9 @@ from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
 
 import snugfit
+from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.techniques.shard import share_of
+from snugfit.workloads.models import build_model
 
 STEPS = 3
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -98,21 +100,29 @@ def _reads_values():
 MODELS = {"wide": _wide, "reads values": _reads_values}
 
 
-def peak_resident_bytes():
-    """The most memory this process had since it was last asked to forget it."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-
-
 def built(rank, world, meeting, name, fields):
-    """Returns the weights that training starts from, as one process has them, and how much memory building took here."""
+    """Returns the weights that training starts from, as one process has them, and the most that building held here."""
     warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+    events = AllocatorEvents()
     with among_others(rank, world, meeting):
         torch.manual_seed(3 + rank)  # only the first process's draws may count
-        with open("/proc/self/clear_refs", "w") as forget:
-            forget.write("5")
-        before = peak_resident_bytes()
+        warm_up()
+        events.start()
         trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
-        took = peak_resident_bytes() - before
+        events.stop()
         state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
-        return {key: whole(value).detach().clone() for key, value in state.items()}, took
+        return {key: whole(value).detach().clone() for key, value in state.items()}, events.peak_bytes
+
+
+def mapped(rank, world, meeting, weights, fields):
+    """Returns the weights of a training whose processes get a file's, and the most that it held here."""
+    warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+    events = AllocatorEvents()
+    with among_others(rank, world, meeting):
+        warm_up()
+        events.start()
+        model = build_model(f"{__file__}:_wide", weights=weights, init="meta", processes=world, number=rank)
+        trainer = snugfit.prepare(model, snugfit.Recipe(init="meta", **fields), loss=cross_entropy, device="cpu")
+        events.stop()
+        found = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
+        return found, events.peak_bytes

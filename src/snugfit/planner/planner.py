@@ -12,6 +12,7 @@ from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.nccl import among
 from snugfit.planner.constraints import Constraints
+from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
@@ -334,9 +335,10 @@ class Planner:
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
             warn(message)
+        estimate = self._estimate(best, budget_bytes)
         return Plan(
             recipe=best.recipe,
-            estimate=self._estimate(best, budget_bytes),
+            estimate=estimate,
             fidelity=fidelity(best.recipe, search.space.workload),
             frontier=_frontier(usable),
             reasons=reasons(search.space, best, capacity),
@@ -349,6 +351,7 @@ class Planner:
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
             traits=self._traits(),
+            elsewhere=ways_elsewhere(estimate, samples=_at_once(best), fits=True),
         )
 
     def _traits(self) -> dict[str, bool]:
@@ -373,10 +376,12 @@ class Planner:
         widest = LEVELS.index(_widest(self.constraints))
         lines = []
         found: dict[str, int] = {}
+        leanest = None
         for level in LEVELS[widest:]:
             probe = self._least(smallest, level)
             if probe is None:
                 continue
+            leanest = leanest or probe
             found[level] = self.budget_bytes(probe.need_bytes)
             how = ", ".join(
                 f"{name}={as_typed(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items()
@@ -395,6 +400,9 @@ class Planner:
         checked = None if self._checked is None else self._checked.separation
         if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
+        if leanest is not None:
+            ways = ways_elsewhere(self._estimate(leanest, budget_bytes), samples=_at_once(leanest), fits=False)
+            advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
         error = DoesNotFitError(
             f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
             f"taken off) in any of {len(self.laboratory.probes)} simulated recipes that keep to what is allowed and pinned. "
@@ -402,6 +410,12 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
+
+
+def _at_once(probe: Probe) -> int | None:
+    """Samples that go through the model at a time on a GPU."""
+    workload = probe.recorded.workload
+    return probe.recipe.microbatch_size or (None if workload is None else workload.share_size)
 
 
 def _fits_in(space: Space, capacity: int) -> bool:

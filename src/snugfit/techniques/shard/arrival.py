@@ -7,6 +7,8 @@ start from the same weights, those of one process to the last bit, whatever a co
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class Arrival:
             sent: Whether the first process's values are sent; otherwise each process has its own.
         """
         self._ranks, self._sent = ranks, sent
-        self._made: dict[Tensor, Tensor] = {}
+        self._made: dict[Tensor, weakref.ref[Tensor]] = {}
         self._done: set[nn.Module] = set()
 
     @torch.no_grad()
@@ -52,9 +54,12 @@ class Arrival:
                     self._ranks.from_first(tensor)
 
     def _with_memory(self, tensor: Tensor) -> Tensor:
-        """Memory for a tensor on meta, on the device; the same for tied ones."""
-        if tensor not in self._made:
+        """Memory for a tensor on meta, on the device; the same for tied ones. It is gone once its unit is shared out."""
+        known = self._made.get(tensor)
+        made = None if known is None else known()
+        if made is None:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._ranks.device)
-            own = isinstance(tensor, nn.Parameter)
-            self._made[tensor] = nn.Parameter(made, tensor.requires_grad) if own else made
-        return self._made[tensor]
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, tensor.requires_grad)
+            self._made[tensor] = weakref.ref(made)
+        return made
