@@ -15,6 +15,7 @@ from snugfit.runs.given import opened
 from snugfit.runs.joining import processes_here
 from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_weights
 from snugfit.runs.request import Request
+from snugfit.techniques import each_builds
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
@@ -150,7 +151,7 @@ def build_trainer(
     built_by = text_parts.built_by(request, data)
     seed_everything(settings.seed)
     processes = processes_here()
-    builds = processes.first or recipe.quantize != "none"
+    apart = processes.count == 1 or each_builds(recipe)
     model: Any = None if given is None else given.model
     with phase("build"):
         model = model or build_model(
@@ -160,10 +161,10 @@ def build_trainer(
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=held_in(recipe),
-            processes=processes.count if recipe.quantize == "none" else 1,
-            number=0 if builds else processes.number,
+            processes=1 if apart else processes.count,
+            number=0 if apart else processes.number,
         )
-        if request.packing and builds:
+        if request.packing and (apart or processes.first):
             check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
     if isinstance(model, torch.nn.Module):
         check_alike(processes, model, data, request)

@@ -40,7 +40,7 @@ from snugfit.recording.replay import replay
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest, shape_in_words
 from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.simulator.pieces import FewerPieces, repeats
-from snugfit.techniques import TECHNIQUES
+from snugfit.techniques import TECHNIQUES, each_builds
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
@@ -219,7 +219,7 @@ def _recorded_by(
     given["coupled_samples"] = bool(given.get("coupled_samples"))
     assumptions = given.pop("assume", None)
     calls = steps or max(STEPS, len(batches) + 1)
-    one_builds = workload.ranks > 1 and made_here and recipe.init != "device" and recipe.quantize == "none"
+    one_builds = workload.ranks > 1 and made_here and recipe.init != "device" and not each_builds(recipe)
 
     device, host = personality.device, torch.device("cpu")
     place = host if personality.is_card else device

@@ -15,6 +15,7 @@ from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
+from snugfit.techniques import each_builds
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
@@ -105,7 +106,7 @@ def prepare(
         model = _built(model, recipe, device)
     _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     ranks = ranks_here()
-    place = _place(device, model, waits=bool(ranks) and recipe.quantize == "none")
+    place = _place(device, model, waits=bool(ranks) and not each_builds(recipe))
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)

@@ -135,7 +135,7 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
             return tensor
         final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
         if tensor.is_meta:  # its values are another process's, and come later
-            return tensor.to(final)
+            return tensor if tensor.dtype == final else tensor.to(final)
         if final.itemsize <= tensor.dtype.itemsize:
             made = tensor.to(final).to(device)
         else:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
 from snugfit.private_torch.collectives import own_part, replicate
+from snugfit.techniques import each_builds
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.shard import numbered
@@ -50,8 +51,7 @@ def spread(model: nn.Module, setup: Setup) -> None:
         policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
     else:
         policies["offload_policy"] = OffloadPolicy()
-    # Packed weights were packed by each process.
-    arrive = Arrival(setup.ranks, sent=recipe.quantize == "none")
+    arrive = Arrival(setup.ranks, sent=not each_builds(recipe))
     for unit in (*units(model, recipe.shard_unit), model):
         arrive(unit)
         if recipe.shard == "none":

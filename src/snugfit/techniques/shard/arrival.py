@@ -7,8 +7,6 @@ start from the same weights, those of one process to the last bit, whatever a co
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +26,6 @@ class Arrival:
             sent: Whether the first process's values are sent; otherwise each process has its own.
         """
         self._ranks, self._sent = ranks, sent
-        self._made: dict[Tensor, weakref.ref[Tensor]] = {}
         self._done: set[nn.Module] = set()
 
     @torch.no_grad()
@@ -40,11 +37,14 @@ class Arrival:
         """
         new = [module for module in unit.modules() if module not in self._done]
         self._done.update(new)
+        made: dict[Tensor, Tensor] = {}
         for module in new:
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None and tensor.is_meta:
-                        table[name] = self._with_memory(tensor)  # type: ignore[assignment]
+                        made[tensor] = made[tensor] if tensor in made else self._with_memory(tensor)
+                        table[name] = made[tensor]  # type: ignore[assignment]
+        made.clear()  # the unit's memory is to go when it is shared out
         settle(unit, device=self._ranks.device, dtype=None)
         if not self._sent:
             return
@@ -54,12 +54,6 @@ class Arrival:
                     self._ranks.from_first(tensor)
 
     def _with_memory(self, tensor: Tensor) -> Tensor:
-        """Memory for a tensor on meta, on the device; the same for tied ones. It is gone once its unit is shared out."""
-        known = self._made.get(tensor)
-        made = None if known is None else known()
-        if made is None:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._ranks.device)
-            if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made, tensor.requires_grad)
-            self._made[tensor] = weakref.ref(made)
-        return made
+        """Memory for a tensor on meta, on the device."""
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._ranks.device)
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made

@@ -14,6 +14,7 @@ from torch import Tensor
 from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
+from snugfit.techniques import each_builds
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,8 +32,8 @@ def ranks_here() -> dict[str, int]:
 
 
 def builds_here(recipe: Recipe) -> bool:
-    """Returns whether this process needs a model with values: the first does, and whoever packs its weights itself."""
-    return recipe.quantize != "none" or not ranks_here() or dist.get_rank() == 0
+    """Returns whether this process needs a model with values: the first does, or each, where a technique looks at them."""
+    return each_builds(recipe) or not ranks_here() or dist.get_rank() == 0
 
 
 def check_ranks(ranks: int, device: torch.device) -> None:
