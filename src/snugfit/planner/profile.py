@@ -118,6 +118,8 @@ class _Walk:
         self._current = OUTSIDE
         self._phases: list[str] = []
         self._in_last_step = False
+        self._between = False
+        """Whether a forward pass has ended whose backward pass has not begun: what blocks saved is alive."""
         self._walk()
 
     def _block(self, module: str) -> int:
@@ -159,6 +161,8 @@ class _Walk:
 
     def _mark(self, phase: str, entered: bool, step: int) -> None:
         self._in_last_step = step == self._last_step
+        if phase in ("forward", "backward", "optimizer") and "evaluation" not in self._phases:
+            self._between = phase == "forward" and not entered
         if entered:
             self._phases.append(phase)
             if phase == "forward":
@@ -217,8 +221,10 @@ class _Walk:
             label, blocks = (self._phase, self._current, len(self._open)), tuple(self._open)
         elif "evaluation" in self._phases:  # grows with the microbatch, as forward does
             label, blocks = EVALUATION, ()
+        elif self._between and self._in_last_step:  # several processes tell each other something, for example
+            label, blocks = ("backward", OUTSIDE, len(self._open)), tuple(self._open)
         else:
-            if self._phase not in ("forward", "backward"):
+            if self._phase not in ("forward", "backward") and not self._between:
                 self._outside = max(self._outside, total)
             return
         known = self._rows.get(label)

@@ -220,3 +220,18 @@ def test_nobody_holds_what_a_file_has(four, tmp_path):
     for weights, held in four.do(shard_tasks.mapped, str(tmp_path / "wide.safetensors"), UNITS):
         assert all(torch.equal(weights[key], weight) for key, weight in model.named_parameters())
         assert held < 0.5 * bytes_
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_the_host_holds_the_model_once(pool, precision):
+    model = shard_tasks.MODELS["wide"]()
+    weights = sum(weight.numel() * 4 for weight in model.parameters())
+    asked = {"loss": cross_entropy, "device": "a100-80gb", "gpus": 4, "evaluate": False, "pool": pool}
+    batch = (torch.empty(6, 1024, device="meta"), torch.empty(6, dtype=torch.long, device="meta"))
+    asked["recipe"] = snugfit.Recipe(precision=precision, **UNITS)
+    found = snugfit.estimate(shard_tasks.MODELS["wide"], batch, **asked)
+    (first, first_host), *others = [(row.ranks, row.host_bytes) for row in found.ranks]
+    assert first == "0" and weights < first_host < 1.1 * weights
+    assert len(others) == 2 and all(host < 0.1 * weights for _, host in others)  # one more process has as many samples
+    assert weights < found.host_bytes < 1.1 * weights
+    assert snugfit.estimate(model, batch, **asked).host_bytes > 4 * weights  # one that stands is there in each process
