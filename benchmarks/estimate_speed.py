@@ -6,11 +6,17 @@ LoRA and with QLoRA, each in a worker that has loaded the libraries, with the me
 sets itself: 5 times faster than MemTracker, warm 1.5 s, cold 6 s, 8 billion parameters 10 s and 1.5 GB. Processor time
 stands beside wall time, which depends on what else the machine does.
 
-    python benchmarks/estimate_speed.py        (writes benchmarks/results/estimate_speed.json)
+Several GPUs, as typed, from the start of the command to its end: models shaped like Llama 3 of 8 and 70 billion parameters,
+estimated and planned. Bounds: an estimate 15 s, a plan 300 s on two cores, 4,096 processes at most 1.5 times what 8 take.
+Processor time is that of all processes of a command; with two workers a quiet machine with two cores takes about half of it.
+
+    python benchmarks/estimate_speed.py                  (writes benchmarks/results/estimate_speed.json)
+    python benchmarks/estimate_speed.py --gpus [WORD]    (its rows of several GPUs only, by a word in their name)
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -28,7 +34,7 @@ import torch
 import torch.nn.functional as F
 
 import snugfit
-from results_file import write
+from results_file import RESULTS, machine, write
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
 from snugfit.recording.trace import TraceBuilder
@@ -45,6 +51,28 @@ LLAMA_8B = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 """The published shape of Llama 3 8B."""
+
+
+LLAMA_70B = {
+    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
+"""The published shape of Llama 3 70B."""
+CONFIGS = {"8b": LLAMA_8B, "70b": LLAMA_70B}
+_SEQUENCES = "--task causal-lm --seq-len 2048 --json"
+SEVERAL_GPUS = {
+    "estimate_8b_on_8": "estimate hf:8b.json --batch-size 8 --gpus 8 --shard full --checkpoint all --device rtx-4090",
+    "estimate_8b_on_4096": (
+        "estimate hf:8b.json --batch-size 4096 --gpus 8 --nodes 512 --shard full --checkpoint all --device h100-80gb"
+    ),
+    "estimate_70b_on_64": (
+        "estimate hf:70b.json --batch-size 64 --gpus 8 --nodes 8 --shard full --checkpoint all --device h100-80gb"
+    ),
+    "plan_8b_on_8": "plan hf:8b.json --batch-size 8 --gpus 8 --budget 23GiB --device rtx-4090",
+    "plan_70b_on_64": (
+        "plan hf:70b.json --batch-size 64 --precision bf16-mixed --gpus 8 --nodes 8 --budget 75GiB --device h100-80gb"
+    ),
+}
+"""What is typed after `snugfit`."""
 
 
 _BF16 = {"precision": "bf16-true", "init": "device"}
@@ -158,6 +186,30 @@ def llama(folder: Path, pool: Pool, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def several_gpus(folder: Path, only: str) -> dict[str, Any]:
+    """Each command as typed, with the time of all its processes and what it found."""
+    for name, config in CONFIGS.items():
+        (folder / f"{name}.json").write_text(json.dumps(config))
+    rows = {}
+    for name, typed in SEVERAL_GPUS.items():
+        if only not in name:
+            continue
+        times = Times()
+        with times.run(children_seconds):
+            words = [sys.executable, "-m", "snugfit", *typed.split(), *_SEQUENCES.split()]
+            done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, check=True)
+        found = json.loads(done.stdout)
+        estimate = found.get("estimate", found)
+        rows[name] = {
+            "typed": f"snugfit {typed} {_SEQUENCES}",
+            **{key: seconds for key, (seconds,) in dataclasses.asdict(times).items()},
+            **{key: estimate[key] for key in ("total_bytes", "host_bytes", "step_seconds")},
+            **({"recipe": found["recipe"], "simulated": found["simulated"]} if "simulated" in found else {}),
+        }
+        print(json.dumps({name: rows[name]}), flush=True)
+    return rows
+
+
 def replayed_events_per_second() -> float:
     """Events of a busy trace over the processor time of its fastest replay; 300 thousand on a quiet core."""
     build, living = TraceBuilder(), []
@@ -178,6 +230,18 @@ def peak_rss_bytes() -> int:
 
 
 def main() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", nargs="?", const="", metavar="WORD", help="the rows of several GPUs only")
+    only = parser.parse_args().gpus
+    with tempfile.TemporaryDirectory() as folder:
+        rows = several_gpus(Path(folder), only or "")
+    kept = json.loads((RESULTS / "estimate_speed.json").read_text())
+    about = {"machine": machine(), "load_average": os.getloadavg()[0]}
+    several = {**kept.get("several_gpus", {}), **{name: {**row, **about} for name, row in rows.items()}}
+    if only is not None:
+        kept["several_gpus"] = several
+        (RESULTS / "estimate_speed.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        return kept
     cold = cold_times()
     pool = Pool()
     warm, found = warm_times(pool)
@@ -200,6 +264,7 @@ def main() -> dict[str, Any]:
             "mem_tracker_peak_bytes": tracker_peak,
         },
         **{f"llama_8b_{name}": found for name, found in large.items()},
+        "several_gpus": several,
     }
     print(json.dumps(results, indent=1))
     write("estimate_speed", results)

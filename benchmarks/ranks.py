@@ -182,7 +182,7 @@ def measured(rank: int, ranks: int, subject: Subject, fields: Mapping[str, Any])
     meter = meter_for("cpu", window_steps=STEPS)
     meter.start()
     trainer = snugfit.prepare(
-        subject.build(), Recipe(**fields), loss=subject.loss, device="cpu", batch_size=SAMPLES, coupled_samples=False
+        subject.build, Recipe(**fields), loss=subject.loss, device="cpu", batch_size=SAMPLES, coupled_samples=False
     )
     meter.built()
     degree = int(fields.get("tensor_parallel", 1))  # so many take the same samples

@@ -12,10 +12,12 @@ from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
 
 import snugfit
+from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.techniques.shard import share_of
 from snugfit.techniques.shard.ranks import check_ranks
 from snugfit.training.shares import spread_as
+from snugfit.workloads.models import build_model
 
 STEPS = 3
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -148,3 +150,50 @@ def message(rank, world, meeting, fields, settings, samples=8):
         except snugfit.SnugfitError as error:
             return str(error)
         return ""
+
+
+def _wide():
+    """16 blocks of 4 MiB, with a weight that two modules share, a buffer of random numbers, and one made of a weight."""
+    blocks = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()) for _ in range(16)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(1024, 4))
+    model.register_buffer("noise", torch.randn(5))
+    model.register_buffer("first", model[-1].weight.detach()[0, :3] * 2)
+    return model
+
+
+def _reads_values():
+    """A model whose constructor looks at a weight."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 4))
+    model.scale = float(model[0].weight.abs().max())
+    return model
+
+
+MODELS = {"wide": _wide, "reads values": _reads_values}
+
+
+def built(rank, world, meeting, name, fields):
+    """Returns the weights that training starts from, as one process has them, and the most that building held here."""
+    warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+    events = AllocatorEvents()
+    with among_others(rank, world, meeting):
+        torch.manual_seed(3 + rank)  # only the first process's draws may count
+        warm_up()
+        events.start()
+        trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
+        events.stop()
+        state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
+        return {key: whole(value).detach().clone() for key, value in state.items()}, events.peak_bytes
+
+
+def mapped(rank, world, meeting, weights, fields):
+    """Returns the weights of a training whose processes get a file's, and the most that it held here."""
+    warnings.simplefilter("ignore", snugfit.SnugfitWarning)
+    events = AllocatorEvents()
+    with among_others(rank, world, meeting):
+        warm_up()
+        events.start()
+        model = build_model(f"{__file__}:_wide", weights=weights, init="meta", processes=world, number=rank)
+        trainer = snugfit.prepare(model, snugfit.Recipe(init="meta", **fields), loss=cross_entropy, device="cpu")
+        events.stop()
+        found = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
+        return found, events.peak_bytes

@@ -9,7 +9,7 @@ Examples:
   snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
 
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
---gpus auto finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
+--gpus auto (or --minimize gpus) finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class PlanOptions:
     """a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu."""
     maximize: Annotated[str, "WHAT"]
     """batch-size or seq-len: plan for the largest that fits (the batch in one piece)"""
+    minimize: Annotated[str, "WHAT"]
+    """gpus: plan for the fewest on which something fits, as --gpus auto does"""
     figure: options.File
     """also draw the frontier of memory and time: FILE.png or FILE.svg"""
 
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: The subcommand's parser.
     """
     options.add_shape_options(parser)
-    options.add_options(parser, PlanOptions, "device", "maximize")
+    options.add_options(parser, PlanOptions, "device", "maximize", "minimize")
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
@@ -66,6 +68,12 @@ def run(args: argparse.Namespace) -> int:
     from snugfit.planner.plan import plan_named
 
     fewest = (args.workload_gpus or "").strip().lower() == "auto"
+    if args.minimize is not None:
+        if args.minimize != "gpus":
+            raise InputError(f"--minimize is {args.minimize!r}; give gpus. For the largest batch there is --maximize.")
+        if args.workload_gpus is not None and not fewest:
+            raise InputError(f"--minimize gpus finds their number; leave --gpus {args.workload_gpus} out.")
+        fewest = True
     if args.maximize is not None and args.maximize not in MAXIMIZED:
         raise InputError(f"--maximize is {args.maximize!r}; give {' or '.join(MAXIMIZED)}.")
     output.check_files(args, output=(), figure=(".png", ".svg"))

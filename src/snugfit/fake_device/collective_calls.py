@@ -21,7 +21,7 @@ from snugfit.fake_device.operator_costs import tensor_bytes, tensors_in
 from snugfit.private_torch import collectives
 from snugfit.recording.trace import Collective, OperatorRun
 
-_KINDS = {
+KINDS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "barrier": ("all_reduce", 0),
@@ -57,7 +57,7 @@ def collective_of(operator: Any, args: Sequence[Any], cards: int | None) -> Coll
     Returns:
         The collective; None for an operator that sends nothing that counts.
     """
-    found = _KINDS.get(operator._opname)
+    found = KINDS.get(operator._opname)
     if found is None:
         return None
     kind, whole = found

@@ -62,17 +62,22 @@ class Materialiser:
         self._keep.append(meta)
         return fake
 
-    def module(self, model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    def module(
+        self, model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None, *, weights: bool = True
+    ) -> None:
         """Gives a model fake parameters and buffers, in place; tied ones stay tied.
 
         Args:
             model: A skeleton.
             device: Where they are.
             dtype: Dtype of floating-point ones; None: as in the skeleton.
+            weights: Whether parameters get memory, too.
         """
         kept = {id(table) for table in own_tables(model)}
 
         def fake(meta: torch.Tensor) -> torch.Tensor:
+            if not weights and isinstance(meta, torch.nn.Parameter):
+                return meta
             cast = dtype is not None and meta.is_floating_point() and id(meta) not in kept
             return self.tensor(meta, device, dtype if cast else None)
 

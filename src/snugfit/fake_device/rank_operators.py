@@ -67,7 +67,9 @@ class RankOperators:
         stream = current
         after = tuple(self._waits.pop(current, ()))
         if group:
-            stream = self._streams_of_groups.setdefault(group, Stream().number)
+            if group not in self._streams_of_groups:
+                self._streams_of_groups[group] = Stream().number
+            stream = self._streams_of_groups[group]
             after = (*after, *((self._last_run[current],) if current in self._last_run else ()))
         run = run_of(func, args, cards_of_machine(), module=module, phase=self.phase, stream=stream, after=after)
         number = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from snugfit.fake_device.collective_calls import KINDS
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.replaced import replaced
@@ -88,9 +89,6 @@ def gloo_bytes(operator: Any, args: Sequence[Any]) -> int:
         operator: The overload.
         args: Its positional arguments.
     """
-    place = _COPIED.get(operator._opname)
-    return 0 if place is None else sum(tensor.untyped_storage().nbytes() for tensor in tensors_in((args[place],)))
-
-
-_COPIED = {"_allgather_base_": 0, "allgather_": 0, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
-"""Collective -> its argument that gloo copies."""
+    kind, whole = KINDS.get(operator._opname, ("", 0))
+    copied = tensors_in((args[whole],)) if kind in ("all_gather", "reduce_scatter") else ()
+    return sum(tensor.untyped_storage().nbytes() for tensor in copied)

@@ -69,11 +69,15 @@ def _in_words(best: Probe, name: str) -> str:
 
 
 def _built_by_each(space: Space, best: Probe) -> str:
-    """What it takes that every process of a machine builds a model of which it then keeps a share."""
+    """What it takes that a model is built of which every process of a machine then keeps a share."""
+    who = (
+        "the first process builds the model on the host and sends it to the others unit by unit"
+        if best.recorded.one_builds
+        else f"each of the {space.workload.gpus} processes of a machine has the whole model on the host"
+    )
     return (
-        f"each of the {space.workload.gpus} processes of a machine builds the whole model on the host, which takes "
-        f"{format_bytes(best.host_bytes)} of host memory at the most; built on a device, each GPU would hold all of it. A "
-        "process cannot build its share alone yet"
+        f"{who}; a machine takes {format_bytes(best.host_bytes)} of host memory at the most. Built on a device, each GPU "
+        "would hold all of it"
     )
 
 

@@ -160,7 +160,9 @@ def plan_named(
     place, budget_bytes = budget_for(place_for(device), budget)
     if maximize is not None:
         if fewest_gpus:
-            raise InputError("--maximize is for GPUs whose number is given; leave --maximize or --gpus auto out.")
+            raise InputError(
+                "--maximize is for GPUs whose number is given; leave --maximize, or --gpus auto (--minimize gpus), out."
+            )
         from snugfit.planner.maximize import plan_for_largest
 
         return plan_for_largest(maximize, named, workload, place, constraints, budget_bytes, pool=pool)

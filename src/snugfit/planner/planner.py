@@ -12,15 +12,16 @@ from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.nccl import among
 from snugfit.planner.constraints import Constraints
+from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe
-from snugfit.planner.search import WORTH, Search
+from snugfit.planner.search import HOPE, WORTH, Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import BY_BLOCK, SIZE, Space
+from snugfit.planner.space import BY_BLOCK, PLAIN, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
@@ -221,7 +222,8 @@ class Planner:
     def _look_first(self) -> None:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
         field, by = BY_BLOCK["again"]
-        if self.constraints.is_free(field):
+        # Of several GPUs none may be able to hold everything, as the base has it.
+        if self.constraints.is_free(field) and self.subject.ranks == 1:
             base = self.constraints.base()
             with contextlib.suppress(RecipeError):
                 self.laboratory.look([base, base.replace(**by.everywhere)])
@@ -236,8 +238,8 @@ class Planner:
         self._led_by = None
         self._look_first()
         ways = self.space().ways()
-        for space in ways:
-            if capacity <= 0 or (best is not None and not _may_win(space, best)):
+        for space in self._in_order(ways, capacity):
+            if capacity <= 0 or (best is not None and not self._may_win(space, best, capacity)):
                 continue
             if not self._may_fit(space, capacity, longer=len(ways) > 1):
                 continue
@@ -247,6 +249,46 @@ class Planner:
             if found is not None and (self._led_by is None or found is not best):
                 best, self._led_by = found, search
         return best
+
+    def _in_order(self, ways: list[Space], capacity: int) -> list[Space]:
+        """The ways to share of which something may fit, last those that must update elsewhere than the fastest recipes."""
+        if len(ways) == 1:
+            return ways
+        left = [space for space in ways if _least_weights(space) <= capacity]
+        self.laboratory.look(space.base for space in left)
+
+        def too_much(space: Space) -> bool:
+            plain = self.laboratory.probes.get(space.base)
+            return plain is not None and plain.profile.outside_bytes > capacity
+
+        return sorted(left, key=too_much)
+
+    def _may_win(self, space: Space, best: Probe, capacity: int) -> bool:
+        """Whether some recipe of a way to share that may fit, nothing computed again, is faster than the best one of all."""
+        plain = space.tried({})
+        if plain is None:
+            return False
+        # What a number format or another loss gains is much the same in all ways.
+        gains = [1.0]
+        if self._led_by is not None and PLAIN in self._led_by.compositions:
+            seen = self._led_by.compositions
+            gains = [one.large.seconds / seen[PLAIN].large.seconds for one in seen.values()]
+        limit = best.seconds * (1 - WORTH)
+        if plain.seconds * min(gains) * HOPE >= limit:
+            return False
+        space.look(*((change,) for change in space.variants().values()))
+        faster = [
+            change
+            for change in space.variants().values()
+            if (probe := space.seen(change)) is not None and probe.seconds < limit
+        ]
+        if any(probe.profile.outside_bytes <= capacity for change in faster if (probe := space.seen(change))):
+            return True
+        # Whatever is done to blocks, the update as it is does not fit.
+        others = [(change, update) for change in faster for update in space.updates().values() if update]
+        space.look(*others)
+        probes = [probe for pair in others if (probe := space.seen(*pair)) is not None]
+        return any(probe.seconds < limit and probe.profile.outside_bytes <= capacity for probe in probes)
 
     def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
         """Whether something of a way to share fits; host memory apart, which another place to build may save.
@@ -262,7 +304,7 @@ class Planner:
         if any(seen is not None and _fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
             return True
         if longer and _fits_in(space, int(_NEAR * capacity)):
-            smallest.find(_widest(self.constraints))
+            smallest.find(_widest(self.constraints), enough_bytes=capacity)
         return _fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
@@ -293,9 +335,10 @@ class Planner:
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
             warn(message)
+        estimate = self._estimate(best, budget_bytes)
         return Plan(
             recipe=best.recipe,
-            estimate=self._estimate(best, budget_bytes),
+            estimate=estimate,
             fidelity=fidelity(best.recipe, search.space.workload),
             frontier=_frontier(usable),
             reasons=reasons(search.space, best, capacity),
@@ -308,6 +351,7 @@ class Planner:
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
             traits=self._traits(),
+            elsewhere=ways_elsewhere(estimate, samples=_at_once(best), fits=True),
         )
 
     def _traits(self) -> dict[str, bool]:
@@ -332,10 +376,12 @@ class Planner:
         widest = LEVELS.index(_widest(self.constraints))
         lines = []
         found: dict[str, int] = {}
+        leanest = None
         for level in LEVELS[widest:]:
             probe = self._least(smallest, level)
             if probe is None:
                 continue
+            leanest = leanest or probe
             found[level] = self.budget_bytes(probe.need_bytes)
             how = ", ".join(
                 f"{name}={as_typed(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items()
@@ -354,6 +400,9 @@ class Planner:
         checked = None if self._checked is None else self._checked.separation
         if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
+        if leanest is not None:
+            ways = ways_elsewhere(self._estimate(leanest, budget_bytes), samples=_at_once(leanest), fits=False)
+            advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
         error = DoesNotFitError(
             f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
             f"taken off) in any of {len(self.laboratory.probes)} simulated recipes that keep to what is allowed and pinned. "
@@ -361,6 +410,12 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
+
+
+def _at_once(probe: Probe) -> int | None:
+    """Samples that go through the model at a time on a GPU."""
+    workload = probe.recorded.workload
+    return probe.recipe.microbatch_size or (None if workload is None else workload.share_size)
 
 
 def _fits_in(space: Space, capacity: int) -> bool:
@@ -387,13 +442,6 @@ def _least_weights(space: Space) -> float:
     ):
         narrowest = 1 / 8
     return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest
-
-
-def _may_win(space: Space, best: Probe) -> bool:
-    """Whether the fastest recipe of a way to share, nothing computed again, is faster than the best one of all."""
-    space.look(*((change,) for change in space.variants().values()))
-    seen = [space.seen(change) for change in space.variants().values()]
-    return any(probe is not None and probe.seconds < best.seconds * (1 - WORTH) for probe in seen)
 
 
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:

@@ -19,6 +19,7 @@ from snugfit.planner.profile import Profile, profile
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import Timing, clock, issue_seconds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
+from snugfit.recording.host_memory import machine_host_bytes
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
@@ -140,7 +141,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = Fa
         recipe=recipe,
         need_bytes=held if place.on_cpu else replays.smallest_bytes + nccl_bytes,
         total_bytes=held + place.card.context_bytes + nccl_bytes,
-        host_bytes=played.host_peak_bytes * (1 if recorded.workload is None else recorded.workload.gpus),
+        host_bytes=machine_host_bytes(recorded),
         build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,
         timing=timing,

@@ -58,6 +58,33 @@ class Profile:
     gradient_bytes: int
     """The most bytes in gradients."""
 
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """The most bytes in weights and optimizer state within a pass, and in gradients."""
+        return max((row.fixed_bytes for row in self.rows.values()), default=0), self.gradient_bytes
+
+    def shifted(self, base: Profile, other: Profile) -> Profile:
+        """Returns the profile as it would be with what another one holds more than a third.
+
+        Args:
+            base: The third, of a training that differs from this one in its passes only.
+            other: It with another way of updating.
+        """
+        rows = {
+            label: dataclasses.replace(
+                row,
+                fixed_bytes=max(row.fixed_bytes + other.rows[label].fixed_bytes - base.rows[label].fixed_bytes, 0),
+                gradient_bytes=max(
+                    row.gradient_bytes + other.rows[label].gradient_bytes - base.rows[label].gradient_bytes, 0
+                ),
+            )
+            if label in base.rows and label in other.rows
+            else row
+            for label, row in self.rows.items()
+        }
+        outside = max(self.outside_bytes + other.outside_bytes - base.outside_bytes, 0)
+        return dataclasses.replace(self, rows=rows, outside_bytes=outside)
+
 
 def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> Profile:
     """Returns the profile of a recording.
@@ -91,6 +118,8 @@ class _Walk:
         self._current = OUTSIDE
         self._phases: list[str] = []
         self._in_last_step = False
+        self._between = False
+        """Whether a forward pass has ended whose backward pass has not begun: what blocks saved is alive."""
         self._walk()
 
     def _block(self, module: str) -> int:
@@ -132,6 +161,8 @@ class _Walk:
 
     def _mark(self, phase: str, entered: bool, step: int) -> None:
         self._in_last_step = step == self._last_step
+        if phase in ("forward", "backward", "optimizer") and "evaluation" not in self._phases:
+            self._between = phase == "forward" and not entered
         if entered:
             self._phases.append(phase)
             if phase == "forward":
@@ -190,8 +221,10 @@ class _Walk:
             label, blocks = (self._phase, self._current, len(self._open)), tuple(self._open)
         elif "evaluation" in self._phases:  # grows with the microbatch, as forward does
             label, blocks = EVALUATION, ()
+        elif self._between and self._in_last_step:  # several processes tell each other something, for example
+            label, blocks = ("backward", OUTSIDE, len(self._open)), tuple(self._open)
         else:
-            if self._phase not in ("forward", "backward"):
+            if self._phase not in ("forward", "backward") and not self._between:
                 self._outside = max(self._outside, total)
             return
         known = self._rows.get(label)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from snugfit.planner.compose import Composition
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import AT_BUILD, BY_BLOCK, POINTS, SWITCHES, Space
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, PLAIN, POINTS, SWITCHES, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques.declaration import Changes
 
@@ -99,7 +99,7 @@ class Search:
         too_much_on_host = self.space.exceeds_host(probe)
         change = AT_BUILD.least
         chosen = any(getattr(probe.recipe, name) != getattr(Recipe(), name) for name in change)
-        if chosen or not (probe.build_decides or too_much_on_host):
+        if chosen or not self.space.may_build_elsewhere or not (probe.build_decides or too_much_on_host):
             return {}
         other = self.space.tried(probe.recipe.to_mapping(), change)
         if other is None:
@@ -121,16 +121,29 @@ class Search:
             for name, (change, one) in seen.items()
             if not any(_dominates(other, one) for _, other in seen.values() if other is not one)
         }
-        return kept or {name: change for name, (change, _) in list(seen.items())[:1]}
+        kept = kept or {name: change for name, (change, _) in list(seen.items())[:1]}
+        return {name: change for name, change in kept.items() if not self._hardly_worth(change)}
+
+    def _hardly_worth(self, variant: Changes) -> bool:
+        """Whether a variant takes longer than plain passes and saves next to nothing, nor with all blocks computed again."""
+        everywhere = BY_BLOCK["again"][1].everywhere
+        for point in ({}, everywhere):
+            if point:
+                self.space.look((point,), (variant, point))
+            plain, mine = self.space.seen(point), self.space.seen(variant, point)
+            if plain is None or mine is None or mine is plain or not _hardly_saves(mine, plain):
+                return False
+        return True
 
     def _simulate_starts(self) -> None:
         wanted: list[tuple[Changes, ...]] = []
         large = self.space.size_change(self.sizes[0])
-        for variant in self.variants.values():
+        for name, variant in self.variants.items():
             wanted += [(variant, large, point) for point in POINTS.values()]
             if self.small_size is not None:
                 wanted.append((variant, self.space.size_change(self.small_size)))
-            wanted += [(variant, large, update) for update in self.updates.values()]
+            if name == PLAIN or not self._updates_alike(variant):
+                wanted += [(variant, large, update) for update in self.updates.values()]
         if self.space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
             wanted += [(self.space.size_change(size),) for size in self.sizes]
         self.space.look(*wanted)
@@ -150,7 +163,7 @@ class Search:
         probe = space.seen(variant, large)
         if probe is None:
             return None
-        updates = {name: space.seen(variant, large, change) for name, change in self.updates.items()}
+        updates = {name: self._updated(probe, variant, change) for name, change in self.updates.items()}
         sized = {size: space.allowed(variant, self.space.size_change(size)) for size in self.sizes}
         return Composition(
             batch=space.batch or self.sizes[0],
@@ -164,6 +177,22 @@ class Search:
             away=space.seen(variant, large, BY_BLOCK["away"][1].everywhere),
             updates={name: found for name, found in updates.items() if found is not None},
         )
+
+    def _updates_alike(self, variant: Changes) -> bool:
+        """Whether a variant is updated as plain passes are: it has weights, gradients and state of the same bytes."""
+        large = self.space.size_change(self.sizes[0])
+        plain, mine = self.space.seen(large), self.space.seen(variant, large)
+        return plain is not None and mine is not None and plain.profile.held_bytes == mine.profile.held_bytes
+
+    def _updated(self, probe: Probe, variant: Changes, update: Changes) -> Probe | None:
+        """A variant updated in a way: as simulated, or with what that way changes for plain passes."""
+        large = self.space.size_change(self.sizes[0])
+        seen = self.space.seen(variant, large, update)
+        base, other = self.space.seen(large), self.space.seen(large, update)
+        if seen is not None or base is None or other is None or not self._updates_alike(variant):
+            return seen
+        seconds = probe.seconds + other.seconds - base.seconds
+        return dataclasses.replace(probe, seconds=seconds, profile=probe.profile.shifted(base.profile, other.profile))
 
     # The search ----------------------------------------------------------------------------------------------------
 
@@ -305,6 +334,11 @@ def _of_relatives(factors: Mapping[tuple[Group, str], float], group: Group, mode
     above = min((other for other in seen if other >= size), default=max(seen))
     part = (size - below) / (above - below) if above > below else 0.0
     return seen[below] + (seen[above] - seen[below]) * min(max(part, 0.0), 1.0)
+
+
+def _hardly_saves(one: Probe, other: Probe) -> bool:
+    """Whether one takes longer than another, by more than noise, for memory that is hardly less."""
+    return one.seconds > 1.01 * other.seconds and one.need_bytes > 0.99 * other.need_bytes
 
 
 def _dominates(one: Probe, other: Probe) -> bool:

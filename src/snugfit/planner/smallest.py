@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from snugfit.planner.probe import Probe
+from snugfit.planner.probe import WORKERS, Probe
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
@@ -76,11 +76,12 @@ class Smallest:
         constraints = dataclasses.replace(self.space.constraints, allow=allowed)
         return dataclasses.replace(self.space, constraints=constraints)
 
-    def find(self, level: Level) -> Probe | None:
+    def find(self, level: Level, enough_bytes: int = 0) -> Probe | None:
         """Returns the recipe of the least memory.
 
         Args:
             level: The widest level of fidelity that is allowed, beside what the constraints allow.
+            enough_bytes: Nothing more is tried once a recipe needs no more than this.
 
         Returns:
             Its simulation; None where nothing at all can be simulated within the host's memory.
@@ -89,21 +90,29 @@ class Smallest:
         best = self.start(level)
         if not self._settled:
             for _ in range(_ROUNDS):
-                before, best = best, self._round(space, best, _moves("exact"))
+                before, best = best, self._round(space, best, _moves("exact"), enough_bytes)
+                if best is not None and best.need_bytes <= enough_bytes:
+                    return best
                 if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
                     break
             self._settled = True
         for name in LEVELS[1:]:
             if name in space.constraints.allow and name not in self._widened:
-                best = self._round(space, best, _moves(name))
+                best = self._round(space, best, _moves(name), enough_bytes)
+                if best is not None and best.need_bytes <= enough_bytes:
+                    return best
                 self._widened.add(name)
         return _leanest(space)
 
-    def _round(self, space: Space, best: Probe | None, moves: Iterable[Changes]) -> Probe | None:
-        """Tries every move alone, and those that help together."""
+    def _round(self, space: Space, best: Probe | None, moves: Iterable[Changes], enough_bytes: int) -> Probe | None:
+        """Tries every move alone, and those that help together; stops where something needs little enough."""
         start: Changes = {} if best is None else best.recipe.to_mapping()
         alone = self._effective(moves)
-        space.look(*((start, move) for move in alone))
+        for number in range(0, len(alone), WORKERS):
+            leanest = _leanest(space)
+            if leanest is not None and leanest.need_bytes <= enough_bytes:
+                return leanest
+            space.look(*((start, move) for move in alone[number : number + WORKERS]))
         helped: list[tuple[int, Changes]] = []
         for move in alone:
             seen = space.seen(start, move)

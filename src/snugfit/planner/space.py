@@ -146,9 +146,16 @@ class Space:
         return together
 
     def effective(self, changes: Iterable[Changes], seen: Probe | None) -> list[Changes]:
-        """Returns changes without the switches that find nothing to switch in the model, as a simulation of it shows."""
+        """Returns changes without those that do nothing here, such as switches that find nothing to switch, as seen."""
         dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
+        if not self.may_build_elsewhere:
+            dead.update(AT_BUILD.fields)
         return [change for change in changes if not dead & set(change)]
+
+    @property
+    def may_build_elsewhere(self) -> bool:
+        """Whether another place to build may save memory: of several GPUs each would hold all that it then shares out."""
+        return self.workload.ranks == 1
 
     def sizes(self) -> list[int]:
         """Returns the sizes of microbatch, largest first: halves and thirds of the batch that are allowed."""

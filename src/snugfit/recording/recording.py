@@ -45,6 +45,8 @@ class Recording:
     """Calls of a hand-written step that were recorded; None for training by a recipe."""
     alike_ranks: tuple[tuple[int, ...], ...] = ()
     """Processes, by those that hold and compute the same, the fullest first; empty where one trains alone."""
+    one_builds: bool = False
+    """Whether of several processes only the first builds the model."""
     switchable: tuple[str, ...] = ()
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
 

@@ -47,6 +47,7 @@ def plan_card(plan: Plan) -> str:
         [about_gpus, *table(_gpus_tried(plan), right=(0, 1, 3))] if plan.gpus_tried else [],
         ["Why", *table(_reasons(plan))],
         [about_frontier, *table(frontier, right=(1, 2))] if frontier else [],
+        ["Beside snugfit", *table(("-", str(way)) for way in plan.elsewhere)] if plan.elsewhere else [],
         ["With another budget", *table(("-", f"{text}.") for text in plan.neighbours)],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -43,12 +43,12 @@ def check_alike(processes: Processes, model: nn.Module, data: Splits, request: R
         "starting weights": {
             name: weight.detach().flatten()[:_LOOKED_AT].cpu().tolist()
             for name, weight in model.named_parameters()
-            if not weight.is_meta
+            if not weight.is_meta  # those of the first process come later
         },
     }
     every: list[dict[str, Any]] = processes.all({what: repr(value) for what, value in seen.items()})
     for what in seen:
-        others = [str(number) for number, one in enumerate(every) if one[what] != every[0][what]]
+        others = [str(number) for number, one in enumerate(every) if one[what] not in (every[0][what], repr({}))]
         if others:
             raise InputError(
                 f"process {', '.join(others)} of {processes.count} has another {what.partition(' (')[0]} than the first"

@@ -15,10 +15,11 @@ from snugfit.runs.given import opened
 from snugfit.runs.joining import processes_here
 from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_weights
 from snugfit.runs.request import Request
+from snugfit.techniques import each_builds
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
-from snugfit.training.random_state import seed_everything
+from snugfit.training.random_state import capture, restore, seed_everything
 from snugfit.training.step import Trainer
 from snugfit.workloads.data import FORMS, Splits, open_data
 from snugfit.workloads.hf import is_kind
@@ -149,6 +150,8 @@ def build_trainer(
     settings, recipe, given = request.settings, chosen.recipe, request.given
     built_by = text_parts.built_by(request, data)
     seed_everything(settings.seed)
+    processes = processes_here()
+    apart = processes.count == 1 or each_builds(recipe)
     model: Any = None if given is None else given.model
     with phase("build"):
         model = model or build_model(
@@ -158,15 +161,20 @@ def build_trainer(
             init=recipe.init,
             device=device if recipe.quantize == "none" else torch.device("cpu"),  # packed layers go to the device alone
             dtype=held_in(recipe),
+            processes=1 if apart else processes.count,
+            number=0 if apart else processes.number,
         )
-        if request.packing:
+        if request.packing and (apart or processes.first):
             check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)
     if isinstance(model, torch.nn.Module):
-        check_alike(processes_here(), model, data, request)
+        check_alike(processes, model, data, request)
     told = {**settings.to_mapping(), "max_steps": total_steps}
     for name in TRAITS:  # prepare reads the traits off the model
         del told[name]
-    return prepare(model, chosen, device=device, **what_is_learned(request, task), **told)
+    trainer = prepare(model, chosen, device=device, **what_is_learned(request, task), **told)
+    if processes.count > 1:  # who has built nothing has drawn nothing
+        restore(processes.from_first(capture))
+    return trainer
 
 
 def what_is_learned(request: Request, task: Task) -> dict[str, Any]:

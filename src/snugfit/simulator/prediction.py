@@ -20,6 +20,7 @@ from snugfit.recording.block_profile import BlockProfile, block_profiles
 from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.fragmentation import Fragmentation, fragmentation
+from snugfit.recording.host_memory import machine_host_bytes, other_host_bytes
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
@@ -299,7 +300,7 @@ def assemble(
         context_source=None if context is None else context.source,
         nccl_bytes=0 if only is None else only.nccl_bytes,
         total_bytes=held + (0 if only is None else only.context_bytes),
-        host_bytes=played.host_peak_bytes * (1 if workload is None else workload.gpus),
+        host_bytes=machine_host_bytes(headline),
         anatomy_bytes=inside.bytes_by_category,
         experts_bytes=inside.experts_bytes,
         attention_kernels=attention_seen(trace),
@@ -345,13 +346,18 @@ def _rank_needs(
         return
     told = {number for numbers, _ in others for number in numbers}
     first = [number for numbers in headline.alike_ranks for number in numbers if number not in told]
-    for numbers, recorded in ((first, headline), *others):
+    alike = [(first, headline), *others]
+    if headline.one_builds and len(first) > 1:  # who builds the model has more on the host
+        alike[:1] = [(first[:1], headline), (first[1:], headline)]
+    for numbers, recorded in alike:
         played = Replays(recorded.trace, config).unlimited
         yield RankNeeds(
             ranks=numbers_in_words(numbers),
             peak_allocated_bytes=played.peak_allocated_bytes,
             peak_reserved_bytes=None if isinstance(config, TensorBytes) else played.peak_reserved_bytes,
-            host_bytes=played.host_peak_bytes,
+            host_bytes=other_host_bytes(recorded)
+            if headline.one_builds and 0 not in numbers
+            else played.host_peak_bytes,
         )
 
 

@@ -6,6 +6,7 @@ Imports no torch, so that the command line can send a request by name and read t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,15 @@ def record_named(
     }
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
     reported = made.task if task in READ else None
-    recorded = record_given(model, made.batch, arguments, recipe, personality, task=reported, rank=rank)
+    recorded = record_given(
+        functools.partial(_itself, model), made.batch, arguments, recipe, personality, task=reported, rank=rank
+    )
     return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
+
+
+def _itself(model: torch.nn.Module) -> torch.nn.Module:
+    """Builds a model that is built already: in a run each process may, or may not."""
+    return model
 
 
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:

@@ -40,7 +40,7 @@ from snugfit.recording.replay import replay
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest, shape_in_words
 from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.simulator.pieces import FewerPieces, repeats
-from snugfit.techniques import TECHNIQUES
+from snugfit.techniques import TECHNIQUES, each_builds
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
@@ -201,7 +201,7 @@ def _recorded_by(
     rank: int,
 ) -> Recording:
     """Records training by a recipe as it is: a compiler that fails is an error."""
-    subject = _Request(model, batch, arguments.get("forward"))
+    subject, made_here = _Request(model, batch, arguments.get("forward")), not isinstance(model, torch.nn.Module)
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
@@ -219,6 +219,7 @@ def _recorded_by(
     given["coupled_samples"] = bool(given.get("coupled_samples"))
     assumptions = given.pop("assume", None)
     calls = steps or max(STEPS, len(batches) + 1)
+    one_builds = workload.ranks > 1 and made_here and recipe.init != "device" and not each_builds(recipe)
 
     device, host = personality.device, torch.device("cpu")
     place = host if personality.is_card else device
@@ -228,9 +229,11 @@ def _recorded_by(
             recorder.compiles = recipe.compile != "none"
             with phase("build"):
                 # Weights that are quantised go to the device layer by layer, from a model built on the host.
-                built_on = host if recipe.init == "host" or recipe.quantize != "none" else device
-                fake = Materialiser()
-                fake.module(model, built_on, held_in(recipe) if recipe.init != "host" else None)
+                on_host = recipe.init == "host" or recipe.quantize != "none" or one_builds
+                built_on, fake = host if on_host else device, Materialiser()
+                # Of several processes one has values, or a file has, and what the others hold has no memory yet.
+                empty = one_builds and (rank > 0 or recipe.init == "meta")
+                fake.module(model, built_on, None if on_host else held_in(recipe), weights=not empty)
                 recorder.watch(model)
                 if isinstance(optimizer, torch.optim.Optimizer):
                     fake.optimizer(optimizer, built_on)
@@ -282,8 +285,14 @@ def _recorded_by(
         lengths = [weight.shape[0] for weight in model.parameters() if weight.dim()]
         group = group_size(recipe, workload.ranks)
         groups = tuple(map(tuple, alike(samples, lengths, workload.ranks, group, recipe.tensor_parallel)))
+        if (
+            one_builds and not personality.is_card and len(groups[0]) > 1
+        ):  # where the host is the device, who builds has more
+            groups = (groups[0][:1], groups[0][1:], *groups[1:])
     with one_of(workload.ranks, rank, workload.gpus):
-        return subject.recorded(run, personality, workload=workload, switchable=switchable, alike_ranks=groups)
+        return subject.recorded(
+            run, personality, workload=workload, switchable=switchable, alike_ranks=groups, one_builds=one_builds
+        )
 
 
 def record_step(

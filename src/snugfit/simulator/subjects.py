@@ -28,6 +28,8 @@ class Subject:
     """Called in a worker."""
     title: str
     """The model's name."""
+    ranks: int = 1
+    """Processes that share a batch."""
     built: bool = False
     """Whether the model stands already, so that no plan can say where it is built."""
 
@@ -45,7 +47,7 @@ def named_subject(named: NamedModel, workload: Workload | None = None) -> Subjec
     workload = workload or Workload()
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in _FOUND_OUT}
     record = functools.partial(record_named, named, workload.batch_size or BATCH_SIZE, settings)
-    return Subject(record=record, title=named.spec)
+    return Subject(record=record, title=named.spec, ranks=workload.ranks)
 
 
 def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:
@@ -64,7 +66,8 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     from snugfit.simulator.session import record_given
 
     record = functools.partial(record_given, model, shapes, dict(arguments))
-    return Subject(record=record, title=title_of(model), built=isinstance(model, torch.nn.Module))
+    ranks = (arguments.get("gpus") or 1) * (arguments.get("nodes") or 1)
+    return Subject(record=record, title=title_of(model), ranks=ranks, built=isinstance(model, torch.nn.Module))
 
 
 def title_of(model: Any) -> str:

@@ -6,7 +6,7 @@ The docstring of the package is the essay, `TECHNIQUE` what it declares (`declar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snugfit.techniques import (
     accumulate_dtype,
@@ -36,6 +36,9 @@ from snugfit.techniques import (
     true_precision,
 )
 from snugfit.techniques.declaration import OptimizerName, Technique
+
+if TYPE_CHECKING:
+    from snugfit.recipe import Recipe
 
 TECHNIQUES: tuple[Technique, ...] = (
     mixed_precision.TECHNIQUE,
@@ -75,3 +78,14 @@ def joined(table: str) -> dict[str, dict[Any, Any]]:
     for row in TECHNIQUES:
         found.setdefault(row.fields[0], {}).update(getattr(row, table))
     return {field: rows for field, rows in found.items() if rows}
+
+
+def each_builds(recipe: Recipe) -> bool:
+    """Returns whether each of several processes must build the model, because a technique needs its weights early.
+
+    Args:
+        recipe: How the step is held in memory.
+    """
+    fields = type(recipe).__dataclass_fields__
+    read = [row.fields[0] for row in TECHNIQUES if row.reads_weights]
+    return any(getattr(recipe, name) != fields[name].default for name in read)

@@ -146,6 +146,8 @@ class Technique:
     """Whether parameters step one by one."""
     at_build: bool = False
     """Whether it is about building the model: no step depends on it."""
+    reads_weights: bool = False
+    """Whether it needs the weights when it changes a model: each of several processes then builds the model."""
     updated_by: str = ""
     """`module:class` of the `ParameterUpdate` that does it; empty: on the device, as they are."""
 

@@ -15,6 +15,7 @@ from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
+from snugfit.techniques import each_builds
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
 from snugfit.techniques.host_pool import HostPool
@@ -22,7 +23,7 @@ from snugfit.techniques.init.apply import build, settle
 from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.shard import group_size
-from snugfit.techniques.shard.ranks import Ranks, check_ranks, ranks_here
+from snugfit.techniques.shard.ranks import Ranks, builds_here, check_ranks, ranks_here
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
@@ -104,7 +105,8 @@ def prepare(
     if not isinstance(model, nn.Module):
         model = _built(model, recipe, device)
     _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
-    place = _place(device, model)
+    ranks = ranks_here()
+    place = _place(device, model, waits=bool(ranks) and not each_builds(recipe))
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
@@ -112,7 +114,7 @@ def prepare(
             recipe = recipe.replace(optimizer=storage)
             fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
     if "gpus" not in settings and "nodes" not in settings:
-        settings.update(ranks_here())
+        settings.update(ranks)
     workload = _workload(model_traits(model, loss, forward), optimizer, settings)
     Run(recipe, workload)
     check_ranks(workload.ranks, place)
@@ -210,7 +212,7 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         )
     place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
     with phase("build"):
-        model = build(make, init=recipe.init, device=place, dtype=held_in(recipe))
+        model = build(make, init=recipe.init, device=place, dtype=held_in(recipe), first=builds_here(recipe))
     if not isinstance(model, nn.Module):
         raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
@@ -257,8 +259,9 @@ def _check_lazy(model: nn.Module, recipe: Recipe) -> None:
         )
 
 
-def _place(device: torch.device | str | None, model: nn.Module) -> torch.device:
-    tensors = [*model.parameters(), *model.buffers()]
+def _place(device: torch.device | str | None, model: nn.Module, *, waits: bool = False) -> torch.device:
+    """Where to train; what has no memory `waits` for the values of another process, or is refused."""
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if not (waits and one.is_meta)]
     if device is None:
         if is_there(CUDA):
             return torch.device(CUDA)

@@ -20,7 +20,7 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.library_imports import needed
 from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle
 from snugfit.workloads import hf, model_files
-from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, replace_heads
+from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, map_weights, replace_heads
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
@@ -37,6 +37,8 @@ def build_model(
     init: str = "host",
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    processes: int = 1,
+    number: int = 0,
 ) -> torch.nn.Module:
     """Builds a model, with its weights, on its device and in its dtype.
 
@@ -51,16 +53,21 @@ def build_model(
         init: host, device or meta (`techniques/init`).
         device: Where the model lives.
         dtype: Dtype of its floating-point parameters and buffers; None leaves them as they are built.
+        processes: How many will train it together, each of which gets the weights that the first one has.
+        number: Which of them this is, from 0.
 
     Returns:
-        The model, in training mode.
+        The model, in training mode. Of several processes, all but the first may have parameters on meta, and under `meta`
+        the first has those of the file where the file has them.
 
     Raises:
         InputError: Anything of this does not exist or does not fit.
     """
-    device = torch.device(device)
+    device, first = torch.device(device), number == 0
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
+    if spec.startswith("hf:") and weights == "DEFAULT" and not first and init != "device":
+        weights = None
     if spec.startswith("hf:") and weights == "DEFAULT":
         place, kind = (torch.device("cpu"), None) if init == "host" else (device, dtype)
         read = {"device": place, "dtype": kind or torch.float32}
@@ -74,13 +81,21 @@ def build_model(
             "init='host'."
         )
     stored = StoredWeights(weights) if from_file and weights is not None else None
-    model = build(make, init=init, device=device, dtype=dtype)
-    if init == "meta":
+    model = build(make, init=init, device=device, dtype=dtype, first=first)
+    if processes > 1 and init != "device":  # what is shared out goes to the device unit by unit
+        device = torch.device("cpu")
+    if not first and any(weight.is_meta for weight in model.parameters()):
+        stored = None
+    elif init == "meta" and processes > 1 and stored is not None:
+        fresh = map_weights(model, stored, dtype)
         give_memory(model, device=device, dtype=dtype)
-    if stored is not None:
-        fresh = load_weights(model, stored)
-        if init == "meta":
-            draw_rest(model, fresh)
+        draw_rest(model, fresh)
+    elif init == "meta":
+        give_memory(model, device=device, dtype=dtype)
+        assert stored is not None
+        draw_rest(model, load_weights(model, stored))
+    elif stored is not None:
+        load_weights(model, stored)
     return _finished(model, freeze, device=device, dtype=dtype)
 
 

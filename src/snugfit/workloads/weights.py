@@ -150,6 +150,41 @@ def load_weights(model: torch.nn.Module, stored: StoredWeights) -> list[str]:
     return [name for name, source in found.items() if source is None]
 
 
+@torch.no_grad()
+def map_weights(model: torch.nn.Module, stored: StoredWeights, dtype: torch.dtype | None) -> list[str]:
+    """Puts a file's tensors in the place of a model's, which have no memory; those of the right dtype stay in the file.
+
+    Args:
+        model: The model; tied parameters stay tied.
+        stored: The file.
+        dtype: Dtype of floating-point tensors; None: the model's own.
+
+    Returns:
+        Names of what nothing was found for, as `load_weights`.
+
+    Raises:
+        InputError: The file does not fit.
+    """
+    found = match_weights(model, stored)
+    mapped: dict[torch.Tensor, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        source = found.get(name)
+        if source is None:
+            continue
+        if not value.is_meta:
+            value.copy_(stored.read(source))
+            continue
+        final = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        if value not in mapped:
+            read = stored.read(source).to(final)
+            own = isinstance(value, torch.nn.Parameter)
+            mapped[value] = torch.nn.Parameter(read, value.requires_grad) if own else read
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            table.update({key: mapped[tensor] for key, tensor in table.items() if tensor in mapped})  # type: ignore[arg-type, index, misc]
+    return [name for name, source in found.items() if source is None]
+
+
 def _heads_of_other_classes(
     model: torch.nn.Module, resized: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, int]]:

@@ -136,3 +136,21 @@ def test_the_largest_batch(folder):
     assert size > 4 and document["recipe"]["microbatch_size"] is None
     assert document["estimate"]["batch_shape"].startswith(f"{size} x ")
     assert document["estimate"]["devices"][0]["fits"] is True
+
+
+@pytest.mark.parametrize(
+    "words", [("--minimize", "gpus"), ("--gpus", "auto"), ("--minimize", "gpus", "--gpus", "auto")]
+)
+def test_two_spellings_of_the_fewest_gpus(monkeypatch, words):
+    from snugfit.cli import main
+    from snugfit.errors import DoesNotFitError
+
+    asked = {}
+
+    def plan_named(named, **given):
+        asked.update(given)
+        raise DoesNotFitError("that was all")
+
+    monkeypatch.setattr("snugfit.planner.plan.plan_named", plan_named)
+    assert main(["plan", "torchvision:resnet18", "--device", "rtx-3090", *words]) == 3
+    assert asked["fewest_gpus"] is True and asked["workload"].gpus == 1

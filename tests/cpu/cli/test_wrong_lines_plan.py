@@ -72,6 +72,9 @@ LINES = [
         wrong("--forbid ,", ",", "pins and bans of the plan: 2 problems"),
         wrong("--forbid batch_size", "pins and bans of the plan", "did you mean 'microbatch_size'"),
         *every("--maximize {}", "speed batch_size", "--maximize is '{}'", "give batch-size or seq-len"),
+        *every("--minimize {}", "memory GPUS", "--minimize is '{}'", "give gpus"),
+        wrong("--minimize gpus --gpus 4", "--minimize gpus finds their number", "leave --gpus 4 out"),
+        wrong("--minimize gpus --maximize batch-size", "--maximize is for GPUs whose number is given"),
         wrong("--maximize batch-size --batch-size 0", "0", "training settings", "it must be at least 1"),
         *every(
             "-o {}",

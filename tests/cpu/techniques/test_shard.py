@@ -1,13 +1,18 @@
 """Several processes against one: the same losses and weights, whatever they share out, and refusals in words."""
 
 import pytest
+import safetensors.torch
 import shard_tasks
 import torch
 from rank_processes import Ranks
 from shard_tasks import STEPS, trained
-from small_models import make_batches
+from small_models import cross_entropy, make_batches
 
 import snugfit
+from snugfit.fake_device.personality import Personality
+from snugfit.recording.replay import Player
+from snugfit.recording.tensor_bytes import TensorBytes
+from snugfit.simulator.session import simulate_training
 from snugfit.techniques.shard import alike, share_of
 
 SAMPLES = 8
@@ -190,3 +195,70 @@ def test_alike_processes_hold_equal_shares(ranks, group):
     assert sorted(number for numbers in groups for number in numbers) == list(range(ranks))
     assert all(len({held(number) for number in numbers}) == 1 for numbers in groups)
     assert all(held(groups[0][0])[at] >= held(number)[at] for number in range(ranks) for at in range(len(lengths) + 1))
+
+
+@pytest.mark.parametrize("fields", [{}, {"shard": "full"}, {"shard": "hybrid:2"}], ids=lambda fields: str(fields))
+@pytest.mark.parametrize("name", ["wide", "reads values"])
+def test_all_start_from_the_weights_that_one_process_builds(four, name, fields):
+    torch.manual_seed(3)
+    model = shard_tasks.MODELS[name]()
+    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for weights, _ in four.do(shard_tasks.built, name, fields):
+        assert weights.keys() == wanted.keys()
+        assert all(torch.equal(weights[key], wanted[key]) for key in wanted)
+
+
+UNITS = {"shard": "full", "shard_unit": "size:1000000"}
+
+
+def _predicted(pool, rank):
+    """The most bytes in tensors while a process of four builds its share."""
+    recording = simulate_training(
+        shard_tasks.MODELS["wide"],
+        snugfit.Recipe(**UNITS),
+        (torch.empty(8, 1024, device="meta"), torch.empty(8, dtype=torch.long, device="meta")),
+        personality=Personality(kind="cpu"),
+        arguments={"loss": cross_entropy, "gpus": 4},
+        rank=rank,
+        evaluate=False,
+        pool=pool,
+    )
+    trace = recording.trace
+    assert recording.one_builds
+    marks = [mark for mark in trace.marks() if mark.phase == "build" and not mark.entered]
+    player = Player(trace, TensorBytes())
+    player.play(through=marks[-1].event)
+    return player.allocator.peak_allocated_bytes
+
+
+def test_who_does_not_build_the_model_never_holds_it(four, pool):
+    whole = sum(weight.numel() * 4 for weight in shard_tasks.MODELS["wide"]().parameters())
+    first, *others = [held for _, held in four.do(shard_tasks.built, "wide", UNITS)]
+    assert first > whole
+    assert max(others) < 0.5 * whole  # a quarter of everything, and what sharing out a unit takes
+    assert first == pytest.approx(_predicted(pool, 0), rel=0.02)
+    assert others == pytest.approx([_predicted(pool, 1)] * 3, rel=0.02)
+
+
+def test_nobody_holds_what_a_file_has(four, tmp_path):
+    model = shard_tasks.MODELS["wide"]()
+    bytes_ = sum(weight.numel() * 4 for weight in model.parameters())
+    safetensors.torch.save_model(model, str(tmp_path / "wide.safetensors"))
+    for weights, held in four.do(shard_tasks.mapped, str(tmp_path / "wide.safetensors"), UNITS):
+        assert all(torch.equal(weights[key], weight) for key, weight in model.named_parameters())
+        assert held < 0.5 * bytes_
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_the_host_holds_the_model_once(pool, precision):
+    model = shard_tasks.MODELS["wide"]()
+    weights = sum(weight.numel() * 4 for weight in model.parameters())
+    asked = {"loss": cross_entropy, "device": "a100-80gb", "gpus": 4, "evaluate": False, "pool": pool}
+    batch = (torch.empty(6, 1024, device="meta"), torch.empty(6, dtype=torch.long, device="meta"))
+    asked["recipe"] = snugfit.Recipe(precision=precision, **UNITS)
+    found = snugfit.estimate(shard_tasks.MODELS["wide"], batch, **asked)
+    (first, first_host), *others = [(row.ranks, row.host_bytes) for row in found.ranks]
+    assert first == "0" and weights < first_host < 1.1 * weights
+    assert len(others) == 2 and all(host < 0.1 * weights for _, host in others)  # one more process has as many samples
+    assert weights < found.host_bytes < 1.1 * weights
+    assert snugfit.estimate(model, batch, **asked).host_bytes > 4 * weights  # one that stands is there in each process

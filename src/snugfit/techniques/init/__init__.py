@@ -10,6 +10,12 @@ dtype, so the host holds the whole model, and a file with pretrained weights is 
 - `meta`: parameters get no memory when they are built. The device tensors are then allocated in the final dtype, one at
   a time, and each is read from a safetensors file straight into its place, so the host never holds the model.
 
+Several processes. Only the first has values: under `host` it builds the model, under `meta` it maps the file, and each unit
+goes from it to the devices of all and is cut there, so that a machine holds the model once (from a file of the final dtype:
+not at all) and no process more than its shares and a unit. All start from the same weights, those of one process to the last
+bit. The others run the constructor with parameters on meta; one that looks at their values builds in each process, whose
+values are not used. Under `device` each process builds all of it on its own device. A module that is given is there in each.
+
 What it costs. Nothing in a training step. `device` draws the initial weights with the device's generator and in 16
 bits, so a seed gives other weights than on the host, and what a constructor computes in tensors (buffers, the rates of
 stochastic depth in timm) is rounded to 16 bits as well.

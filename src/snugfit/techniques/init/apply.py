@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
@@ -62,7 +63,12 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def build(
-    make: Callable[[], torch.nn.Module], *, init: str, device: torch.device, dtype: torch.dtype | None
+    make: Callable[[], torch.nn.Module],
+    *,
+    init: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    first: bool = True,
 ) -> torch.nn.Module:
     """Builds a model in the way that `init` names.
 
@@ -71,11 +77,17 @@ def build(
         init: host, device or meta.
         device: Where the model is to live.
         dtype: Dtype of its floating-point parameters and buffers; None leaves them alone.
+        first: Whether this process is the first of those that train the model together, or alone. The others get their
+            weights from it, and build none unless the constructor needs them.
 
     Returns:
         The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
         `device` in place, under `meta` with parameters that have no memory (`give_memory` gives it).
     """
+    if not first and init != "device":
+        empty = _without_weights(make)
+        if empty is not None:
+            return empty
     if init == "host":
         return make()
     if init == "device":
@@ -85,6 +97,18 @@ def build(
         return make()
 
 
+def _without_weights(make: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
+    """A model whose parameters have no memory; None where its constructor looks at their values, or keeps copies of them."""
+    try:
+        with parameters_on_meta(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pretrained values that go nowhere
+            model = make()
+    except Exception:  # whatever it is: built with values it happens again, or does not
+        return None
+    kept = (value for module in model.modules() for value in vars(module).values())
+    return None if any(isinstance(value, torch.Tensor) and value.is_meta for value in kept) else model
+
+
 def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
     """Moves a model to its device and dtype, one tensor at a time; what is there already stays.
 
@@ -92,7 +116,7 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
     moved is freed before the next one comes, as far as nobody else holds it. Tied tensors stay tied, buffers too.
 
     Args:
-        model: A model with memory.
+        model: A model; what has no memory gets none.
         device: Where it is to live.
         dtype: Dtype of floating-point parameters and buffers; None leaves them alone.
 
@@ -110,6 +134,8 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
         if own_part(tensor) is not tensor:  # shared out already, and where its recipe wants it
             return tensor
         final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
+        if tensor.is_meta:  # its values are another process's, and come later
+            return tensor if tensor.dtype == final else tensor.to(final)
         if final.itemsize <= tensor.dtype.itemsize:
             made = tensor.to(final).to(device)
         else:

@@ -18,10 +18,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
 from snugfit.private_torch.collectives import lying_as, own_part, replicate
+from snugfit.techniques import each_builds
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.init.apply import settle
 from snugfit.techniques.shard import numbered
+from snugfit.techniques.shard.arrival import Arrival
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -61,8 +63,9 @@ def spread(model: nn.Module, setup: Setup) -> None:
         policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
     else:
         policies["offload_policy"] = OffloadPolicy()
+    arrive = Arrival(setup.ranks, sent=not each_builds(recipe))
     for unit in (*units(model, recipe.shard_unit), model):
-        settle(unit, device=setup.device, dtype=None)
+        arrive(unit)
         if recipe.shard == "none":
             replicate(unit, **policies)
         else:

@@ -15,9 +15,12 @@ from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
 from snugfit.private_torch import collectives
+from snugfit.techniques import each_builds
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from snugfit.recipe import Recipe
 
 
 def ranks_here() -> dict[str, int]:
@@ -27,6 +30,11 @@ def ranks_here() -> dict[str, int]:
     ranks = dist.get_world_size()
     gpus = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return {"gpus": gpus, "nodes": ranks // gpus} if ranks % gpus == 0 else {"gpus": ranks}
+
+
+def builds_here(recipe: Recipe) -> bool:
+    """Returns whether this process needs a model with values: the first does, or each, where a technique looks at them."""
+    return each_builds(recipe) or not ranks_here() or dist.get_rank() == 0
 
 
 def check_ranks(ranks: int, device: torch.device) -> None:
@@ -50,6 +58,9 @@ def check_ranks(ranks: int, device: torch.device) -> None:
             f"the processes were connected by {dist.get_backend_config()}, and cards need nccl. Call "
             "init_process_group('cpu:gloo,cuda:nccl')."
         )
+
+
+_SENT = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
 
 class Ranks:
@@ -117,6 +128,15 @@ class Ranks:
         for group in self._alike:
             dist.all_reduce(value, group=group)
         return value
+
+    def from_first(self, tensor: Tensor) -> None:
+        """Puts the first process's values into a tensor of this process, on the device."""
+        whole = tensor.detach()
+        flat = whole.contiguous()  # with its own strides gloo would send what lies between, too
+        # As bytes where gloo does not know the dtype.
+        dist.broadcast(flat if flat.dtype in _SENT else flat.reshape(-1).view(torch.uint8), src=0)
+        if flat is not whole:
+            whole.copy_(flat)
 
     def norm(self, mine: Tensor, cut: Tensor | None = None) -> Tensor:
         """Returns the norm of what the processes hold together, from the norms of this one's parts.

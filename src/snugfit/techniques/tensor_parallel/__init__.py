@@ -112,6 +112,7 @@ TECHNIQUE = Technique(
             lambda r, w: _cuts(r, w) and w.dropout,
         ),
     },
+    reads_weights=True,
     hooks="snugfit.techniques.tensor_parallel.apply:TensorParallel",
     stage="layers",
     moves=(),
