@@ -11,6 +11,7 @@ from rank_processes import Ranks
 from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
+from snugfit.recording.trace import Collective
 from snugfit.simulator.session import simulate_training
 from snugfit.techniques.tensor_parallel.cuts import cuts_of
 from snugfit.techniques.tensor_parallel.pairs import any_pairs_in, pairs_in
@@ -205,6 +206,6 @@ def test_a_simulated_process_takes_down_what_layers_add_up(pool):
         tensor_parallel_tasks.build("decoder", torch.float32), snugfit.Recipe(**TWO), batch,
         arguments=arguments, evaluate=False, pool=pool,
     )  # fmt: skip
-    added = [run.collective for run in recording.trace.runs if run.collective is not None and run.phase == "forward"]
+    added = [Collective(*run.collective) for run in recording.trace.runs if run.collective and run.phase == "forward"]
     inside = [one for one in added if one.kind == "all_reduce" and one.ranks == 2 and one.nbytes == 4 * 7 * 24 * 4]
     assert len(inside) == 2 * 2 * 2  # steps, blocks, pairs
