@@ -285,6 +285,14 @@ def _known() -> list[dict[str, Any]]:
     return found
 
 
+def _write(found: Sequence[Mapping[str, Any]]) -> None:
+    order = [row[:3] for row in rows()]
+    found = sorted(found, key=lambda row: order.index((row["ranks"], row["model"], row["name"])))
+    exact = sum(row["measured_bytes"] == row["predicted_bytes"] for row in found)
+    close = sum(abs(row["worst"] - 1) <= 0.02 for row in found)
+    write("ranks", {"rows": found, "exact": exact, "within_2_percent": close})
+
+
 def main() -> None:
     """Measures and predicts every configuration, and writes `results/ranks.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -319,16 +327,12 @@ def main() -> None:
             }
         )
         print(f"{ranks} x {subject}, {name}: {found[-1]['worst']:.4f}", flush=True)
+        if arguments.missing:
+            _write([*known, *found])
     if processes is not None:
         processes.close()
     if not only:
-        order = [row[:3] for row in rows()]
-        found = sorted((*known, *found), key=lambda row: order.index((row["ranks"], row["model"], row["name"])))
-        exact = sum(row["measured_bytes"] == row["predicted_bytes"] for row in found)
-        write(
-            "ranks",
-            {"rows": found, "exact": exact, "within_2_percent": sum(abs(row["worst"] - 1) <= 0.02 for row in found)},
-        )
+        _write([*known, *found])
 
 
 if __name__ == "__main__":

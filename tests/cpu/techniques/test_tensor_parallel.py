@@ -1,12 +1,20 @@
 """Layers cut among processes against one process: the same losses and weights, and refusals in words."""
 
+import re
+
 import pytest
 import tensor_parallel_tasks
+import timm
 import torch
+import transformers
 from rank_processes import Ranks
 from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
+from snugfit.recording.trace import Collective
+from snugfit.simulator.session import simulate_training
+from snugfit.techniques.tensor_parallel.cuts import cuts_of
+from snugfit.techniques.tensor_parallel.pairs import any_pairs_in, pairs_in
 from snugfit.training.checkpoint import save_checkpoint
 from snugfit.training.checkpoint_parts import Parts
 
@@ -120,3 +128,84 @@ def test_runs_are_saved_and_go_on_in_any_number_of_processes(four, tmp_path, fie
     one.load_state_dict(Parts(one).load(tmp_path / "parts")["trainer"])
     one.step(batches[-1])
     assert all((one.model.state_dict()[key] - value).abs().max().item() < 1e-9 for key, value in expected.items())
+
+
+class _Halves(torch.nn.Module):
+    """Layers that feed each other: with what lies between them, by one matrix for both, in the same weights."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(8 if kind == "fused" else 16, 8)
+        self.norm, self.kind = torch.nn.LayerNorm(16), kind
+
+    def forward(self, x):
+        wide = self.first(x)
+        if self.kind == "fused":
+            one, other = wide.chunk(2, -1)
+            return x + self.second(torch.relu(one) * other)
+        if self.kind == "leaks":
+            return x + self.second(torch.relu(wide)) + wide.sum(-1, keepdim=True)
+        return x + self.second(self.norm(wide) if self.kind == "norm" else torch.softmax(wide, -1))
+
+
+@pytest.mark.parametrize("kind", ["norm", "softmax", "fused", "leaks"])
+def test_layers_whose_parts_do_not_come_out_as_parts_stay_whole(kind):
+    assert pairs_in(_Halves(kind), 2) == any_pairs_in(_Halves(kind)) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_counts_of_heads_are_divided_with_them_whether_there_are_weights_or_not(device):
+    attention, mlp = pairs_in(tensor_parallel_tasks.Block().to(device), 4)
+    assert attention.columns == ("attention.q", "attention.k", "attention.v") and attention.row == "attention.out"
+    assert set(attention.counts) == {("attention", "heads", 1), ("attention", "width", 6)}
+    assert (mlp.columns, mlp.row, mlp.counts) == (("gate", "up"), "down", ())
+
+
+def test_blocks_of_libraries_are_found_by_trying():
+    with torch.device("meta"):
+        bert = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2))
+        fused = timm.create_model("vit_tiny_patch16_224")
+    found = cuts_of(bert, 2)
+    assert len(found.styles) == 2 * 6 and found.whole == () == found.counts
+    found = cuts_of(fused, 2)
+    assert found.whole == ("attn.qkv", "attn.proj") and len(found.styles) == 2 * 12
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "words"),
+    [
+        (lambda: tensor_parallel_tasks.Decoder(heads=6), 4, "into equal parts; give 2, 3, 6."),
+        (tensor_parallel_tasks.MODELS["llama"], 4, "into equal parts; give 2."),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()),
+            2,
+            "finds nothing to cut in Sequential",
+        ),
+        (lambda: _Planned({"blocks.*.first": "packed_colwise"}), 2, "asks for packed_colwise, which is not"),
+    ],
+)
+def test_models_that_cannot_be_cut_so_are_refused(model, degree, words):
+    with pytest.raises(snugfit.InputError, match=re.escape(words)):
+        cuts_of(model(), degree)
+
+
+class _Planned(torch.nn.Module):
+    def __init__(self, plan):
+        super().__init__()
+        self.tp_plan = plan
+        self.blocks = torch.nn.ModuleList(_Halves("softmax") for _ in range(2))
+
+
+def test_a_simulated_process_takes_down_what_layers_add_up(pool):
+    trained_on = make_batches("decoder", (8,))[0]
+    batch = tuple(
+        tensor.float().to("meta") if tensor.is_floating_point() else tensor.to("meta") for tensor in trained_on
+    )
+    arguments = {"loss": tensor_parallel_tasks.cross_entropy, "batch_size": 8, "gpus": 4}
+    recording = simulate_training(
+        tensor_parallel_tasks.build("decoder", torch.float32), snugfit.Recipe(**TWO), batch,
+        arguments=arguments, evaluate=False, pool=pool,
+    )  # fmt: skip
+    added = [Collective(*run.collective) for run in recording.trace.runs if run.collective and run.phase == "forward"]
+    inside = [one for one in added if one.kind == "all_reduce" and one.ranks == 2 and one.nbytes == 4 * 7 * 24 * 4]
+    assert len(inside) == 2 * 2 * 2  # steps, blocks, pairs

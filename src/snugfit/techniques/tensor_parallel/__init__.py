@@ -3,8 +3,9 @@
 In a pair of linear layers the first is cut by its outputs and the second by its inputs, so that what lies between them
 (activation function, dropout, attention heads) is cut, too, and nobody needs the other parts of it: weights, gradients,
 optimizer state and the activations between the two are divided by the degree. What each GPU has of the second layer's sums
-is added up among the group, once in forward and once in backward for each pair, and nothing can be computed meanwhile: keep
-a group inside of one machine, and small. Embeddings, norms, head, and residuals are whole on each.
+is added up among the group in forward, and in backward what each has of the gradient of the first layer's input; nothing
+can be computed meanwhile: keep a group inside of one machine, and small. Embeddings, norms, head, and residuals are whole
+on each.
 
 It is for what sharing the batch cannot do: a layer or a sample that is too large for one GPU, or more GPUs than samples.
 `shard` goes with it, among the GPUs of all groups that hold the same part.
@@ -20,9 +21,10 @@ Fidelity: exact (sums in another order); dropout draws other masks. Source: Shoe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snugfit.techniques.declaration import Technique
+from snugfit.techniques.declaration import Changes, Technique
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -59,6 +61,13 @@ def _uneven(recipe: Recipe, workload: Workload) -> bool:
 def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     kind, _, number = recipe.shard.partition(":")
     return _cuts(recipe, workload) and kind == "hybrid" and sharers(recipe, workload.ranks) % int(number or 1) != 0
+
+
+def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+    """Worth a look where samples cannot be shared any further: each GPU has one of them at a time already."""
+    one_at_a_time = 1 in (recipe.microbatch_size, largest_share(recipe, workload))
+    if recipe.tensor_parallel == 1 and recipe.shard != "none" and workload.gpus % 2 == 0 and one_at_a_time:
+        yield {"tensor_parallel": 2}
 
 
 _CUT = "tensor_parallel={recipe.tensor_parallel} cuts layers among GPUs"
@@ -118,6 +127,7 @@ TECHNIQUE = Technique(
     moves=(),
     turns=(),
     trials=(),
+    finishing=_finishing,
     because="no two simulated recipes differ in it alone",
     quiet=True,
     unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
