@@ -64,10 +64,12 @@ def build_model(
         InputError: Anything of this does not exist or does not fit.
     """
     device, first = torch.device(device), number == 0
+    if processes > 1 and init != "device":  # what is shared out goes to the device unit by unit
+        device = torch.device("cpu")
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
     if spec.startswith("hf:") and weights == "DEFAULT" and not first and init != "device":
-        weights = None
+        weights, init = None, "host"
     if spec.startswith("hf:") and weights == "DEFAULT":
         place, kind = (torch.device("cpu"), None) if init == "host" else (device, dtype)
         read = {"device": place, "dtype": kind or torch.float32}
@@ -82,8 +84,6 @@ def build_model(
         )
     stored = StoredWeights(weights) if from_file and weights is not None else None
     model = build(make, init=init, device=device, dtype=dtype, first=first)
-    if processes > 1 and init != "device":  # what is shared out goes to the device unit by unit
-        device = torch.device("cpu")
     if not first and any(weight.is_meta for weight in model.parameters()):
         stored = None
     elif init == "meta" and processes > 1 and stored is not None:

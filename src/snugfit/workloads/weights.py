@@ -181,7 +181,7 @@ def map_weights(model: torch.nn.Module, stored: StoredWeights, dtype: torch.dtyp
             mapped[value] = torch.nn.Parameter(read, value.requires_grad) if own else read
     for module in model.modules():
         for table in (module._parameters, module._buffers):
-            table.update({key: mapped[tensor] for key, tensor in table.items() if tensor in mapped})  # type: ignore[arg-type, index, misc]
+            table.update({key: mapped[tensor] for key, tensor in table.items() if tensor in mapped})  # type: ignore[misc]
     return [name for name, source in found.items() if source is None]
 
 

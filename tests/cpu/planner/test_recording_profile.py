@@ -46,3 +46,24 @@ def test_two_blocks():
         ("backward", 1, 1): Row(100, 20, 81, (0,)),
         ("backward", 0, 0): Row(100, 40, 31, ()),
     }
+
+
+def test_what_processes_tell_each_other_between_the_passes_belongs_to_no_update():
+    build = TraceBuilder()
+    build.alloc(100, category="weights", phase="build")
+    for step in (0, 1):
+        build.mark("forward", True, step)
+        kept = build.alloc(30, category="activations", module="blocks.0.fc", phase="forward")
+        run(build, "blocks.0.fc", "forward")
+        build.mark("forward", False, step)
+        build.free(build.alloc(3))
+        build.mark("backward", True, step)
+        build.free(kept)
+        run(build, "blocks.0.fc", "backward")
+        build.mark("backward", False, step)
+        build.mark("optimizer", True, step)
+        build.free(build.alloc(10, phase="optimizer"))
+        build.mark("optimizer", False, step)
+    found = profile(build.build(), ["blocks.0"], lambda one: 1.0)
+    assert found.outside_bytes == 100 + 10
+    assert found.rows["backward", OUTSIDE, 1] == Row(100, 0, 33, (0,))
