@@ -10,8 +10,10 @@ import tempfile
 import traceback
 from pathlib import Path
 
-SECONDS = 240
-"""After which ranks that do not answer are ended: none of it takes a tenth, on a machine with nothing else to do."""
+import patience
+
+SECONDS = patience.SECONDS
+"""After which ranks that do not answer are ended."""
 
 
 def _serve(rank, world, ends):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.runs.budget_watch import BudgetWatch
+from snugfit.runs.joining import processes_here
 from snugfit.techniques.shard import share_of
 from snugfit.techniques.shard.ranks import check_ranks
 from snugfit.training.shares import spread_as
@@ -93,6 +94,19 @@ def gradients(rank, world, meeting, name, fields):
     with among_others(rank, world, meeting):
         (batch,) = make_batches(name, 8, 1, torch.float32)
         return gradients_of(name, fields, share(batch, rank, world))
+
+
+def first_fails(rank, world, meeting):
+    """Returns what each rank hears where the first one cannot make what all wait for."""
+
+    def make():
+        raise snugfit.DoesNotFitError("nothing fits")
+
+    with among_others(rank, world, meeting):
+        try:
+            return processes_here().from_first(make)
+        except snugfit.DoesNotFitError as error:
+            return f"{error}, exit code {error.exit_code}"
 
 
 def message_about_cards(rank, world, meeting):

@@ -137,6 +137,10 @@ def test_one_that_is_over_its_budget_takes_all_to_another_recipe(two, fails_in, 
         assert max((weights[key] - weight).abs().max().item() for key, weight in expected.items()) < 1e-9
 
 
+def test_what_the_first_process_cannot_make_is_raised_in_all(two):
+    assert two.do(shard_tasks.first_fails) == ["nothing fits, exit code 3"] * 2
+
+
 def test_cards_are_not_connected_by_gloo(two):
     assert all("cards need nccl" in said for said in two.do(shard_tasks.message_about_cards))
 
