@@ -60,8 +60,10 @@ def test_one_document(here, capsys):
 
 def test_where_state_should_be_is_computed_for_the_runs_model(here, capsys):
     (here / "model.py").write_text(
-        "from torch import nn\n\n\ndef build(width=64, num_classes=10):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, num_classes))\n"
+        "from torch import nn\n\n\nclass Block(nn.Sequential):\n    pass\n\n\n"
+        "def build(width=64, num_classes=10):\n"
+        "    blocks = nn.Sequential(*(Block(nn.Linear(width, width), nn.ReLU()) for _ in range(2)))\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), blocks, nn.Linear(width, num_classes))\n"
     )
     words = ["export", "run", "--to", "deepspeed", "--json", "--device", "rtx-3090", "--host-budget", "64GiB"]
     assert main([*words, "--gpus", "2", "--offload", "nvme"]) == 0
@@ -70,5 +72,5 @@ def test_where_state_should_be_is_computed_for_the_runs_model(here, capsys):
     assert [place["fits"] for place in places["places"]] == [True] * 4
     assert places["largest_tensor"] == 192 * 8
     # Four bytes each of weight, gradient and two moments, batches apart.
-    parameters = 192 * 8 + 8 + 8 * 10 + 10
+    parameters = 192 * 8 + 8 + 2 * (8 * 8 + 8) + 8 * 10 + 10
     assert parameters * 16 <= places["state_bytes"] < parameters * 16 * 4
