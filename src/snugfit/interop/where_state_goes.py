@@ -3,7 +3,7 @@
 The guide's decision tree, answered for one model by numbers: a model that fits one GPU with its batch needs no ZeRO; one
 that does not is shared out; what is still too much goes to the host, and to drives only where the host is too small as well.
 Memory and time of the first three are simulated (by FSDP2, which cuts as ZeRO 3 does). Drives are not: what a step moves
-over them is counted from what the simulation has on the host, and divided by what they carry at best.
+over them is counted from what weights and state take, and divided by what they carry at best.
 
 Source: Hugging Face's guide to training on one GPU ("DeepSpeed ZeRO"); Rajbhandari et al., ZeRO-Infinity, 2021
 (arXiv:2104.07857), for what is read and written in a step.
@@ -30,6 +30,8 @@ from snugfit.workload import Workload
 
 NVME_BYTES_PER_SECOND = 7_880_000_000
 """Four lanes of PCIe 4.0, 16 GT/s each, 128b/130b coded (PCI-SIG base specification): what one drive carries at most."""
+_ALL = 10**7
+"""Points of a timeline that leave no event out."""
 _WORTH = 0.1
 """Share of a step beyond which drives are said to cost something."""
 
@@ -121,14 +123,16 @@ def places_for(
     # One GPU has nobody to share with; two that do the same each hold on the host together what one holds there.
     several = workload if workload.ranks > 1 else workload.replace(gpus=2, batch_size=2 * share)
     hosted = predict(plain.replace(shard="full", offload_parameters="all"), several)
-    on_host = _place("on the host", "ZeRO 3, cpu", hosted, limit)
+    weights, others = _state_bytes(whole)
+    state = weights + others
+    on_host = _place("on the host", "ZeRO 3, cpu", hosted, limit, host_bytes=state // workload.nodes)
     places = [_place("on each GPU", "ZeRO 0", whole, limit)]
     if workload.ranks > 1:
         places.append(_place("shared out", "ZeRO 3", predict(plain.replace(shard="full"), workload), limit))
     places.append(on_host)
-    state = hosted.host_bytes * several.nodes
     pieces = -(-share // (plain.microbatch_size or share))
-    moved = _moved_bytes(whole, hosted.host_bytes, pieces, several.nodes)
+    # Weights are read for each pass over each piece, and written once; the others are written and read once (section 4).
+    moved = (weights * (2 * pieces + 1) + 2 * others) // workload.nodes
     drives = _on_drives(on_host, moved, speed, fits=hosted.devices[0].fits)
     places.append(drives)
     chosen = next((place for place in places if place.fits), None)
@@ -163,22 +167,19 @@ def _predicted(named: NamedModel, device: str, recipe: Recipe, workload: Workloa
     return estimate_named(named, recipe=recipe, workload=workload, device=device)
 
 
-def _place(name: str, config: str, found: Estimate, limit: int | None) -> Place:
-    """A place that was simulated."""
-    fits = found.devices[0].fits and (limit is None or found.host_bytes <= limit)
+def _place(name: str, config: str, found: Estimate, limit: int | None, *, host_bytes: int = 0) -> Place:
+    """A place that was simulated; host memory is that of weights and state alone."""
+    fits = found.devices[0].fits and (limit is None or host_bytes <= limit)
     return Place(
-        name=name, config=config, gpu_bytes=found.total_bytes, host_bytes=found.host_bytes, fits=fits,
+        name=name, config=config, gpu_bytes=found.total_bytes, host_bytes=host_bytes, fits=fits,
         step_seconds=found.step_seconds,
     )  # fmt: skip
 
 
-def _moved_bytes(whole: Estimate, hosted_bytes: int, pieces: int, nodes: int) -> int:
-    """What a machine's drives carry in a step, as section 4 of ZeRO-Infinity has it.
-
-    Weights are read for each pass over each piece, and written once; gradients and state are written and read once.
-    """
-    weights = whole.anatomy_bytes["weights"] // nodes
-    return weights * (2 * pieces + 1) + 2 * max(0, hosted_bytes - weights)
+def _state_bytes(whole: Estimate) -> tuple[int, int]:
+    """What is to be put somewhere: the weights, and gradients and optimizer state, each at its most."""
+    most = {name: max(sizes) for name, sizes in whole.timeline(points=_ALL).bytes_by_category.items()}
+    return whole.anatomy_bytes["weights"], most["gradients"] + most["optimizer_state"]
 
 
 def _on_drives(host: Place, moved: int, speed: int, *, fits: bool) -> Place:

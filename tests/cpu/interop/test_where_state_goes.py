@@ -22,12 +22,13 @@ def predicted(named, device, recipe, workload):
     """What a simulation might say: a GPU computes in 2 GiB beside what it holds."""
     Run(recipe, workload)
     held = STATE // workload.ranks if recipe.shard != "none" else STATE
-    host = held * workload.gpus if recipe.offload_parameters == "all" else 0
+    host = recipe.offload_parameters == "all"
     need = 2 * GIB + (0 if host else held)
-    seconds = 2.0 if host else 1.0
+    moments = {"gradients": (0, WEIGHTS, 0), "optimizer_state": (0, 0, STATE - 2 * WEIGHTS)}
     return SimpleNamespace(
-        title="big", total_bytes=need, host_bytes=host, anatomy_bytes={"weights": WEIGHTS}, step_seconds=seconds,
+        title="big", total_bytes=need, anatomy_bytes={"weights": WEIGHTS}, step_seconds=2.0 if host else 1.0,
         devices=(SimpleNamespace(fits=need <= 24 * GIB),),
+        timeline=lambda points: SimpleNamespace(bytes_by_category=moments),
     )  # fmt: skip
 
 
