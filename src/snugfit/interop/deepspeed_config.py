@@ -170,10 +170,10 @@ class _Writer:
             zero["stage3_max_reuse_distance"] = 0
             zero["stage3_gather_16bit_weights_on_model_save"] = True
             if group is not None and group != self.workload.ranks:
-                # MiCS is gone, and with zero_hpz_partition_size other weights are trained: benchmarks/deepspeed_export.py.
+                zero["zero_hpz_partition_size"] = group
                 self.notes.append(
-                    f"shard=hybrid:{group}: DeepSpeed has no groups any more; ZeRO 3 shares out among all GPUs, which is "
-                    "the same update in less memory, and more between machines."
+                    f"shard=hybrid:{group}: DeepSpeed shares out among all GPUs, and each group of {group} keeps one more copy "
+                    "of the weights, from which backward reads them: the same update."
                 )
         if self.recipe.shard == "gradients" and self.stage == 2:
             self.notes.append(

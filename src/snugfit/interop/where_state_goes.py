@@ -156,6 +156,9 @@ def _without_places(recipe: Recipe) -> Recipe:
     """The recipe with everything on the GPU, and what DeepSpeed does not do left out."""
     from snugfit.workload import STORED_OPTIMIZERS
 
+    if recipe.stochastic_rounding or recipe.accumulate_dtype == "fp32":
+        # DeepSpeed's fp32 copies make 16 bytes a parameter with AdamW, as under autocast.
+        recipe = recipe.replace(precision="bf16-mixed", stochastic_rounding=False, accumulate_dtype="as-is")
     return recipe.replace(
         shard="none", shard_unit="blocks", offload_parameters="none", offload_optimizer=False, step_in_backward=False,
         reduce_gradients="microbatch", optimizer=None if recipe.optimizer in STORED_OPTIMIZERS else recipe.optimizer,

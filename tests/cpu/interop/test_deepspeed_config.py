@@ -79,6 +79,12 @@ def test_offload():
     assert export(shard="full").config["optimizer"]["params"]["torch_adam"] is True
 
 
+def test_groups_keep_a_copy_of_the_weights_each():
+    made = export(shard="hybrid:2")
+    assert made.config["zero_optimization"]["zero_hpz_partition_size"] == 2 and noted(made, "shard=hybrid:2")
+    assert "zero_hpz_partition_size" not in export(shard="hybrid:4").config["zero_optimization"]  # all of them
+
+
 def test_optimizers_keep_the_meaning_of_torch():
     adamw = export().config["optimizer"]
     assert adamw["type"] == "AdamW" and adamw["params"]["weight_decay"] == 0.01  # DeepSpeed's own default is 0
