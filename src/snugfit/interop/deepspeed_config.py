@@ -172,8 +172,8 @@ class _Writer:
             if group is not None and group != self.workload.ranks:
                 zero["zero_hpz_partition_size"] = group
                 self.notes.append(
-                    f"shard=hybrid:{group}: DeepSpeed shares out among all GPUs, and each group of {group} keeps one more copy "
-                    "of the weights, from which backward reads them: the same update."
+                    f"shard=hybrid:{group}: DeepSpeed shares out among all GPUs, and each group of {group} keeps one "
+                    "more copy of the weights, from which backward reads them: the same update."
                 )
         if self.recipe.shard == "gradients" and self.stage == 2:
             self.notes.append(

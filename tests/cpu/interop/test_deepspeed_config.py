@@ -215,7 +215,7 @@ def test_all_mistakes_come_at_once():
     [
         ({}, {}, {}),
         ({"shard": "gradients", "precision": "bf16-true", "microbatch_size": 4}, {}, {"clip_norm": 1.0}),
-        ({"shard": "full", "precision": "16-mixed", "offload_activations": "checkpoints"}, {}, {"optimizer": "sgd"}),
+        ({"shard": "full", "precision": "16-mixed", "checkpoint": "all"}, {}, {"optimizer": "sgd"}),
         ({"shard": "full", "precision": "bf16-mixed"}, {"offload": "nvme"}, {"lr_schedule": "linear", "max_steps": 9}),
         ({"shard": "full", "offload_parameters": "all"}, {}, {"lr_schedule": "cosine", "max_steps": 9}),
     ],
