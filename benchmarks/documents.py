@@ -132,6 +132,24 @@ def bytes_lines(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Counted {machine['date']} with torch {machine['torch']}."])
 
 
+def exported_table(results: dict[str, Any]) -> str:
+    """What DeepSpeed trains to by an exported config, beside what snugfit trains to by the recipe."""
+    lines = ["| exported as | updated by | apart, of the largest change | allowed |", "|---|---|---|---|"]
+    for row in results["rows"]:
+        if "left_out" in row:
+            lines.append(f"| {row['case']} | - | not run: {row['left_out']} | |")
+        else:
+            share = f"{row['difference_of_change']:.1e}" if row["difference_of_change"] else "equal"
+            lines.append(f"| {row['case']} | {row['updated_by']} | {share} | {row['tolerance']:.0e} |")
+    machine = results["machine"]
+    instead = [
+        f"- {row['case']}: {row['difference_of_change']:.1e} of the largest change apart" for row in results["instead"]
+    ]
+    where = f"DeepSpeed {results['deepspeed']}, torch {machine['torch']}, {machine['processor']}, {machine['date']};"
+    said = f"{where} {results['steps']} steps, {results['processes']} processes."
+    return "\n".join([*lines, "", said, "In place of what is exported:", "", *instead])
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -139,6 +157,7 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("docs/planning.md", "compiled", compiled_table),
     ("docs/planning.md", "published_compiled", published_compiled_table),
     ("docs/text.md", "text_training", training_table),
+    ("docs/export.md", "deepspeed_export", exported_table),
     ("docs/devices.md", "card_mutants", mutants_table),
     ("docs/devices.md", "card_bytes", bytes_lines),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snugfit.errors import InputError, did_you_mean
@@ -13,7 +13,7 @@ from snugfit.workload import Workload
 from snugfit.yaml_files import read_table
 
 RANDOM_STEPS = 8
-"""Updates of a rung on random tokens where nothing is said: enough for its memory and its speed."""
+"""Updates of a rung on random data where nothing is said: enough for its memory and its speed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +22,18 @@ class Preset:
 
     name: str
     """How it is asked for."""
-    config: Mapping[str, Any]
-    """The model, as transformers' config.json has it."""
+    config: Mapping[str, Any] | None = None
+    """The model, as transformers' config.json has it; None: it is `model`."""
+    model: str | None = None
+    """The model by its name."""
+    model_args: Sequence[str] = ()
+    """Arguments of its constructor, as typed."""
     task: str
-    """text-classification or causal-lm."""
-    seq_len: int
-    """Tokens of a text at most."""
+    """image-classification, text-classification or causal-lm."""
+    seq_len: int | None = None
+    """Tokens of a text at most; None where it reads none."""
+    image_size: int | None = None
+    """Side of the images; None where it sees none."""
     card: str
     """The card that estimates are for."""
     workload: Mapping[str, Any]

@@ -6,6 +6,7 @@ Examples:
   snugfit ladder timm:resnet18 --data digits --rungs fp32,bf16-true,checkpoint
   snugfit ladder --preset distilbert-imdb --data csv:imdb.csv
   snugfit ladder --preset llama-8b --estimate --card rtx-4090
+  snugfit ladder --preset vit-h-14-fsdp --data cifar10:data --gpus 4
 
 The first rung is plain PyTorch; every other adds one technique to those before it. Each names its fidelity against the
 first: exact (the same update), rounding (fewer bits somewhere), different (another algorithm or another batch).
@@ -56,6 +57,7 @@ _TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metric
 SHARED_SETTINGS = (
     *("weights", "freeze", "weight_decay", "no_decay"),
     *("lr_schedule", "warmup_steps", "epochs", "max_steps", "seed"),
+    "gpus",
 )
 """Training settings that are the same on every rung; the others are what the ladder changes."""
 
@@ -64,7 +66,7 @@ class LadderOptions:
     """Which ladder, and where its results go."""
 
     data: Annotated[str, "DATA"]
-    """as for `snugfit train`; a preset without it takes random tokens"""
+    """as for `snugfit train`; a preset without it takes random tokens or images"""
     estimate: bool = False
     """predict every rung, and train none"""
     card: options.Name

@@ -86,18 +86,26 @@ def use_preset(args: argparse.Namespace, preset: Preset) -> None:
         "--batch-size": args.workload_batch_size,
         "--sgd-lr": args.sgd_lr,
         "--image-size": args.image_size,
+        "--model-arg": None if preset.config is not None else args.model_arg,
+        "--seq-len": None if preset.seq_len is not None else args.seq_len,
     }
     given = [name for name, value in {**said, "--task": args.task}.items() if value is not None]
     if given:
         raise InputError(f"{', '.join(given)} has no place beside --preset {preset.name}, which says it. Leave it out.")
     args.task = preset.task
-    args.seq_len = args.seq_len or str(preset.seq_len)
+    args.seq_len = args.seq_len or _text(preset.seq_len)
+    args.image_size = _text(preset.image_size)
+    args.model_arg = [*preset.model_args, *(args.model_arg or ())] or None
     args.data = args.data or "random"
     args.card = args.card or preset.card
 
 
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
 def write_config(preset: Preset, out: Path) -> str:
-    """Writes a preset's model where a run can find it.
+    """Writes a preset's model where a run can find it, where it has no name.
 
     Args:
         preset: The preset.
@@ -109,6 +117,9 @@ def write_config(preset: Preset, out: Path) -> str:
     Raises:
         InputError: It cannot be written.
     """
+    if preset.config is None:
+        assert preset.model is not None
+        return preset.model
     path = out / "model" / "config.json"
     with writing(path, " Give another --out."):
         path.parent.mkdir(exist_ok=True)

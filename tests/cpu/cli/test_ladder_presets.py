@@ -41,13 +41,18 @@ def test_every_rung_is_a_command_that_parses(tmp_path, capsys, name):
     for mode in ([], ["--estimate"]):
         code, asked, document, out = climb(tmp_path / "-".join(["a", *mode]), "--preset", name, *mode)
         assert code == 0 and len(asked) == len(PRESETS[name].rungs) == len(document["rungs"])
-        config = out / "model" / "config.json"
-        assert json.loads(config.read_text()) == PRESETS[name].config
+        model = PRESETS[name].model
+        if model is None:
+            config = out / "model" / "config.json"
+            assert json.loads(config.read_text()) == PRESETS[name].config
+            model = f"hf:{config}"
         for words in asked:
             given = parse(words)
-            assert given.model == f"hf:{config}"
+            assert given.model == model
             assert given.task == PRESETS[name].task
             assert given.seq_len == PRESETS[name].seq_len
+            assert given.image_size == PRESETS[name].image_size
+            assert (given.model_arg or []) == list(PRESETS[name].model_args)
             if not mode:
                 assert given.data == "random"
 
@@ -79,6 +84,51 @@ def test_real_data_takes_whole_epochs(tmp_path, capsys):
     assert float(given.workload_lr) == 1e-4
 
 
+GUIDES = {
+    "vit-h-14-fsdp": (16, [22.63, 19.83, 17.63, 17.23, 9.03, 6.68]),
+    "distilbert-imdb": (48, [None, 3.99, None, None, 1.15, None]),
+    "bigbird-imdb": (48, [None, None, None, None, 4.03, None]),
+}
+"""Preset -> samples of an update on the guide's four GPUs, and what each rung reserved on each of them, in GB."""
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_guides_ladders_are_of_four_gpus(tmp_path, capsys, name):
+    batch_size, published = GUIDES[name]
+    for more, gpus in (([], 4), (["--gpus", "2"], 2)):
+        _, asked, document, _ = climb(tmp_path / str(gpus), "--preset", name, "--estimate", *more)
+        for words, rung, figure in zip(asked, document["rungs"], published, strict=True):
+            given = parse(words)
+            assert (given.workload_gpus, given.workload_batch_size) == (str(gpus), str(batch_size))
+            assert rung["note"].startswith(f"published: {figure} GB") if figure else rung["note"] == ""
+            assert rung["fidelity"]["level"] in ("exact", "rounding")
+    last = document["rungs"][-1]["recipe"]
+    assert (last["shard"], last["checkpoint"], last["offload_parameters"]) == ("full", "all", "all")
+
+
+@pytest.mark.parametrize("kind", ["csv", "hf"])
+def test_the_guides_tables_of_imdb_are_read(tmp_path, kind, monkeypatch):
+    """As its scripts write them: an index, the text and a label in `train.csv`, `val.csv` and `test.csv`."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    from snugfit.workloads.text import TextOptions, open_text
+    from snugfit.workloads.text.tokenizer import byte_tokenizer
+
+    reviews = ["A wonderful film, <br />really.", "Dull, and far too long."]
+    for part, rows in (("train", 8), ("val", 4), ("test", 4)):
+        lines = [f'{number},"{reviews[number % 2]}",{1 - number % 2}' for number in range(rows)]
+        (tmp_path / "imdb").mkdir(exist_ok=True)
+        (tmp_path / "imdb" / f"{part}.csv").write_text("\n".join(["index,text,label", *lines]) + "\n")
+    preset = PRESETS["distilbert-imdb"]
+    options = TextOptions(task=preset.task, seq_len=preset.seq_len)
+    data = open_text(f"{kind}:{tmp_path / 'imdb'}", options, tokenizer=byte_tokenizer(), vocabulary=259)
+    assert data.num_classes == preset.config["num_labels"] and data.class_names == ("0", "1")
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [8, 4, 4]
+    batch = data.train.batch([0, 1])
+    texts = [bytes(int(one) - 3 for one in ids if one > 2).decode() for ids in batch["input_ids"]]
+    assert texts == reviews and batch["labels"].tolist() == [1, 0]
+
+
 def test_an_estimated_ladder_says_so(tmp_path, capsys):
     _, asked, document, _ = climb(tmp_path, "--preset", "llama-8b", "--estimate", "--card", "rtx-4090")
     assert {parse(words).device for words in asked} == {"rtx-4090"}
@@ -95,6 +145,9 @@ def test_an_estimated_ladder_says_so(tmp_path, capsys):
         (["--preset", "llama-1b", "timm:resnet18"], "MODEL has no place beside --preset llama-1b"),
         (["--preset", "llama-1b", "--batch-size", "8"], "--batch-size has no place"),
         (["--preset", "llama-1b", "--rungs", "sgd"], "rung 'sgd' is unknown"),
+        (["--preset", "vit-h-14-fsdp", "--seq-len", "8"], "--seq-len has no place"),
+        (["--preset", "vit-h-14-fsdp", "--model-arg", "image_size=8"], "--model-arg has no place"),
+        (["--preset", "vit-h-14-fsdp", "--image-size", "224"], "--image-size has no place"),
         (["--preset", "llama-1b", "--estimate", "--card", "rtx"], "rtx"),
         ([], "MODEL must be given, or --preset"),
         (["timm:resnet18"], "--data must be given"),

@@ -1,0 +1,210 @@
+"""`snugfit export`: a recipe in the words of another tool.
+
+Examples:
+  snugfit export recipe.yaml --to deepspeed --batch-size 64 --gpus 8 --lr 5e-5 -o ds_config.json
+  snugfit export runs/vit_l_16-photos --to deepspeed
+  snugfit export plan.json --to deepspeed --gpus 4 --offload nvme --nvme-path /local_nvme
+  snugfit export recipe.yaml --to deepspeed --model hf:llama/config.json --seq-len 2048 --device rtx-4090 --gpus 8
+
+RECIPE is what `snugfit plan -o` wrote, what `snugfit plan --json` printed, or the directory of a run, whose training
+settings then hold too. With --model (a run has its own) it is computed where the weights and their state should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from snugfit.cli import options, output
+from snugfit.errors import InputError, did_you_mean
+from snugfit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from snugfit.interop.export import Export
+    from snugfit.interop.stored_recipes import StoredRun
+    from snugfit.interop.where_state_goes import Places
+    from snugfit.simulator.request import NamedModel
+
+TARGETS = ("deepspeed",)
+OFFLOADS = ("cpu", "nvme")
+STAGES = ("0", "1", "2", "3")
+
+
+class ExportOptions:
+    """What is written."""
+
+    to: options.Name
+    """the tool: deepspeed"""
+    by_hand: Annotated[str, "SETTINGS"]
+    """what your script hands over itself, so that the file leaves it out: lr_schedule, optimizer, or both with a comma"""
+
+
+class DeepSpeedOptions:
+    """What DeepSpeed's config says beyond a recipe."""
+
+    stage: Annotated[str, "N"]
+    """stage of ZeRO, 0 to 3. Default: 0 for shard=none, 2 for gradients, 3 for full, or the least that the rest needs."""
+    offload: Annotated[str, "WHERE"]
+    """cpu or nvme: where the optimizer's state goes, and at stage 3 the weights too. Default: as the recipe says."""
+    nvme_path: options.Folder
+    """folder on the drive. Default: /local_nvme."""
+
+
+class WhereOptions:
+    """For the answer where weights and state should be."""
+
+    model: Annotated[str, "MODEL"]
+    """as for `snugfit estimate`. Default: the run's."""
+    device: options.Name
+    """the card (snugfit devices). Default: this machine's GPU, or else the run's."""
+    host_budget: Annotated[str, "SIZE"]
+    """host memory of a machine. Default: what is free here."""
+    nvme_speed: Annotated[str, "SIZE"]
+    """what a machine's drives read or write in a second, such as 3GB. Default: 7.88GB, the most that PCIe 4.0 carries on
+    four lanes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `snugfit export`.
+
+    Args:
+        parser: The subcommand's parser.
+    """
+    parser.add_argument(
+        "recipe", metavar="RECIPE", type=output.some_path, help="recipe file, plan's JSON or run directory"
+    )
+    options.add_options(parser, ExportOptions)
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="where. Default: stdout.")
+    output.add_json_option(parser)
+    options.add_options(parser.add_argument_group("deepspeed"), DeepSpeedOptions)
+    group = parser.add_argument_group("where weights and state should be")
+    options.add_options(group, WhereOptions)
+    options.add_options(group, options.ShapeOptions)
+    options.add_workload_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file, and says what it does not say.
+
+    Args:
+        args: What the command line gave.
+
+    Returns:
+        0.
+
+    Raises:
+        InputError: Something that was given cannot be used, or the tool has no such update.
+    """
+    from snugfit.interop.deepspeed_config import deepspeed_export
+    from snugfit.interop.stored_recipes import stored_run
+
+    _check(args)
+    output.check_files(args, output=(".json",))
+    given = options.given_fields(args, options.workload_fields(), "workload_")
+    stored = stored_run(args.recipe, given, batch_size=options.DEFAULT_BATCH_SIZE)
+    wanted = _wanted(args)
+    deepspeed_export(stored.run, wanted)  # what is refused, before anything is simulated
+    named, places = _named(args, stored), None
+    if named is not None:
+        places = _places(args, stored, named)
+        wanted = dataclasses.replace(wanted, largest_tensor=places.largest_tensor)
+    export = deepspeed_export(stored.run, wanted)
+    output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
+    _show(args, export, places)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses words that are none."""
+    if args.to is None:
+        raise InputError(f"--to must be given: the tool that the recipe is for, {' or '.join(TARGETS)}.")
+    if args.to not in TARGETS:
+        raise InputError(f"--to is {args.to!r}; {did_you_mean(args.to, TARGETS)}")
+    for name, allowed in (("offload", OFFLOADS), ("stage", STAGES)):
+        value = getattr(args, name)
+        if value is not None and value not in allowed:
+            raise InputError(f"--{name} is {value!r}; give {', '.join(allowed[:-1])} or {allowed[-1]}.")
+
+
+def _wanted(args: argparse.Namespace) -> Any:
+    """What was asked for beside the recipe."""
+    from snugfit.interop.deepspeed_config import BY_HAND, Wanted
+
+    by_hand = tuple(name.strip().replace("-", "_") for name in (args.by_hand or "").split(",") if name.strip())
+    for name in by_hand:
+        if name not in BY_HAND:
+            raise InputError(f"--by-hand is {name!r}; give {' or '.join(BY_HAND)}, or both with a comma.")
+    return Wanted(
+        stage=None if args.stage is None else int(args.stage),
+        offload=args.offload,
+        nvme_path=None if args.nvme_path is None else str(args.nvme_path),
+        by_hand=by_hand,
+    )
+
+
+def _named(args: argparse.Namespace, stored: StoredRun) -> NamedModel | None:
+    """The model that the question is about; None where it is not asked."""
+    shape = [name for name in ("model_arg", "task", "image_size", "frames", "seq_len") if getattr(args, name)]
+    asked = [name for name in ("host_budget", "nvme_speed") if getattr(args, name)]
+    if args.device is None:
+        if args.model is not None or shape or asked:
+            given = "model" if args.model is not None else (*shape, *asked)[0]
+            raise InputError(
+                f"--{given.replace('_', '-')} is for where weights and state should be, on a card: give --device too "
+                "(snugfit devices)."
+            )
+        return None
+    from snugfit.runs.request import is_named
+    from snugfit.simulator.request import NamedModel
+
+    request = stored.request
+    if args.model is not None:
+        request = None
+    elif request is None or not is_named(request.model):
+        raise InputError("--device is for where weights and state of a model should be: give --model too.")
+    if request is not None:
+        return NamedModel(
+            spec=request.model,
+            model_args=(*request.model_args, *(args.model_arg or ())),
+            task=args.task or request.task,
+            image_size=args.image_size or request.image_size,
+            seq_len=args.seq_len or request.seq_len,
+        )
+    args.assume = None
+    return options.named_model(args)
+
+
+def _places(args: argparse.Namespace, stored: StoredRun, named: NamedModel) -> Places:
+    from snugfit.interop.where_state_goes import places_for
+
+    sizes = {
+        name: None if getattr(args, name) is None else parse_bytes(getattr(args, name), what=name.replace("_", " "))
+        for name in ("host_budget", "nvme_speed")
+    }
+    return places_for(
+        named,
+        stored.run,
+        args.device,
+        host_bytes=sizes["host_budget"],
+        nvme_speed=sizes["nvme_speed"],
+        tensors=args.offload == "nvme",
+    )
+
+
+def _show(args: argparse.Namespace, export: Export, places: Places | None) -> None:
+    """The file on stdout where no other was named, and what it does not say beside it."""
+    if args.json:
+        where = None if places is None else places.to_mapping()
+        output.print_json({**export.to_mapping(), "places": where})
+        return
+    said = [f"- {note}" for note in export.notes]
+    if said:
+        said.insert(0, f"What {export.target}'s file does not say:")
+    text = "\n".join([*said, *([] if places is None else ["", str(places)])])
+    if args.output is None:
+        print(export.text(), end="")
+        print(text, file=sys.stderr)
+    else:
+        output.print_text(text)

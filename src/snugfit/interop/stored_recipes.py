@@ -1,0 +1,75 @@
+"""The recipe that an export is of: from a YAML file, a plan's or run's JSON, or a run directory. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError
+from snugfit.recipe import Recipe
+from snugfit.run import Run, by_owner
+from snugfit.runs.request import Request
+from snugfit.training.run_dir import RECIPE, WORKLOAD, holds_run
+from snugfit.workload import Workload
+from snugfit.yaml_files import read_yaml
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """A recipe that was kept, with the training settings that it is for."""
+
+    run: Run
+    """The two."""
+    request: Request | None
+    """What the run trained; None where the recipe is no run's."""
+
+
+def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> StoredRun:
+    """Reads a recipe.
+
+    Args:
+        path: A YAML file of a recipe, the JSON of `snugfit plan` or `snugfit train`, or a run directory.
+        settings: Training settings that were given; they go before those of a run.
+        batch_size: Samples of an update where neither says it.
+
+    Returns:
+        What is there.
+
+    Raises:
+        InputError: It is none of these.
+        RecipeError: Listing every mistake in it.
+    """
+    if path.is_dir():
+        if not holds_run(path):
+            raise InputError(
+                f"{str(path)!r} is a folder without a run in it. Give a run directory, or a file with a recipe."
+            )
+        kept = read_yaml(path / WORKLOAD, "run file", example="data: digits")
+        request = Request.from_mapping(kept)
+        recipe = Recipe.from_yaml(path / RECIPE)
+        return StoredRun(run=Run(recipe, request.settings.replace(**settings)), request=request)
+    fields = _of_json(path) if path.suffix.lower() == ".json" else None
+    storage, given = by_owner(settings)
+    workload = Workload.from_mapping({"batch_size": batch_size, **given})
+    recipe = Recipe.from_yaml(path, **storage) if fields is None else Recipe.from_mapping({**fields, **storage})
+    return StoredRun(run=Run(recipe, workload), request=None)
+
+
+def _of_json(path: Path) -> Mapping[str, Any]:
+    """The recipe in a document of `snugfit plan --json`, `snugfit train --json` or `plan.json`, or one that is all of it."""
+    named = f"recipe file {str(path)!r}"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{named} cannot be read: {error.strerror or error}. Give an existing file.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{named} is not JSON: {error}. Give what `snugfit plan --json` printed.") from error
+    recipe = document.get("recipe", document) if isinstance(document, dict) else None
+    if not isinstance(recipe, dict):
+        raise InputError(
+            f"{named} holds no recipe. Give what `snugfit plan --json` printed, or `snugfit plan -o` wrote."
+        )
+    return recipe
