@@ -45,7 +45,7 @@ _IN_TRAINING = {
 }
 """Batch norms -> the position of the flag that says whether the statistics are the batch's own. In evaluation mode they are
 those that were learned, and the kernel is elementwise: the 20 of ResNet-18, 32 images in float32, move 636 MB if each reads
-and writes once, and take 0.97 ms on an RTX 5070 Ti Laptop, whose data sheet says 672 GB/s (a public profile with 9.658 ms for
+and writes once, and take 0.97 ms on an RTX 5070 Ti Laptop of 672 GB/s by its data sheet (a public profile: 9.658 ms for
 200 calls of cuDNN's `bn_fw_inf_1C11_kernel_NCHW`). Its backward pass sums for the gradients of weight and bias, where they
 are wanted, and needs no sum for that of the input (`batch_norm_backward_cuda` in `Normalization.cu` of torch)."""
 _ON_CHIP_BYTES = 5e6

@@ -121,7 +121,7 @@ def _keep_freed_memory() -> None:
     """Lets the C library keep what is freed, as it does in the steps of a training run.
 
     glibc hands the end of its heap back at once until a larger mapped block was freed (`M_MMAP_THRESHOLD` in mallopt(3),
-    at most 32 MiB); each run of an operator would then wait for the same pages again: 130 microseconds for an addition of 12.
+    at most 32 MiB); each run of an operator would then wait for the same pages again: one of 12 microseconds took 130.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 

@@ -83,7 +83,8 @@ class Probe:
     """The smallest memory in which it goes through, with what NCCL is known to take and without CUDA's context; on cpu with
     what is kept in the host pool."""
     total_bytes: int
-    """The most that it reserves where memory is not short (on cpu: that its tensors take, with the host pool), and CUDA's context."""
+    """The most that it reserves where memory is not short, and CUDA's context; on cpu what its tensors take, with the host
+    pool."""
     host_bytes: int
     """The most bytes in host memory."""
     build_decides: bool

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from snugfit.fake_device.personality import Personality
 from snugfit.measure import around_operators, host_speeds
 from snugfit.recipe import Recipe
-from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.clock import runs_of_step
+from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.trace import OperatorRun, TraceBuilder
 from snugfit.simulator.session import simulate_training
 from snugfit.training.prepare import prepare
