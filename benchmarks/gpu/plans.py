@@ -151,7 +151,7 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
     _limit(place, budget)
     rounds = _rounds(configuration, [row["recipe"] for row in rows], place)
-    times = [None if None in one else statistics.median(one) for one in zip(*rounds, strict=True)]  # type: ignore[type-var]
+    times = [None if None in one else statistics.median(filter(None, one)) for one in zip(*rounds, strict=True)]
     found = [
         {
             "recipe": row["recipe"].to_mapping(defaults=False),
