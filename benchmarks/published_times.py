@@ -1,6 +1,6 @@
 """The clock against published step times of whole models; nothing in the package is fitted to them.
 
-    python -m benchmarks.published_times TRUTH [--minutes 20]      (goes on where it stopped)
+    python -m benchmarks.published_times TRUTH [--minutes 20] [--only inference,lambda]      (goes on where it stopped)
 
 TRUTH is a folder with step times that others measured (step_times*.jsonl.gz); it is not part of this repository.
 
@@ -26,7 +26,7 @@ import random
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,16 @@ def document(found: dict[str, list[dict[str, Any]]], missing: list[dict[str, Any
     }
 
 
+def told_before(wanted: Sequence[str]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Returns the rows of the results file, those of the wanted sources left out, and those that could not be told."""
+    kept = json.loads((results_file.RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    found = {"lambda": kept["lambda"]["rows"]}
+    for name, part in {"timm": kept, **kept["more"]}.items():
+        worst_rows = {json.dumps(_short(row)): row for row in part["worst"]}
+        found[name] = [worst_rows.get(json.dumps(row), row) for row in part["rows"]]
+    return {name: [] if name in wanted else found[name] for name in SOURCES}, kept["not_told"]
+
+
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "most_time_in"}
 
@@ -253,6 +263,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("truth", type=Path, help="folder with step_times.jsonl.gz")
     parser.add_argument("--minutes", type=float, default=20, help="record for so long at most (default: %(default)s)")
+    parser.add_argument(
+        "--only", default=",".join(SOURCES), help="sources to tell; others stay as they are in the results"
+    )
     parser.add_argument("--again", action="store_true", help="forget the recordings that are there")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -262,8 +275,13 @@ def main() -> None:
             file.unlink()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SOURCES}
     missing: list[dict[str, Any]] = []
-    for source, rows_of in SOURCES.items():
-        for row in rows_of(path):
+    wanted = options.only.split(",")
+    if unknown := set(wanted) - set(SOURCES):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SOURCES)}")
+    if set(wanted) != set(SOURCES):
+        found, missing = told_before(wanted)
+    for source in wanted:
+        for row in SOURCES[source](path):
             said = {name: row[name] for name in SAID if name in row}
             why = next((text for name, text in OTHER_CODE.items() if row["model"].startswith(name)), "")
             if not why and not (CACHE / f"{row['key']}.calls").exists():
@@ -272,7 +290,7 @@ def main() -> None:
                 why = record(row)
                 print(row["key"], why or "recorded", flush=True)
             if why:
-                missing.append({**said, "why": why})
+                missing += [{**said, "why": why}] if {**said, "why": why} not in missing else []
             else:
                 found[source].append({**said, **told(row, device_named(row["card"]), row["torch"])})
     results_file.write(NAME, document(found, missing))

@@ -1,14 +1,17 @@
 """Is the plan the fastest? For ten pairs of model and budget, the planned recipe and others that fit, all timed for real.
 
-The others are at the same precision, so that nothing is compared that learns something else. Which of them fit is decided
-by a replay of their simulation at the card's size, on a CPU by their tensor bytes; on a card the process gets no more memory
-than the budget, and what then runs out of it does not count as fitting. On a CPU with one thread the process's own time
-counts, so that other processes of the machine do not.
+The others are at the same precision, and learn the same: none cuts the batch of a model that normalises by it. They leave as
+much of the budget free as a plan does. Which of them fit is decided by a replay of their simulation at the card's size, on a
+CPU by their tensor bytes and what they keep in the host pool, which is memory of the same process; on a card the process
+gets no more memory than the budget, and what then runs out of it does not count as fitting. On a CPU with one thread the
+process's own time counts, so that other processes of the machine do not. All are timed in turn, round after round (on a CPU
+after each step), and compared within each round: the median of the rounds' ratios counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from benchmarks.gpu.part import Case, Part, Place
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
+    from snugfit.recording.recording import Recording
     from snugfit.workers.pool import Pool
 
 PAIRS: tuple[tuple[Configuration, float], ...] = (
@@ -37,7 +41,8 @@ PAIRS: tuple[tuple[Configuration, float], ...] = (
 sample at a time) to what plain training needs."""
 MOST_OTHERS = 14
 """Other recipes that are timed at most."""
-ROUNDS = 3
+WARM_UP = 2
+ROUNDS = {"cuda": 3, "cpu": 15}
 
 
 def cases(place: Place) -> Sequence[Case]:
@@ -74,8 +79,9 @@ def other_recipes(plain: Recipe, samples: int, blocks: int) -> list[Recipe]:
     for size in sizes:
         for checkpoint in checkpoints:
             found[plain.replace(microbatch_size=size, checkpoint=checkpoint)] = None
-    found[plain.replace(step_in_backward=True)] = None
-    found[plain.replace(step_in_backward=True, checkpoint="all")] = None
+    for checkpoint in checkpoints:
+        found[plain.replace(step_in_backward=True, checkpoint=checkpoint)] = None
+        found[plain.replace(loss_impl="chunked", checkpoint=checkpoint)] = None
     found[plain.replace(offload_activations="all")] = None
     found[plain.replace(offload_optimizer=True, checkpoint="all")] = None
     return list(found)
@@ -94,7 +100,7 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, predict
+    from benchmarks.gpu.training_run import built, prediction_of, record
     from benchmarks.prepared import check_prepared
     from snugfit.techniques.blocks import find_blocks
     from snugfit.workers.pool import Pool
@@ -105,10 +111,14 @@ def measure(name: str, place: Place) -> dict[str, Any]:
         batch, blocks = run.batch(), len(find_blocks(run.build()))
     pool = Pool(2)
     try:
-        lean = dataclasses.replace(run, recipe=run.recipe.replace(checkpoint="all", microbatch_size=1))
+        plain = record(run, place, pool, threads=None)
+        lean = run.recipe.replace(checkpoint="all", microbatch_size=1)
+        if not _learns_the_same(lean, run.recipe, plain):
+            lean = run.recipe.replace(checkpoint="all")
+        leanest = record(dataclasses.replace(run, recipe=lean), place, pool, threads=None)
         most, least = (
             found["reserved_bytes"] or found["allocated_bytes"]
-            for found in (predict(one, place, pool, threads=None) for one in (run, lean))
+            for found in (prediction_of(one, place) for one in (plain, leanest))
         )
         budget = int(least + share * (most - least))
         started = time.perf_counter()
@@ -122,8 +132,12 @@ def measure(name: str, place: Place) -> dict[str, Any]:
             **run.arguments,
         )
         planned_in = time.perf_counter() - started
-        recipes = other_recipes(run.recipe, configuration.samples(place.kind), blocks)
-        candidates = _that_fit(configuration, recipes, place, pool, budget, plan.recipe)
+        recipes = [
+            one
+            for one in other_recipes(run.recipe, configuration.samples(place.kind), blocks)
+            if _learns_the_same(one, run.recipe, plain)
+        ]
+        candidates = _that_fit(configuration, recipes, place, pool, budget - plan.margin_bytes, plan.recipe)
     finally:
         pool.close()
     check_prepared(
@@ -136,7 +150,8 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     )
     rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
     _limit(place, budget)
-    times = _times(configuration, [row["recipe"] for row in rows], place)
+    rounds = _rounds(configuration, [row["recipe"] for row in rows], place)
+    times = [None if None in one else statistics.median(filter(None, one)) for one in zip(*rounds, strict=True)]
     found = [
         {
             "recipe": row["recipe"].to_mapping(defaults=False),
@@ -145,19 +160,30 @@ def measure(name: str, place: Place) -> dict[str, Any]:
         }
         for row, seconds in zip(rows, times, strict=True)
     ]
-    fitting = [row["seconds"] for row in found[1:] if row["seconds"] is not None]
-    ours = found[0]["seconds"]
+    fitting = [number for number, seconds in enumerate(times) if number and seconds is not None]
     return {
         "budget_bytes": budget,
         "planned_in_seconds": planned_in,
         "plan": found[0],
         "others": found[1:],
         "others_that_fit": len(fitting),
-        "plan_over_fastest": ours / min([ours, *fitting]) if ours is not None else None,
+        "plan_over_fastest": behind_fastest(rounds, fitting) if times[0] is not None else None,
         "rank_correlation": rank_correlation(
             [(row["predicted_seconds"], row["seconds"]) for row in found if row["predicted_seconds"] and row["seconds"]]
         ),
     }
+
+
+def _learns_the_same(recipe: Recipe, plain: Recipe, recorded: Recording) -> bool:
+    """Whether a recipe costs no fidelity that the plain one has."""
+    from snugfit.errors import RecipeError
+    from snugfit.fidelity import fidelity
+
+    assert recorded.workload is not None
+    try:
+        return fidelity(recipe, recorded.workload).reasons.keys() <= fidelity(plain, recorded.workload).reasons.keys()
+    except RecipeError:
+        return False
 
 
 def _that_fit(
@@ -181,7 +207,11 @@ def _that_fit(
             recording = record(dataclasses.replace(run, recipe=recipe), place, pool, threads=None)
         except SnugfitError:
             continue  # the recipe does not go with this model
-        if replay(recording.trace, TensorBytes() if place.kind == "cpu" else None, budget).shortage is not None:
+        if place.kind == "cpu":
+            fits = replay(recording.trace, TensorBytes()).peak_with_host_bytes <= budget
+        else:
+            fits = replay(recording.trace, None, budget).shortage is None
+        if not fits:
             continue
         if place.kind == "cpu":
             timing = cpu_clock(recording.trace, host_speeds())
@@ -198,17 +228,48 @@ def _limit(place: Place, budget: int) -> None:
         torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.get_device_properties(0).total_memory)
 
 
-def _times(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[float | None]:
-    """Median seconds of a step by each recipe, in rounds so that a change of the machine's speed meets all."""
-    rounds = [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(ROUNDS)]
-    return [
-        None if None in seconds else statistics.median(one for one in seconds if one is not None)
-        for seconds in zip(*rounds, strict=True)
-    ]
+def behind_fastest(rounds: Sequence[Sequence[Any]], others: Sequence[int]) -> float:
+    """Returns how many times as long as the fastest recipe the first one takes, 1 where it is the fastest.
+
+    Args:
+        rounds: Of each round, the seconds of each recipe.
+        others: The recipes that the first one is compared with.
+    """
+    return max([1.0, *(statistics.median(seconds[0] / seconds[other] for seconds in rounds) for other in others)])
+
+
+def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[list[float | None]]:
+    """Seconds of a step by each recipe, in each round."""
+    if place.kind != "cpu":
+        return [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(ROUNDS[place.kind])]
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import built
+
+    run, device = configuration.run("cpu"), torch.device("cpu")
+    torch.manual_seed(0)
+    trainers = [snugfit.prepare(built(run, device), recipe, device=device, **run.arguments) for recipe in recipes]
+    batch = run.batch()
+    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    rounds: list[list[float | None]] = []
+    numbers = list(range(len(trainers)))
+    order = random.Random(0)
+    for _ in range(WARM_UP + ROUNDS["cpu"]):
+        rounds.append([None] * len(trainers))
+        order.shuffle(numbers)  # what ran before leaves its caches and heap to the next
+        for number in numbers:
+            trainers[number].step(batch)
+            started = now()
+            trainers[number].step(batch)
+            rounds[-1][number] = now() - started
+    for trainer in trainers:
+        trainer.finish()
+    return rounds[WARM_UP:]
 
 
 def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:
-    """None where it runs out of memory."""
+    """Median seconds of a step on a card; None where it runs out of memory."""
     import gc
 
     import torch
@@ -219,19 +280,17 @@ def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) ->
     device = torch.device(place.kind)
     run = configuration.run(place.kind)
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     torch.manual_seed(0)
     try:
         trainer = snugfit.prepare(built(run, device), recipe, device=device, **run.arguments)
         batch, seconds = run.batch(), []
-        now = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
         for _ in range(7):
             wait(device)
-            started = now()
+            started = time.perf_counter()
             trainer.step(batch)
             wait(device)
-            seconds.append(now() - started)
+            seconds.append(time.perf_counter() - started)
         trainer.finish()
     except (snugfit.DoesNotFitError, torch.OutOfMemoryError):
         return None

@@ -113,9 +113,10 @@ def _rows(speeds: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("matrix products", f"float32 up to {max(rate for _, rate in rates) / 1e9:.0f} GFLOP/s; of that {factors}")
     )
     found.append(("memory", f"{1e-9 / speeds['byte_seconds'][-1][1]:.1f} GB/s read and written by long operators"))
-    around = (speeds["operator_seconds"], speeds["backward_operator_seconds"], speeds["parameter_seconds"])
-    forward, backward, update = map(format_seconds, around)
+    names = ("operator_seconds", "backward_operator_seconds", "kept_again_seconds", "parameter_seconds")
+    forward, backward, again, update = (format_seconds(speeds[name]) for name in names)
     found.append(("around an operator", f"{forward} in forward, {backward} in backward; a parameter's update {update}"))
+    found.append(("around a checkpoint", f"{again} a tensor that is kept when a block is computed again"))
     return found
 
 

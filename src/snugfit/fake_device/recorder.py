@@ -29,6 +29,7 @@ from snugfit.fake_device.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
+from snugfit.measure.around_operators import keeps_again
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor, collectives, dispatcher
@@ -85,6 +86,7 @@ class Recorder(RankOperators, DirectMode):
         self._state = _FORWARD
         self._marks: list[str] = []
         self._in_optimizer = 0
+        self._kept_again = 0
         self._stream = 0
         self._last_run: dict[int, int] = {}
         self._streams_of_groups = {}
@@ -215,6 +217,8 @@ class Recorder(RankOperators, DirectMode):
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
+        if keeps_again(func) and self.phase == _BACKWARD:
+            self._kept_again += 1
         if func is _add and private_torch.summed_in_place(args):
             func = _add_
         else:
@@ -386,8 +390,10 @@ class Recorder(RankOperators, DirectMode):
         after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
-            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds, **cost._asdict(),
+            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
+            kept_again=self._kept_again, **cost._asdict(),
         )  # fmt: skip
+        self._kept_again = 0
         self._last_run[stream] = self._builder.run(run)
 
     def _know(

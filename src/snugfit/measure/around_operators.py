@@ -19,11 +19,12 @@ from torch import nn
 
 from snugfit.device_kinds import wait_for
 from snugfit.measure.processor import busy_clock
-from snugfit.private_torch import DirectMode
+from snugfit.private_torch import DirectMode, current_node
+from snugfit.recipe import Recipe
 from snugfit.training import phases
 from snugfit.training.prepare import prepare
 
-OUTSIDE, BUSY = "outside of all phases", "busy caches"
+OUTSIDE, BUSY, AGAIN = "outside of all phases", "busy caches", "kept again"
 _PASSES = ("forward", "backward")
 _BLOCKS = 4
 _STEPS, _FIRST = 12, 4
@@ -56,13 +57,19 @@ def around_operators(call_seconds: float) -> dict[str, float]:
 
     The seconds are those around an operator in `forward` and `backward`, from a step on next to nothing; and around a
     parameter in `optimizer`, and of a step `OUTSIDE`, from one on tensors of a common size. `BUSY` is how much longer
-    operators take in a step, where caches hold other things, than one by one.
+    operators take in a step, where caches hold other things, than one by one. `AGAIN` is what each
+    tensor costs that a checkpointed block keeps when it is computed again, from what a step with all blocks checkpointed
+    takes longer.
 
     Args:
         call_seconds: What the call of an operator costs by itself.
     """
     spent, own, counts = _step(call_seconds, width=16, tokens=4)
     found = {name: max((spent[name] - own[name]) / counts[name], 0.0) for name in _PASSES}
+    longer, own_longer, more = _step(call_seconds, width=16, tokens=4, checkpoint="all")
+    extra = sum(longer[name] - spent[name] - (own_longer[name] - own[name]) for name in _PASSES)
+    extra -= sum(found[name] * (more[name] - counts[name]) for name in _PASSES)
+    found[AGAIN] = max(extra / max(more[AGAIN] - counts[AGAIN], 1), 0.0)
     spent, own, counts = _step(call_seconds, width=64, tokens=512)
     found |= {name: max((spent[name] - own[name]) / counts[name], 0.0) for name in spent if name not in _PASSES}
     around = sum(found[name] * counts[name] for name in _PASSES)
@@ -70,10 +77,14 @@ def around_operators(call_seconds: float) -> dict[str, float]:
     return {**found, BUSY: max((sum(spent[name] for name in _PASSES) - around) / computing, 1.0)}
 
 
-def _step(call_seconds: float, *, width: int, tokens: int) -> tuple[dict[str, float], Counter[str], Counter[str]]:
+def _step(
+    call_seconds: float, *, width: int, tokens: int, checkpoint: str = "none"
+) -> tuple[dict[str, float], Counter[str], Counter[str]]:
     """Returns by phase the time of a step, that of its operators one by one, and what stands for a unit there."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        trainer = prepare(_model(width), loss=_loss, device="cpu", gpus=1)  # alone, wherever it is
+        trainer = prepare(
+            _model(width), Recipe(checkpoint=checkpoint), loss=_loss, device="cpu", gpus=1
+        )  # alone, wherever it is
         batch = torch.randn(1, tokens, width)
         timed = [_Phases() for _ in range(_FIRST + _STEPS)]
         for one in timed:
@@ -91,7 +102,19 @@ def _step(call_seconds: float, *, width: int, tokens: int) -> tuple[dict[str, fl
         for phase, call in calls.found:
             own[phase] += max(best_seconds(call) - call_seconds, 0.0)  # type: ignore[assignment]
             counts[phase] += phase in _PASSES
+    counts[AGAIN] = calls.kept_again
     return spent, own, counts
+
+
+def keeps_again(operator: Any) -> bool:
+    """Returns whether an operator, run in backward, keeps a tensor of a checkpointed block that is computed again.
+
+    The hook of torch's checkpoint detaches each of them; autograd itself detaches gradients, at the nodes of parameters.
+
+    Args:
+        operator: The overload.
+    """
+    return operator is torch.ops.aten.detach.default and not hasattr(current_node(), "variable")
 
 
 def issue_seconds(device: torch.device) -> float:
@@ -178,6 +201,7 @@ class _Calls(DirectMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, Callable[[], object]]] = []
+        self.kept_again = 0
         self._stack = [OUTSIDE]
         self._listening = phases.listen(self._on_phase)
 
@@ -197,6 +221,7 @@ class _Calls(DirectMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes an operator and runs it."""
+        self.kept_again += self._stack[-1] == "backward" and keeps_again(func)
         if not func.is_view:
             self.found.append((self._stack[-1], functools.partial(func, *args, **(kwargs or {}))))
         return func(*args, **(kwargs or {}))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from snugfit.measure.around_operators import BUSY, OUTSIDE, around_operators, best_seconds
+from snugfit.measure.around_operators import AGAIN, BUSY, OUTSIDE, around_operators, best_seconds
 from snugfit.measure.processor import this_processor
 from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 
@@ -72,6 +72,7 @@ def measured_speeds(threads: int) -> HostSpeeds:
     return HostSpeeds(
         operator_seconds=around["forward"],
         backward_operator_seconds=around["backward"],
+        kept_again_seconds=around[AGAIN],
         parameter_seconds=around["optimizer"],
         step_seconds=around[OUTSIDE],
         busy_factor=around[BUSY],

@@ -81,9 +81,11 @@ class Probe:
     recipe: Recipe
     """The recipe."""
     need_bytes: int
-    """The smallest memory in which it goes through, with what NCCL is known to take and without CUDA's context."""
+    """The smallest memory in which it goes through, with what NCCL is known to take and without CUDA's context; on cpu with
+    what is kept in the host pool."""
     total_bytes: int
-    """The most that it reserves where memory is not short (on cpu: that its tensors take), and CUDA's context."""
+    """The most that it reserves where memory is not short, and CUDA's context; on cpu what its tensors take, with the host
+    pool."""
     host_bytes: int
     """The most bytes in host memory."""
     build_decides: bool
@@ -135,7 +137,8 @@ def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = Fa
     timing = place.timing(recorded)
     if timing is None:
         raise no_speeds(place.card, ranks)
-    held = played.peak_allocated_bytes if place.on_cpu else played.peak_reserved_bytes
+    # A budget on a CPU is of the process, whose memory the host pool is, too.
+    held = played.peak_with_host_bytes if place.on_cpu else played.peak_reserved_bytes
     nccl_bytes = among(place.card, groups_of(recipe, ranks)).nccl_bytes or 0
     return Probe(
         recipe=recipe,

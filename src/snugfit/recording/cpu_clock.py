@@ -41,6 +41,9 @@ class HostSpeeds:
     by one on this machine count by their own time; None: all count by the speeds."""
     backward_operator_seconds: float | None = None
     """What stands around an operator in backward and in the update; None: as in forward."""
+    kept_again_seconds: float = 0.0
+    """What a tensor costs that a checkpointed block keeps when it is computed again: torch's checkpoint runs Python code for
+    it in forward, when it is made again, and when it is used."""
     parameter_seconds: float = 0.0
     """What stands around a parameter in an update."""
     step_seconds: float = 0.0
@@ -48,17 +51,18 @@ class HostSpeeds:
     busy_factor: float = 1.0
     """How much longer operators take in a step, where caches hold other things, than one by one."""
 
-    def around(self, phase: str) -> float:
+    def around(self, run: OperatorRun) -> float:
         """Returns what stands around an operator.
 
         Args:
-            phase: The phase in which it runs.
+            run: The operator.
 
         Returns:
             Seconds.
         """
-        in_backward = phase in ("backward", _UPDATE) and self.backward_operator_seconds is not None
-        return self.backward_operator_seconds or 0.0 if in_backward else self.operator_seconds
+        in_backward = run.phase in ("backward", _UPDATE) and self.backward_operator_seconds is not None
+        around = self.backward_operator_seconds or 0.0 if in_backward else self.operator_seconds
+        return around + run.kept_again * self.kept_again_seconds
 
     def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
         """Returns the time of matrix products.
@@ -142,7 +146,7 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
             known[index] = cpu_run_seconds(run, speeds)
         seconds = known[index]
         total += seconds
-        issued += speeds.around(run.phase) if run.kernels else 0.0
+        issued += speeds.around(run) if run.kernels else 0.0
         flops += run.flops
         if run.device == "link":
             link += seconds
@@ -181,9 +185,9 @@ def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
     if run.kernels == 0 and run.device == "device":
         return 0.0
     if run.seconds is not None and speeds.call_seconds is not None:
-        return speeds.around(run.phase) + max(run.seconds - speeds.call_seconds, 0.0) * speeds.busy_factor
+        return speeds.around(run) + max(run.seconds - speeds.call_seconds, 0.0) * speeds.busy_factor
     seconds = speeds.memory_seconds(run.read_bytes + run.written_bytes, run.operator)
     if run.flops:
         count = run.product[0] if run.product else 1
         seconds = max(seconds, speeds.product_seconds(run.flops, run.dtype, count))
-    return speeds.around(run.phase) + seconds
+    return speeds.around(run) + seconds

@@ -67,6 +67,8 @@ class Replay:
     """The module of that event."""
     host_peak_bytes: int
     """The most bytes in host storages."""
+    peak_with_host_bytes: int
+    """The most bytes in live blocks and host storages together: what it takes where both are one memory."""
     retries: int
     """How often all cached segments had to be given back."""
     capacity_bytes: int | None
@@ -112,6 +114,7 @@ class Player:
         """Living storages on the host: id -> bytes."""
         self.host_bytes = 0
         self.host_peak_bytes = 0
+        self.peak_with_host_bytes = 0
         self.peak_event = -1
         self.reserved_at_peak_bytes = 0
         self.peak_requested_bytes = 0
@@ -131,7 +134,7 @@ class Player:
         trace, held, observer = self.trace, self.held, self.observer
         take, give_back = self._take, self._give_back
         storages, kinds, subjects = trace.storages, trace.kinds, trace.subjects
-        host, host_sizes = self.host_bytes, self.host_sizes
+        host_sizes = self.host_sizes
         end = len(trace) if through is None else through + 1
         index = self.event
         try:
@@ -147,15 +150,12 @@ class Player:
                         if nbytes:
                             held[subject] = take(index, subject, nbytes, row[7])
                     else:
-                        host_sizes[subject] = nbytes
-                        host += nbytes
-                        if host > self.host_peak_bytes:
-                            self.host_peak_bytes = host
+                        self._keep_on_host(subject, nbytes)
                 elif kind == FREE:
                     if subject in held:
                         give_back(index, subject, held.pop(subject))
                     elif subject in host_sizes:
-                        host -= host_sizes.pop(subject)
+                        self.host_bytes -= host_sizes.pop(subject)
                 elif kind == WORKSPACE:
                     work = trace.workspaces[subject]
                     if work.nbytes:
@@ -167,9 +167,7 @@ class Player:
                 elif kind == RESIZE:
                     nbytes = trace.values[index]
                     if storages[subject].place != "device":
-                        host += nbytes - host_sizes[subject]
-                        host_sizes[subject] = nbytes
-                        self.host_peak_bytes = max(self.host_peak_bytes, host)
+                        self._keep_on_host(subject, nbytes)
                         continue
                     # A storage that grows gets its new block before the old one is given back (`resize_bytes_cuda`).
                     old = held.pop(subject, None)
@@ -183,7 +181,12 @@ class Player:
                 index = end
         finally:
             self.event = index
-            self.host_bytes = host
+
+    def _keep_on_host(self, storage: int, nbytes: int) -> None:
+        self.host_bytes += nbytes - self.host_sizes.get(storage, 0)
+        self.host_sizes[storage] = nbytes
+        self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+        self.peak_with_host_bytes = max(self.peak_with_host_bytes, self.allocator.allocated_bytes + self.host_bytes)
 
     def _take(self, event: int, storage: int | None, nbytes: int, stream: int) -> int:
         """Takes a block for a storage, or for a workspace (None), and notes where the peak is."""
@@ -196,6 +199,8 @@ class Player:
             self.peak_event = event
             self.reserved_at_peak_bytes = allocator.reserved_bytes
             self.peak_requested_bytes = allocator.requested_bytes
+        if allocator.allocated_bytes + self.host_bytes > self.peak_with_host_bytes:
+            self.peak_with_host_bytes = allocator.allocated_bytes + self.host_bytes
         return block
 
     def _give_back(self, event: int, storage: int | None, block: int) -> None:
@@ -238,6 +243,7 @@ def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: 
         peak_operator=operator,
         peak_module=module,
         host_peak_bytes=player.host_peak_bytes,
+        peak_with_host_bytes=player.peak_with_host_bytes,
         retries=allocator.retries,
         capacity_bytes=capacity_bytes,
         shortage=shortage,

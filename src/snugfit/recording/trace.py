@@ -143,6 +143,8 @@ class OperatorRun(NamedTuple):
     """What it takes on the processor that was asked, called from Python; None where none was."""
     collective: Collective | tuple[()] = ()
     """For a collective: what is sent; empty for everything else."""
+    kept_again: int = 0
+    """Tensors that a block which is computed again in backward kept since the operator before."""
 
     @property
     def aligned(self) -> bool:

@@ -149,6 +149,13 @@ def test_host_memory_is_a_budget_of_its_own(planning_pool):
         planner.at(2**30)
 
 
+def test_on_cpu_what_is_kept_on_the_host_counts_against_the_budget(planning_pool):
+    pins = {"offload_optimizer": True}
+    with planned.planner(planning_pool, pins=pins) as planner:
+        offloaded, plain = planner.laboratory.need(Recipe(**pins)), planner.laboratory.need(Recipe())
+    assert offloaded.host_bytes > 0 and offloaded.need_bytes >= plain.need_bytes
+
+
 def test_pins_that_contradict_the_workload(planning_pool):
     with (
         planned.planner(planning_pool, pins={"step_in_backward": True, "microbatch_size": 4}) as planner,

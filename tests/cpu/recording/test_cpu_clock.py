@@ -6,9 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from snugfit.fake_device.personality import Personality
 from snugfit.measure import around_operators, host_speeds
+from snugfit.recipe import Recipe
+from snugfit.recording.clock import runs_of_step
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.simulator.session import simulate_training
+from snugfit.training.prepare import prepare
+
+LOSS = around_operators._loss
 
 SPEEDS = HostSpeeds(
     operator_seconds=1e-5,
@@ -53,6 +60,8 @@ def test_an_operator_that_was_timed_counts_by_its_time_and_what_stands_around_it
     assert cpu_run_seconds(run, timed) == pytest.approx(1e-5 + 4.8e-5)
     assert cpu_run_seconds(run._replace(phase="backward"), timed) == pytest.approx(4e-6 + 4.8e-5)
     assert cpu_run_seconds(run._replace(seconds=1e-6), timed) == pytest.approx(1e-5)
+    checkpointed = dataclasses.replace(timed, kept_again_seconds=2e-5)
+    assert cpu_run_seconds(run._replace(kept_again=3), checkpointed) == pytest.approx(1e-5 + 4.8e-5 + 6e-5)
     busy = dataclasses.replace(timed, busy_factor=1.5)
     assert cpu_run_seconds(run, busy) == pytest.approx(1e-5 + 4.8e-5 * 1.5)
     assert cpu_run_seconds(run, SPEEDS) == pytest.approx(1e-5 + 1e9 * 3e-11)
@@ -71,6 +80,20 @@ def test_the_calibration_collects_the_operators_that_compute():
     names = [call.func._opname for _, call in calls.found]
     assert names[-2:] == ["mm", "relu"] and "transpose" not in names
     assert torch.equal(calls.found[-1][1](), torch.full((3, 3), 2.0))
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "all"])
+def test_a_simulation_counts_what_blocks_keep_again_as_the_calibration_does(checkpoint):
+    model, batch, recipe = around_operators._model(16), torch.randn(1, 4, 16), Recipe(checkpoint=checkpoint)
+    found = simulate_training(model, recipe, batch, personality=Personality(kind="cpu"), arguments={"loss": LOSS})
+    counted = sum(found.trace.runs[index].kept_again for index in runs_of_step(found.trace))
+    trainer = prepare(around_operators._model(16), recipe, loss=LOSS, device="cpu")
+    trainer.step(batch)
+    with around_operators._Calls() as calls:
+        trainer.step(batch)
+    trainer.finish()
+    assert abs(counted - calls.kept_again) <= 2
+    assert (counted > 80) == (checkpoint == "all")
 
 
 def test_speeds_of_this_machine_are_plausible_and_draw_no_random_number():

@@ -153,6 +153,26 @@ def test_batch_norm_with_channels_last_reads_again_what_the_chip_cannot_hold():
     assert norm.again_bytes == pytest.approx(norm.read_bytes, rel=0.01)
 
 
+def frozen(channels, *, weighted):
+    norm = nn.BatchNorm2d(channels).eval()
+    return norm if weighted else norm.requires_grad_(False)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_batch_norm_in_evaluation_mode_is_elementwise(last):
+    layers = nn.Conv2d(32, 128, 1), frozen(128, weighted=False)
+    norms = [run for run in recorded(*layers, last=last) if "batch_norm" in run.operator]
+    assert len(norms) == 2 and {(run.again_bytes, run.blocks) for run in norms} == {(0, 0)}
+
+
+@pytest.mark.parametrize("last, blocks", [(False, 128), (True, 0)])
+def test_batch_norm_in_evaluation_mode_reads_gradients_again_for_those_of_its_weights(last, blocks):
+    layers = nn.Conv2d(32, 128, 1), frozen(128, weighted=True)
+    forward, backward = (run for run in recorded(*layers, last=last) if "batch_norm" in run.operator)
+    assert (forward.again_bytes, forward.blocks) == (0, 0)
+    assert (backward.again_bytes, backward.blocks) == (4 * 128 * 256 * 4, blocks)
+
+
 def test_what_is_read_across_takes_more_of_the_bus_and_what_is_broadcast_a_little():
     class Odd(nn.Module):
         def forward(self, images):

@@ -56,7 +56,12 @@ def test_peaks(script, peak, at, reserved, host):
     assert (done.peak_allocated_bytes, done.peak_reserved_bytes) == (peak * MIB, reserved * MIB)
     assert done.peak_module == at
     assert (done.host_peak_bytes, done.shortage) == (host * MIB, None)
+    assert done.peak_allocated_bytes <= done.peak_with_host_bytes <= done.peak_allocated_bytes + done.host_peak_bytes
     assert done.peak_requested_bytes <= done.peak_allocated_bytes <= done.reserved_at_peak_bytes
+
+
+def test_where_host_and_device_are_one_memory_their_peak_is_that_of_both_together():
+    assert replay(trace_of("a=3 h:b=2 a- h:c=4 d=1 b- c-")).peak_with_host_bytes == 7 * MIB  # b, c and d
 
 
 def test_where_it_runs_out():
