@@ -31,6 +31,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _index = torch.ops.aten.index.Tensor
 _PUTS = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
 _copy = torch.ops.aten.copy_.default
+_to_copy = torch.ops.aten._to_copy.default
 
 
 class Call(NamedTuple):
@@ -125,7 +126,9 @@ class FakeCalls:
             fresh: Its new results.
         """
         args, kwargs, result, by_values = call
-        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
+        # A number on the host is an argument of a kernel, unless it is what is copied.
+        moves = func is _copy or func is _to_copy
+        devices = {t.device.type for t in (*tensors, *fresh) if moves or t.dim() or t.device.type != "cpu"}
         link = self._cuda and devices == {"cpu", DEVICE_TYPE}
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _copy and len(args) > 2 and args[2]))
@@ -154,7 +157,8 @@ class FakeCalls:
             workspaces=inner.spaces,
             order=inner.order,
             device="link" if link else "host" if on_host else "device",
-            blocking=link and waits,
+            # A size that values decide is read by the host before it can go on.
+            blocking=(link and waits) or (by_values and self._cuda and not on_host),
             differs=differs,
             seconds=inner.seconds,
         )

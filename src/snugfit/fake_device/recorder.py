@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, own_kernels
+from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, fake_failure, own_kernels
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
@@ -284,6 +284,8 @@ class Recorder(RankOperators, DirectMode):
         written = written_by(func, args, kwargs)
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
+            if self._cuda and tensors[0].device.type == DEVICE_TYPE:
+                self._wait_for_number(tensors[0], module)
             return self.values.number(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
@@ -383,12 +385,26 @@ class Recorder(RankOperators, DirectMode):
         in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
         if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
             cost = cost._replace(dtype="tf32")
-        after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         run = OperatorRun(
-            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
-            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds, **cost._asdict(),
+            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=self._awaited(),
+            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
+            line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
         )  # fmt: skip
         self._last_run[stream] = self._builder.run(run)
+
+    def _awaited(self) -> tuple[int, ...]:
+        """What the next operator of this stream has to wait for."""
+        return tuple(self._waits.pop(self._stream)) if self._stream in self._waits else ()
+
+    def _wait_for_number(self, tensor: torch.Tensor, module: str) -> None:
+        """Takes down that the host waits for a number: it is copied when all that was issued before has ended."""
+        run = OperatorRun(
+            operator=str(_item), module=module, phase=self.phase, device="link", stream=self._stream,
+            after=self._awaited(), flops=0, read_bytes=tensor.element_size(), written_bytes=0, kernels=1,
+            dtype=str(tensor.dtype).removeprefix("torch."), blocking=True, at=len(self._builder),
+            line=fake_failure.place_outside(),
+        )  # fmt: skip
+        self._last_run[self._stream] = self._builder.run(run)
 
     def _know(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]

@@ -126,7 +126,7 @@ class OperatorRun(NamedTuple):
     after: tuple[int, ...] = ()
     """Indices of earlier runs that must have ended first (waits for events of other streams)."""
     blocking: bool = False
-    """Whether the host waits for its end (`.item()`, a copy from pageable memory, a synchronise)."""
+    """Whether the host waits for its end (`.item()`, a size that values decide, a copy from or to pageable memory)."""
     at: int = 0
     """How many events of the trace came before it."""
     convolution: Convolution | tuple[()] = ()
@@ -143,6 +143,8 @@ class OperatorRun(NamedTuple):
     """What it takes on the processor that was asked, called from Python; None where none was."""
     collective: Collective | tuple[()] = ()
     """For a collective: what is sent; empty for everything else."""
+    line: str = ""
+    """For one that the host waits for: `file:line` of a person's code that asked for it; empty where snugfit's own did."""
 
     @property
     def aligned(self) -> bool:
