@@ -16,7 +16,7 @@ from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.chance import SOURCES
 from snugfit.fake_device.dispatch_plan import Plan
-from snugfit.fake_device.operator_costs import cost_of, tensors_in
+from snugfit.fake_device.operator_costs import Cost, cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
@@ -163,6 +163,14 @@ class FakeCalls:
             seconds=inner.seconds,
         )
         return plan, result, list(fresh)
+
+
+def number_read(tensor: torch.Tensor) -> Plan:
+    """Returns what it is to read a number of a card: a copy for which the host waits until all before it has ended."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
+    name = str(torch.ops.aten._local_scalar_dense.default)
+    return Plan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
 
 
 def is_mask(index: Any) -> bool:

@@ -20,7 +20,7 @@ from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
-from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, selects_by_masks, written_by
+from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
@@ -285,7 +285,7 @@ class Recorder(RankOperators, DirectMode):
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
             if self._cuda and tensors[0].device.type == DEVICE_TYPE:
-                self._wait_for_number(tensors[0], module)
+                self._note(number_read(tensors[0]), (), module)
             return self.values.number(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
@@ -385,26 +385,13 @@ class Recorder(RankOperators, DirectMode):
         in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
         if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
             cost = cost._replace(dtype="tf32")
+        after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
         run = OperatorRun(
-            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=self._awaited(),
+            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
             blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
             line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
         )  # fmt: skip
         self._last_run[stream] = self._builder.run(run)
-
-    def _awaited(self) -> tuple[int, ...]:
-        """What the next operator of this stream has to wait for."""
-        return tuple(self._waits.pop(self._stream)) if self._stream in self._waits else ()
-
-    def _wait_for_number(self, tensor: torch.Tensor, module: str) -> None:
-        """Takes down that the host waits for a number: it is copied when all that was issued before has ended."""
-        run = OperatorRun(
-            operator=str(_item), module=module, phase=self.phase, device="link", stream=self._stream,
-            after=self._awaited(), flops=0, read_bytes=tensor.element_size(), written_bytes=0, kernels=1,
-            dtype=str(tensor.dtype).removeprefix("torch."), blocking=True, at=len(self._builder),
-            line=fake_failure.place_outside(),
-        )  # fmt: skip
-        self._last_run[self._stream] = self._builder.run(run)
 
     def _know(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
