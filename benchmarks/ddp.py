@@ -139,10 +139,10 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
+                within = sum(abs(row["worst"] - 1) <= 0.02 for row in rows)
+                write("ddp", {"ranks": RANKS, "within_2_percent": within, "rows": rows})
         for end in ends:
             end.send(None)
-    within = sum(abs(row["worst"] - 1) <= 0.02 for row in rows)
-    write("ddp", {"ranks": RANKS, "within_2_percent": within, "rows": rows})
 
 
 if __name__ == "__main__":
