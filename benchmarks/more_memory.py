@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,14 @@ def step_peaks(trace: Trace) -> tuple[int, int]:
     return player.allocator.peak_allocated_bytes, player.allocator.peak_reserved_bytes
 
 
-def course_rows(rows: list[dict[str, Any]], code: Path) -> Iterator[dict[str, Any]]:
-    """Compares the recorded steps of the course's transformers."""
+def course_rows(rows: list[dict[str, Any]], code: Path, there: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Compares the recorded steps of the course's transformers, those apart that are `there`."""
     known: dict[str, int] = {}
     for repository, part, case in COURSE:
         row = next(one for one in rows if one["source"] == repository and part in one["path"])
+        if Path(row["path"]).stem in there:
+            yield there[Path(row["path"]).stem]
+            continue
         if str(case) not in known:
             pool = Pool()  # the repositories have packages of the same name
             try:
@@ -93,32 +96,43 @@ def course_rows(rows: list[dict[str, Any]], code: Path) -> Iterator[dict[str, An
         yield _compared(row, "allocated", row["allocated_mib"]["peak"], known[str(case)] / MIB, Path(row["path"]).stem)
 
 
-def peft_rows(rows: list[dict[str, Any]], pool: Pool) -> list[dict[str, Any]]:
-    """Compares adapters on a Llama, all at one length."""
-    found: list[dict[str, Any]] = []
-    lengths, sizes = [], []
+def peft_rows(rows: list[dict[str, Any]], pool: Pool, there: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Predicts adapters on a Llama at two lengths, those apart that are `there`."""
     for row in rows:
-        if row["source"] == "huggingface/peft" and "Llama-3.2-3B" in row["model"]:
-            name = row["id"].removeprefix("peft_").replace("--llama-3.2-3B", "")
-            try:
-                short, long = (step_peaks(_adapted(row, tokens, pool))[1] / MIB for tokens in PEFT_TOKENS)
-            except (SnugfitError, TypeError, KeyError) as error:
-                found.append(
-                    {"source": row["source"], "name": name, "error": without_paths(str(error).splitlines()[0])[:160]}
-                )
-                continue
-            measured = row["reserved_99th_bytes"] / MIB
-            sizes.append((short, long))
-            lengths.append(PEFT_TOKENS[0] + (measured - short) / (long - short) * (PEFT_TOKENS[1] - PEFT_TOKENS[0]))
-            found.append(_compared(row, "reserved, 99th percentile", measured, long, name))
-            print(name, round(measured), round(short), round(long), round(lengths[-1]), flush=True)
-    length = statistics.median(lengths)
-    share = (length - PEFT_TOKENS[0]) / (PEFT_TOKENS[1] - PEFT_TOKENS[0])
-    for row, (short, long) in zip([row for row in found if "off" in row], sizes, strict=True):
-        predicted = short + share * (long - short)
-        row.update(
-            predicted_mib=round(predicted, 1), off=round(predicted / row["measured_mib"] - 1, 5), tokens=round(length)
-        )
+        if row["source"] != "huggingface/peft" or "Llama-3.2-3B" not in row["model"]:
+            continue
+        name = row["id"].removeprefix("peft_").replace("--llama-3.2-3B", "")
+        if "at_mib" in there.get(name, {}) or "error" in there.get(name, {}):
+            yield there[name]
+            continue
+        try:
+            sizes = [step_peaks(_adapted(row, tokens, pool))[1] / MIB for tokens in PEFT_TOKENS]
+        except (SnugfitError, TypeError, KeyError) as error:
+            yield {"source": row["source"], "name": name, "error": without_paths(str(error).splitlines()[0])[:160]}
+            continue
+        measured = row["reserved_99th_bytes"] / MIB
+        found = _compared(row, "reserved, 99th percentile", measured, sizes[-1], name)
+        yield {**found, "at_mib": [round(size, 1) for size in sizes]}
+
+
+def at_one_length(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns adapters as predicted at the length at which half of them are over and half under."""
+    low, high = PEFT_TOKENS
+    told = [row for row in rows if "at_mib" in row]
+    if not told:
+        return rows
+    share = statistics.median(
+        (row["measured_mib"] - row["at_mib"][0]) / (row["at_mib"][1] - row["at_mib"][0]) for row in told
+    )
+    found = []
+    for row in rows:
+        if "at_mib" in row:
+            short, long = row["at_mib"]
+            predicted = short + share * (long - short)
+            off = round(predicted / row["measured_mib"] - 1, 5)
+            tokens = round(low + share * (high - low))
+            row = {**row, "predicted_mib": round(predicted, 1), "off": off, "tokens": tokens}
+        found.append(row)
     return found
 
 
@@ -153,23 +167,23 @@ def _adapted(row: dict[str, Any], tokens: int, pool: Pool) -> Trace:
     return simulate_step(step, build, adamw, batch, personality=Personality(capability=(8, 9)), pool=pool).trace
 
 
-def lambda_rows(rows: list[dict[str, Any]], pool: Pool) -> Iterator[dict[str, Any]]:
+def lambda_rows(rows: list[dict[str, Any]], pool: Pool, there: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Says of batches that ran whether they are said to fit; what a step needs is worked out once for all cards."""
-    known: dict[tuple[Any, ...], int] = {}
+    known: dict[str, float] = {name: row["predicted_mib"] for name, row in there.items()}
     for row in rows:
         if row["source"] != "lambdal/deeplearning-benchmark" or row["precision"].startswith("fp16 model"):
             continue  # the ResNet with a copy of its weights in float16 is another program
         name = row["model"].split()[0]
         precision = "fp16" if row["precision"][0] in "Aa" else "tf32" if "TF32" in row["precision"] else "fp32"
-        key = (name, precision, row["batch"])
+        key = f"{name} {precision} x {row['batch']}"
         if key not in known:
             step = lambdas({"model": name, "precision": precision, "batch": row["batch"]})
             capability = (8, 6) if precision == "tf32" else (7, 5)
             recorded = simulate_step(*step, personality=Personality(capability=capability), pool=pool)
-            known[key] = Replays(recorded.trace).smallest_bytes
+            known[key] = Replays(recorded.trace).smallest_bytes / MIB
         total = float(row["card_memory"].split("_")[0])
-        found = _compared(row, "NVML", row["value_mib"], known[key] / MIB, f"{name} {precision} x {row['batch']}")
-        yield {**found, "card": row["card"], "card_mib": total, "said_to_fit": known[key] / MIB <= total}
+        found = _compared(row, "NVML", row["value_mib"], known[key], key)
+        yield {**found, "card": row["card"], "card_mib": total, "said_to_fit": known[key] <= total}
 
 
 def _compared(row: dict[str, Any], what: str, measured: float, predicted: float, name: str) -> dict[str, Any]:
@@ -191,15 +205,49 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def more_memory(truth: Path, code: Path | None) -> dict[str, Any]:
-    """Compares all rows, those of the course only with their code; and one trace with cuDNN's workspaces in it."""
-    rows, found = rows_of(truth), {}
+def more_memory(
+    truth: Path, code: Path | None, there: Mapping[str, Any], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Compares all rows, those of the course only with their code; and one trace with cuDNN's workspaces in it.
+
+    Args:
+        truth: The folder.
+        code: Checkouts of the course's code.
+        there: What an earlier call returned or kept; rows in it are taken over.
+        keep: Gets all that is known after each row, so that the next call goes on where this one was stopped.
+    """
+    rows, found = rows_of(truth), dict(there)
     pool = Pool()
     try:
-        found["workspaces"] = recorded_workspaces.compared(truth, pool)
-        groups = {"peft": peft_rows(rows, pool), "lambda": list(lambda_rows(rows, pool))}
+        if "workspaces" not in found:
+            found["workspaces"] = recorded_workspaces.compared(truth, pool)
+            keep(found)
+        before = {
+            group: {row["name"]: row for row in there.get(group, {}).get("compared", [])}
+            for group in ("peft", "lambda", "course")
+        }
+        groups: dict[str, Iterator[dict[str, Any]]] = {
+            "peft": peft_rows(rows, pool, before["peft"]),
+            "lambda": lambda_rows(rows, pool, before["lambda"]),
+        }
+        if code is not None:
+            groups["course"] = course_rows(rows, code, before["course"])
+        for group, made in groups.items():
+            compared: list[dict[str, Any]] = []
+            for row in made:
+                compared.append(row)
+                told = at_one_length(compared) if group == "peft" else compared
+                if before[group].get(row["name"]) is not row:
+                    print(*row.values(), flush=True)
+                    rest = [one for name, one in before[group].items() if name not in {two["name"] for two in told}]
+                    found[group] = _group([*told, *rest])
+                    keep(found)
+            found[group] = _group(at_one_length(compared) if group == "peft" else compared)
+            keep(found)
     finally:
         pool.close()
-    if code is not None:
-        groups["course"] = list(course_rows(rows, code))
-    return found | {name: {**summary(compared), "compared": compared} for name, compared in groups.items()}
+    return found
+
+
+def _group(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**(summary(compared) if any("off" in row for row in compared) else {}), "compared": compared}

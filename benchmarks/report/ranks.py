@@ -43,7 +43,8 @@ def ranks_section(results: Path) -> str:
             for row in rows
         ],
     )
-    return "\n\n".join([text, lines, _guide(results)]).strip()
+    parts = [text, lines, _guide(results), _published(results), _ddp(results)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _guide(results: Path) -> str:
@@ -73,3 +74,65 @@ def _guide(results: Path) -> str:
             ],
         )
     )
+
+
+def _published(results: Path) -> str:
+    """Runs on several GPUs that others measured."""
+    file = results / "published_ranks.json"
+    if not file.exists():
+        return ""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    worst = max(found["rows"], key=lambda row: abs(row["off"]))
+    text = (
+        f"**Peaks on several GPUs that others published.** Of {found['rows_in_all']} rows {found['rows_predicted']} say "
+        "enough to be predicted for a rank, written as their code had it (`benchmarks/published_ranks.py` says what that "
+        f"is): median {found['median']:+.1%}, median absolute {found['median_absolute']:.1%}, "
+        f"{found['within_10_percent']} of {found['rows_predicted']} within 10 %, furthest {worst['id']} "
+        f"({worst['off']:+.1%}). Nothing is fitted to them. Rows of confidence C leave one thing unsaid (torchtitan's: that "
+        "it is Llama 3 8B, one sample a GPU)."
+    )
+    lines = table(
+        ["row", "GPUs", "confidence", "figure", "published GiB", "predicted GiB", "off"],
+        [
+            (
+                row["id"],
+                f"{row['gpus']}, {row['parallel']}",
+                row["confidence"],
+                row["what"],
+                f"{row['published_gib']:.2f}",
+                f"{row['predicted_gib']:.2f}",
+                f"{row['off']:+.1%}",
+            )
+            for row in found["rows"]
+        ],
+    )
+    left = table(
+        ["rows not predicted", "of", "why"],
+        [(str(row["rows"]), row["source"], row["reason"]) for row in found["not_predicted"]],
+    )
+    return "\n\n".join([text, lines, left])
+
+
+def _ddp(results: Path) -> str:
+    """Torch's own data parallelism, which snugfit does not run."""
+    file = results / "ddp.json"
+    if not file.exists():
+        return ""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    text = (
+        f"**Plain DDP** ([how it is predicted](several_gpus.md#your-own-ddp)) in {found['ranks']} processes on a CPU: "
+        f"{found['within_2_percent']} of {len(found['rows'])} within 2 %. `python -m benchmarks.ddp`."
+    )
+    lines = table(
+        ["model", "gradient_as_bucket_view", "measured", "predicted"],
+        [
+            (
+                row["model"],
+                str(row["gradient_as_bucket_view"]),
+                format_bytes(max(row["measured_bytes"])),
+                f"{format_bytes(row['predicted_bytes'])} ({row['predicted_bytes'] / max(row['measured_bytes']) - 1:+.2%})",
+            )
+            for row in found["rows"]
+        ],
+    )
+    return "\n\n".join([text, lines])

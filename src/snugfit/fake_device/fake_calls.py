@@ -16,7 +16,7 @@ from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.chance import SOURCES
 from snugfit.fake_device.dispatch_plan import Plan
-from snugfit.fake_device.operator_costs import cost_of, tensors_in
+from snugfit.fake_device.operator_costs import Cost, cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
@@ -31,6 +31,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _index = torch.ops.aten.index.Tensor
 _PUTS = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
 _copy = torch.ops.aten.copy_.default
+_to_copy = torch.ops.aten._to_copy.default
 
 
 class Call(NamedTuple):
@@ -125,7 +126,9 @@ class FakeCalls:
             fresh: Its new results.
         """
         args, kwargs, result, by_values = call
-        devices = {t.device.type for t in (*tensors, *fresh) if t.dim() or t.device.type != "cpu"}
+        # A number on the host is an argument of a kernel, unless it is what is copied.
+        moves = func is _copy or func is _to_copy
+        devices = {t.device.type for t in (*tensors, *fresh) if moves or t.dim() or t.device.type != "cpu"}
         link = self._cuda and devices == {"cpu", DEVICE_TYPE}
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _copy and len(args) > 2 and args[2]))
@@ -154,11 +157,20 @@ class FakeCalls:
             workspaces=inner.spaces,
             order=inner.order,
             device="link" if link else "host" if on_host else "device",
-            blocking=link and waits,
+            # A size that values decide is read by the host before it can go on.
+            blocking=(link and waits) or (by_values and self._cuda and not on_host),
             differs=differs,
             seconds=inner.seconds,
         )
         return plan, result, list(fresh)
+
+
+def number_read(tensor: torch.Tensor) -> Plan:
+    """Returns what it is to read a number of a card: a copy for which the host waits until all before it has ended."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
+    name = str(torch.ops.aten._local_scalar_dense.default)
+    return Plan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
 
 
 def is_mask(index: Any) -> bool:

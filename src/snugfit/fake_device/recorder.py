@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, own_kernels
+from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, fake_failure, own_kernels
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
-from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, selects_by_masks, written_by
+from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
@@ -288,6 +288,8 @@ class Recorder(RankOperators, DirectMode):
         written = written_by(func, args, kwargs)
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
+            if self._cuda and tensors[0].device.type == DEVICE_TYPE:
+                self._note(number_read(tensors[0]), (), module)
             return self.values.number(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
@@ -391,7 +393,7 @@ class Recorder(RankOperators, DirectMode):
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
             blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
-            kept_again=self._kept_again, **cost._asdict(),
+            kept_again=self._kept_again, line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
         )  # fmt: skip
         self._kept_again = 0
         self._last_run[stream] = self._builder.run(run)

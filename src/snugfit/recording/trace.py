@@ -126,7 +126,7 @@ class OperatorRun(NamedTuple):
     after: tuple[int, ...] = ()
     """Indices of earlier runs that must have ended first (waits for events of other streams)."""
     blocking: bool = False
-    """Whether the host waits for its end (`.item()`, a copy from pageable memory, a synchronise)."""
+    """Whether the host waits for its end (`.item()`, a size that values decide, a copy from or to pageable memory)."""
     at: int = 0
     """How many events of the trace came before it."""
     convolution: Convolution | tuple[()] = ()
@@ -145,6 +145,8 @@ class OperatorRun(NamedTuple):
     """For a collective: what is sent; empty for everything else."""
     kept_again: int = 0
     """Tensors that a block which is computed again in backward kept since the operator before."""
+    line: str = ""
+    """For one that the host waits for: `file:line` of a person's code that asked for it; empty where snugfit's own did."""
 
     @property
     def aligned(self) -> bool:

@@ -11,6 +11,7 @@ from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.recording.fragmentation import Fragmentation
+    from snugfit.recording.host_waits import HostWaits
     from snugfit.recording.uneven_sizes import UnevenSize
     from snugfit.simulator.costs import Cost
 
@@ -28,6 +29,25 @@ def uneven_in_words(found: Sequence[UnevenSize]) -> Iterator[str]:
             f"{sizes}{where}: tensor cores load whole rows of {padded} in {one.dtype}; a step would take about "
             f"{format_seconds(one.lost_seconds)} less"
         )
+
+
+def waits_in_words(found: HostWaits | None) -> str:
+    """Returns where the host waits for the card in a step, and what that costs; nothing where it does not.
+
+    Args:
+        found: What is known of waits.
+    """
+    if found is None:
+        return ""
+    lines = [f"{one.line} ({one.what}{f', {one.times} times' if one.times > 1 else ''})" for one in found.lines]
+    times = "once" if found.times == 1 else f"{found.times} times"
+    if found.lost_seconds is None:
+        cost = "what that costs is not known for this device"
+    elif found.lost_seconds:
+        cost = f"a step that did not would take about {format_seconds(found.lost_seconds)} less"
+    else:
+        cost = "by the clock that costs nothing"
+    return f"{times} a step for the card, at {listed(lines, 3)}; {cost}"
 
 
 def fragmentation_in_words(found: Fragmentation | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snugfit.devices import device_named
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.report.console import card, table
-from snugfit.report.estimate_advice import cost_lines, fragmentation_in_words, uneven_in_words
+from snugfit.report.estimate_advice import cost_lines, fragmentation_in_words, uneven_in_words, waits_in_words
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table
 from snugfit.report.timeline import Drawing, drawing_of
 from snugfit.report.words import recipe_in_words, short_operator
@@ -66,6 +66,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "attention", kernels
     yield "time", _time_in_words(estimate)
     yield "uneven sizes", "\n".join(uneven_in_words(estimate.uneven_sizes))
+    yield "host waits", waits_in_words(estimate.host_waits)
     yield "cached", fragmentation_in_words(estimate.fragmentation)
     if estimate.processor:
         yield "holds for", f"{estimate.processor}: what operators take inside was measured there"

@@ -21,6 +21,7 @@ from snugfit.recording.clock import Timing, clock, runs_of_step
 from snugfit.recording.cpu_clock import cpu_clock, kept_speeds
 from snugfit.recording.fragmentation import Fragmentation, fragmentation
 from snugfit.recording.host_memory import machine_host_bytes, other_host_bytes
+from snugfit.recording.host_waits import HostWaits, host_waits
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
@@ -163,6 +164,8 @@ class Estimate:
     """Sizes that tensor cores of this card cannot load whole, and what they cost; empty for more than one card."""
     fragmentation: Fragmentation | None
     """Where a noticeable share of the reserved bytes is in no tensor: what would lower it."""
+    host_waits: HostWaits | None
+    """Where the host waits for the card in the middle of a step, and what it costs; None where it never does."""
     trace: Trace = dataclasses.field(repr=False, compare=False)
     """The recording."""
     costs: tuple[Cost, ...] = ()
@@ -328,6 +331,7 @@ def assemble(
         steps=headline.steps,
         uneven_sizes=() if only is None or on_cpu else uneven_sizes(trace, only),
         fragmentation=None if on_cpu else fragmentation(trace, played),
+        host_waits=None if on_cpu else host_waits(trace, only),
         trace=trace,
         batch_size=None if workload is None else workload.batch_size,
     )
