@@ -16,8 +16,8 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Laboratory, Probe
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.declaration import LEVELS, ByBlock, Changes, Choice, Situation
-from snugfit.techniques.tensor_parallel import largest_share
 from snugfit.workload import Workload
 
 PLAIN = "plain"

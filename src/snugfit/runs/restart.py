@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import warn
 from snugfit.recipe import Recipe
-from snugfit.techniques.tensor_parallel import largest_share
+from snugfit.techniques.batch_share import largest_share
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
+from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
 from snugfit.techniques.microbatch.apply import batch_length
-from snugfit.techniques.tensor_parallel import largest_share
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.lockstep import Lockstep

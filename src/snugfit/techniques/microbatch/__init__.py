@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.declaration import Technique
-from snugfit.techniques.tensor_parallel import largest_share
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe

@@ -26,9 +26,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
+from snugfit.techniques.batch_share import sharers
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Changes, Situation, Technique
 from snugfit.techniques.microbatch import splits
-from snugfit.techniques.tensor_parallel import sharers
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe

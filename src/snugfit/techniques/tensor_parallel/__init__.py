@@ -24,6 +24,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from snugfit.techniques.batch_share import largest_share, sharers
 from snugfit.techniques.declaration import Changes, Technique
 
 if TYPE_CHECKING:
@@ -37,17 +38,6 @@ class Fields:
 
     tensor_parallel: int = 1
     """Several GPUs: how many take the same samples, each with its part of the large layers; 1: each takes its own."""
-
-
-def sharers(recipe: Recipe, ranks: int) -> int:
-    """Returns among how many the batch is shared: the GPUs of one tensor-parallel group take the same samples."""
-    return max(ranks // max(recipe.tensor_parallel, 1), 1)
-
-
-def largest_share(recipe: Recipe, workload: Workload) -> int | None:
-    """Returns the samples of the largest share of a batch; None where the batch's size is not known."""
-    size = workload.batch_size
-    return None if size is None else -(-size // sharers(recipe, workload.ranks))
 
 
 def _cuts(recipe: Recipe, workload: Workload) -> bool:

@@ -151,7 +151,7 @@ class _Run:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
 
     def _vectors(self, layer: nn.Module) -> tuple[Tensor, ...]:
-        outputs, inputs = layer.weight.shape  # type: ignore[union-attr,misc]
+        outputs, inputs = layer.get_parameter("weight").shape
         if not isinstance(layer, nn.Linear):  # GPT-2's Conv1D holds its matrix the other way round
             outputs, inputs = inputs, outputs
         return self._drawn(inputs) / inputs**0.5, self._drawn(outputs), self._drawn(outputs)
@@ -242,8 +242,7 @@ class _Run:
 def _runs(block: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[_Run]:
     """Runs of the whole block, on inputs of the widths that its layers take."""
     widths = dict.fromkeys(
-        layer.weight.shape[isinstance(layer, nn.Linear)]  # type: ignore[union-attr,index]
-        for layer in layers.values()
+        layer.get_parameter("weight").shape[isinstance(layer, nn.Linear)] for layer in layers.values()
     )
     for width in widths:
         try:
