@@ -27,11 +27,14 @@ import torch
 import yaml
 
 from snugfit.device_kinds import CPU, CUDA
-from snugfit.private_torch import TorchDispatchMode, dispatcher, tree_leaves, tree_map
+from snugfit.private_torch import FakeTensor, TorchDispatchMode, dispatcher, tree_leaves, tree_map
 
 _ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """Kind of device -> operators that only it has a kernel for."""
 _LISTS, _LISTS_WITHOUT_KERNEL = "aten::_foreach_", ("aten::_foreach_copy", "aten::_foreach_zero")
+
+_known: dict[Any, bool] = {}
+"""Kind of device, operator and what its calls have in common -> whether its body makes more than its results."""
 
 WHOLE, APART, APART_WHERE_IT_HOLDS_MORE = "whole", "apart", "apart where it holds more"
 
@@ -76,15 +79,25 @@ def choice(operator: Any, kind: str) -> str:
     return APART_WHERE_IT_HOLDS_MORE if dispatcher.explicit_body(name) is not None else WHOLE
 
 
-def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether the body of a composite operator makes tensors beside its results.
+def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any], alike: Any = None) -> bool:
+    """Returns whether the body of a composite operator, called with fake tensors, makes tensors beside its results.
 
     Args:
         operator: The overload; its choice is `APART_WHERE_IT_HOLDS_MORE`.
         kind: `cuda` or `cpu`.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+        alike: The same for all calls that do the same, which are asked once; None where that is not known.
     """
+    if not any(type(tensor) is FakeTensor for tensor in _tensors((args, kwargs))):
+        return False
+    key = (kind, operator, alike)
+    if alike is None or key not in _known:
+        _known[key] = _makes_more(operator, kind, args, kwargs)
+    return _known[key]
+
+
+def _makes_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     made = _Made(kind)
     on_meta = tree_map(_on_meta, (args, kwargs))
     try:

@@ -45,7 +45,6 @@ _equal = _aten.equal.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
-_holds_more: dict[Any, bool] = {}
 
 
 class Recorder(RankOperators, DirectMode):
@@ -247,7 +246,8 @@ class Recorder(RankOperators, DirectMode):
                 if attention_kernels.runs_whole(func) and self._cuda:
                     return attention_kernels.attention(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
-        if self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE and self._holds_more(func, args, kwargs, found):
+        taken_apart = self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE
+        if taken_apart and own_kernels.holds_more(func, self.personality.kind, args, kwargs, found and found[0]):
             self._builder.taken_apart[str(func), module] = None
             with self._also_inside():
                 return dispatcher.run_explicit_body(func, args, kwargs)
@@ -263,17 +263,6 @@ class Recorder(RankOperators, DirectMode):
         for tensor in used:
             self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
         self._ledger.claim(used, "weights")
-
-    def _holds_more(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: tuple[Any, list[torch.Tensor]] | None
-    ) -> bool:
-        """Whether the device takes an operator apart, and its body makes more than its results."""
-        if not any(type(tensor) is FakeTensor for tensor in tensors_in((*args, *kwargs.values()))):
-            return False
-        key = None if found is None else (self.personality.kind, func, found[0])
-        if key is None or key not in _holds_more:
-            _holds_more[key] = own_kernels.holds_more(func, self.personality.kind, args, kwargs)
-        return _holds_more[key]
 
     def _work_out(
         self,

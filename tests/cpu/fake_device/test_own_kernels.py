@@ -13,7 +13,7 @@ from torch import nn
 
 import snugfit
 from snugfit.fake_device import own_kernels
-from snugfit.fake_device.own_kernels import APART, APART_WHERE_IT_HOLDS_MORE, WHOLE, choice, has_own_kernel, holds_more
+from snugfit.fake_device.own_kernels import APART, APART_WHERE_IT_HOLDS_MORE, WHOLE, _makes_more, choice, has_own_kernel
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.private_torch import dispatcher
 
@@ -155,7 +155,7 @@ def test_bodies_that_make_only_their_results_stay_whole():
         (aten.mul.Scalar, (features, 2.0)),
         (aten.embedding.default, (features, torch.empty(3, dtype=torch.long, device="meta"))),
     ):
-        assert not holds_more(operator, "cuda", args, {}), operator
+        assert not _makes_more(operator, "cuda", args, {}), operator
 
 
 def test_bodies_that_make_more_are_found_also_inside_out_variants_and_each_other():
@@ -168,7 +168,7 @@ def test_bodies_that_make_more_are_found_also_inside_out_variants_and_each_other
         (aten.dist.default, (features, features)),
         (aten._safe_softmax.default, (features, 1)),
     ):
-        assert holds_more(operator, "cuda", args, {}), operator
+        assert _makes_more(operator, "cuda", args, {}), operator
 
 
 # -- what that means in bytes
