@@ -103,7 +103,9 @@ class ActivationOffload(ModelTechnique):
     def _pack(self, tensor: Tensor) -> Any:
         part, again = taken_apart(tensor)
         packed = self._packed(part)
-        return tensor if packed is part else (packed, again)
+        if packed is part:
+            return tensor
+        return packed if part is tensor else (packed, again)
 
     def _packed(self, tensor: Tensor) -> Any:
         if not self._moves(tensor):
@@ -202,9 +204,9 @@ class _Stashed:
 def _unpack(saved: Any) -> Tensor:
     if isinstance(saved, Tensor):
         return saved
-    packed, again = saved
-    found: Tensor = again(packed._offload.fetch(packed))
-    return found
+    packed, again = saved if isinstance(saved, tuple) else (saved, None)
+    found: Tensor = packed._offload.fetch(packed)
+    return found if again is None else again(found)
 
 
 def _nothing() -> None:
