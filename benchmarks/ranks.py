@@ -33,8 +33,8 @@ from benchmarks.results_file import RESULTS, write
 from snugfit.attributes import attributes_set
 from snugfit.measure.meter import meter_for
 from snugfit.recipe import Recipe
+from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.microbatch.apply import cut, map_tensors, tensors_of
-from snugfit.techniques.shard import share_of
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 

@@ -15,7 +15,7 @@ import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.joining import processes_here
-from snugfit.techniques.shard import share_of
+from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.shard.ranks import check_ranks
 from snugfit.training.shares import spread_as
 from snugfit.workloads.models import build_model

@@ -22,7 +22,7 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from snugfit.interop.export import Export
+    from snugfit.interop.deepspeed_config import Export
     from snugfit.interop.stored_recipes import StoredRun
     from snugfit.interop.where_state_goes import Places
     from snugfit.simulator.request import NamedModel

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from snugfit.errors import RecipeError
 from snugfit.fields import as_data, as_typed, field_infos
 from snugfit.interop.deepspeed_schedule import schedule_of, schedule_problem
-from snugfit.interop.export import Export
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques.shard import numbered
@@ -53,6 +53,26 @@ class Wanted:
     """Some of `BY_HAND`."""
     largest_tensor: int | None = None
     """Elements of the model's largest weight; None: unknown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A recipe in the words of another tool."""
+
+    target: str
+    """The tool."""
+    config: Mapping[str, Any]
+    """Its file, as plain data."""
+    notes: tuple[str, ...]
+    """What of the recipe the file does not say, and what the script that uses it has to do."""
+
+    def text(self) -> str:
+        """Returns the file's text."""
+        return json.dumps(self.config, indent=2, allow_nan=False) + "\n"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return {"target": self.target, "config": dict(self.config), "notes": list(self.notes)}
 
 
 def deepspeed_export(run: Run, wanted: Wanted | None = None) -> Export:

@@ -1,4 +1,4 @@
-"""How many samples of a batch one of several GPUs takes."""
+"""Which samples of a batch one of several GPUs takes, and how many."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def largest_share(recipe: Recipe, workload: Workload) -> int | None:
     """Returns the samples of the largest share of a batch; None where the batch's size is not known."""
     size = workload.batch_size
     return None if size is None else -(-size // sharers(recipe, workload.ranks))
+
+
+def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
+    """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
+
+    Args:
+        samples: Those of the batch.
+        ranks: Processes that share it.
+        number: The process, from 0.
+    """
+    return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)

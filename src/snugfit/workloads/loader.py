@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.loading.apply import Batch, load
-from snugfit.techniques.shard import share_of
 
 
 def steps_per_epoch(dataset: Any, batch_size: int) -> int:

@@ -13,7 +13,8 @@ from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import Player
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.simulator.session import simulate_training
-from snugfit.techniques.shard import alike, share_of
+from snugfit.techniques.batch_share import share_of
+from snugfit.techniques.shard import alike
 
 SAMPLES = 8
 RECIPES = {

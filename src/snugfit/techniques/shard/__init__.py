@@ -26,7 +26,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
-from snugfit.techniques.batch_share import sharers
+from snugfit.techniques.batch_share import share_of, sharers
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Changes, Situation, Technique
 from snugfit.techniques.microbatch import splits
 
@@ -89,17 +89,6 @@ def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
     sharing, inside = sharers(recipe, ranks), group_size(recipe, ranks)
     found = (sharing,) if inside in (1, sharing) else (inside, sharing // inside)
     return (ranks, *(size for size in (*found, ranks // sharing) if 1 < size < ranks))
-
-
-def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
-    """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
-
-    Args:
-        samples: Those of the batch.
-        ranks: Processes that share it.
-        number: The process, from 0.
-    """
-    return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)
 
 
 def alike(
