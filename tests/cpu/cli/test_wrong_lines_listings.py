@@ -52,7 +52,7 @@ LINES = [
     wrong("techniques __init__", "technique '__init__' is unknown", "did you mean 'init'"),
     wrong("techniques --name lora", "unknown option '--name'", "see `snugfit techniques --help`"),
     wrong("techniques --all", "unknown option '--all'", "see `snugfit techniques --help`"),
-    wrong("techniques megatron", "technique 'megatron'", "The nearest that is here: `snugfit techniques"),
+    wrong("techniques gpipe", "technique 'gpipe'", "The nearest that is here: `snugfit techniques"),
 ]
 
 
