@@ -27,6 +27,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.batch_share import at_once
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
@@ -351,7 +352,7 @@ class Planner:
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
             traits=self._traits(),
-            elsewhere=ways_elsewhere(estimate, samples=_at_once(best), fits=True),
+            elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),
         )
 
     def _traits(self) -> dict[str, bool]:
@@ -401,7 +402,8 @@ class Planner:
         if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
         if leanest is not None:
-            ways = ways_elsewhere(self._estimate(leanest, budget_bytes), samples=_at_once(leanest), fits=False)
+            samples = at_once(leanest.recipe, leanest.recorded.workload)
+            ways = ways_elsewhere(self._estimate(leanest, budget_bytes), samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
         error = DoesNotFitError(
             f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
@@ -410,12 +412,6 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
-
-
-def _at_once(probe: Probe) -> int | None:
-    """Samples that go through the model at a time on a GPU."""
-    workload = probe.recorded.workload
-    return probe.recipe.microbatch_size or (None if workload is None else workload.share_size)
 
 
 def _fits_in(space: Space, capacity: int) -> bool:

@@ -20,6 +20,11 @@ def largest_share(recipe: Recipe, workload: Workload) -> int | None:
     return None if size is None else -(-size // sharers(recipe, workload.ranks))
 
 
+def at_once(recipe: Recipe, workload: Workload | None) -> int | None:
+    """Returns the samples that go through the model at a time on a GPU; None where that is not known."""
+    return recipe.microbatch_size or (None if workload is None else largest_share(recipe, workload))
+
+
 def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
     """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
 

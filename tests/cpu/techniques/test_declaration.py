@@ -96,8 +96,8 @@ def test_code_is_found_where_it_says(row):
 def test_techniques_change_a_model_in_the_order_of_their_stages():
     names = [one.__name__ for one in model_techniques()]
     assert names == [
-        "MixedPrecision", "TruePrecision", "TF32", "InPlace", "Adapter", "Attention", "LossImpl", "ActivationOffload",
-        "Checkpointing", "Compile",
+        "MixedPrecision", "TruePrecision", "TF32", "InPlace", "Adapter", "TensorParallel", "Attention", "LossImpl",
+        "ActivationOffload", "Checkpointing", "Compile",
     ]  # fmt: skip
 
 
