@@ -123,13 +123,14 @@ def prepare(
 
     _check_lazy(model, recipe)
     sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
+    updated_on = torch.device("cpu") if ranks and recipe.offload_parameters == "all" else place
     setup = Setup(
         recipe=recipe,
         workload=workload,
         device=place,
         pool=HostPool(place),
         copies=CopyStream(place),
-        generator=torch.Generator(place).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
+        generator=torch.Generator(updated_on).manual_seed(workload.seed) if recipe.stochastic_rounding else None,
         ranks=_ranks(place, recipe, workload),
     )
     take_over(model)

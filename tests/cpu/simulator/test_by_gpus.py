@@ -3,7 +3,11 @@
 import json
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+import snugfit
 from snugfit import cli
 from snugfit.errors import InputError
 from snugfit.simulator.by_gpus import numbers_of_gpus
@@ -40,3 +44,14 @@ def test_auto_is_for_plans(capsys):
     asked = ["plan", "torchvision:resnet18", "--gpus", "auto", "--device", "rtx-3090", "--maximize", "batch-size"]
     assert cli.main(asked) == 2
     assert "--gpus auto" in capsys.readouterr().err
+
+
+def test_shares_on_the_host_are_rounded_there(pool):
+    fields = {"shard": "full", "offload_parameters": "all", "precision": "bf16-true", "stochastic_rounding": True}
+    batch = (torch.ones(4, 8), torch.zeros(4, dtype=torch.long))
+    estimate = snugfit.estimate(
+        lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)), batch, loss=cross_entropy, gpus=2,
+        recipe=snugfit.Recipe(**fields), device="rtx-3090", pool=pool,
+    )  # fmt: skip
+    state = [one for one in estimate.trace.storages if one.category == "optimizer_state" and one.nbytes > 4]  # no flags
+    assert state and all(one.place == "host" for one in state)

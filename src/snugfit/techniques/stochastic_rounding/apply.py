@@ -54,6 +54,8 @@ class RoundedUpdate(ParameterUpdate):
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
+        if bad is not None:
+            bad = bad.to(self.weight.device)  # shares that are kept on the host are updated there
         if self._packed and bad is not None:  # packed state changes in place, so the host decides
             if bool(bad.bool()):
                 return
