@@ -120,5 +120,5 @@ TECHNIQUE = Technique(
     finishing=_finishing,
     because="no two simulated recipes differ in it alone",
     quiet=True,
-    unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
+    unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes",
 )
