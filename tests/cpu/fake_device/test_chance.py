@@ -224,6 +224,7 @@ def test_python_and_numpy_draw_as_in_a_run(pool, draw):
 
 
 def test_what_stands_in_lies_in_what_a_real_operator_draws():
+    torch.manual_seed(0)
     aten = torch.ops.aten
     blank = torch.zeros(1000)
     calls = {
