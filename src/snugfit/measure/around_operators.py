@@ -27,6 +27,7 @@ from snugfit.training.prepare import prepare
 OUTSIDE, BUSY, AGAIN = "outside of all phases", "busy caches", "kept again"
 _PASSES = ("forward", "backward")
 _BLOCKS = 4
+_detach = torch.ops.aten.detach.default
 _STEPS, _FIRST = 12, 4
 """Steps that are timed, and those before them, in which everything that is made once is made."""
 _REPEATS = 3
@@ -114,7 +115,7 @@ def keeps_again(operator: Any) -> bool:
     Args:
         operator: The overload.
     """
-    return operator is torch.ops.aten.detach.default and not hasattr(current_node(), "variable")
+    return operator is _detach and not hasattr(current_node(), "variable")
 
 
 def issue_seconds(device: torch.device) -> float:

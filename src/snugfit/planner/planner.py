@@ -27,7 +27,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.batch_share import at_once
+from snugfit.techniques.batch_share import at_once, largest_share
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
@@ -207,12 +207,13 @@ class Planner:
         workload = probe.recorded.workload
         assert workload is not None
         pinned = self.constraints.pins.get(SIZE)
-        free = self.constraints.is_free(SIZE) and workload.share_size != 1
+        share = largest_share(probe.recipe, workload)
+        free = self.constraints.is_free(SIZE) and share != 1
         ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
         if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
             return
-        samples = min(workload.share_size or 1, pinned or workload.share_size or 1)
-        flops = probe.timing.flops / (workload.share_size or samples)
+        samples = min(share or 1, pinned or share or 1)
+        flops = probe.timing.flops / (share or samples)
         self._checked = check(self.laboratory.call, flops, probe.recorded.parameters)
         found = None if self._checked is None else self._checked.separation
         if found is not None and found.separates is False:

@@ -72,7 +72,7 @@ class Update:
     """Whether parameters are updated by hooks in the middle of backward."""
 
     def __post_init__(self) -> None:
-        self._leaving: deque[ParameterUpdate] = deque()
+        self._leaving: deque[tuple[ParameterUpdate, str]] = deque()
         self._spoiled: str | None = None
         self._loss: Tensor | None = None
         self._own_rates: list[tuple[Settings, Any]] = []
@@ -160,9 +160,9 @@ class Update:
             return
         if update.leaves:
             update.start()
-            self._leaving.append(update)
+            self._leaving.append((update, name))
             if len(self._leaving) > DEPTH:
-                self._step_on_host(self._leaving.popleft())
+                self._step_on_host(*self._leaving.popleft())
             return
         if self.health.waits:
             if self._spoiled is None and not math.isfinite(
@@ -178,12 +178,11 @@ class Update:
             self._unbroken.take(update, bad)
         update.used()
 
-    def _step_on_host(self, update: ParameterUpdate) -> None:
+    def _step_on_host(self, update: ParameterUpdate, name: str) -> None:
         update.arrived()
         assert self._loss is not None
         if self._spoiled is None and not math.isfinite(self._loss):  # there already, since the gradient is
             self._spoiled = _THE_LOSS
-        name = next(name for name, weight in self.gradients.named.items() if weight is update.weight)
         if self._spoiled is None and not math.isfinite(self.gradients.norm({name: update.gradient})):
             self._spoiled = name
         if self._spoiled is None:
@@ -220,7 +219,7 @@ class Update:
 
     def _finish_in_backward(self, step: int, loss: Tensor) -> None:
         while self._leaving:
-            self._step_on_host(self._leaving.popleft())
+            self._step_on_host(*self._leaving.popleft())
         if self._spoiled == _THE_LOSS:
             self.gradients.drop()
             self.health.stop(step, f"the loss is {float(loss):g}")

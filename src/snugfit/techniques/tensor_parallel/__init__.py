@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from snugfit.techniques.batch_share import largest_share, sharers
 from snugfit.techniques.declaration import Changes, Technique
+from snugfit.techniques.shard import numbered
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -49,8 +50,7 @@ def _uneven(recipe: Recipe, workload: Workload) -> bool:
 
 
 def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
-    kind, _, number = recipe.shard.partition(":")
-    return _cuts(recipe, workload) and kind == "hybrid" and sharers(recipe, workload.ranks) % int(number or 1) != 0
+    return _cuts(recipe, workload) and sharers(recipe, workload.ranks) % (numbered(recipe.shard, "hybrid") or 1) != 0
 
 
 def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
