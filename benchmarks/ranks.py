@@ -40,7 +40,7 @@ from snugfit.training.evaluation import task_of
 
 SAMPLES, STEPS = 16, 4
 _PAUSE_SECONDS = 0.0005
-_GATHER = ("all_gather_into_tensor", "all_gather_single")
+_WAITED_FOR = ("all_gather_into_tensor", "all_gather_single", "broadcast")
 _SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")
 SECONDS = 300
 """After which a process that does not answer is given up."""
@@ -145,7 +145,7 @@ def _users(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 @contextlib.contextmanager
-def _letting_go() -> Iterator[None]:
+def letting_go() -> Iterator[None]:
     """Collectives return when nobody else holds their tensors any more."""
     import torch.distributed as dist
 
@@ -171,7 +171,7 @@ def _letting_go() -> Iterator[None]:
         output.copy_(copy.chunk(dist.get_world_size(group))[dist.get_rank(group)])
 
     all_reduce = patient(dist.all_reduce)
-    changes = {name: patient(getattr(dist, name)) for name in _GATHER if hasattr(dist, name)}
+    changes = {name: patient(getattr(dist, name)) for name in _WAITED_FOR if hasattr(dist, name)}
     changes |= {name: reduce_scatter for name in _SCATTER if hasattr(dist, name)} | {"all_reduce": all_reduce}
     with attributes_set([dist], **changes):
         yield
@@ -211,7 +211,7 @@ def _serve(rank: int, ranks: int, meeting: str, ends: Connection) -> None:
         world_size=ranks,
         timeout=datetime.timedelta(seconds=SECONDS),
     )
-    with _letting_go():
+    with letting_go():
         while (task := ends.recv()) is not None:
             subject, fields = task
             try:

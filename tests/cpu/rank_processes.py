@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -80,6 +81,16 @@ class Ranks:
             process.join(2)
             process.kill()
         self._ends, self._processes = [], []
+
+
+def gloo_lets_go():
+    """Returns a context in which collectives return when gloo's threads hold nothing of theirs any more."""
+    root = str(Path(__file__).parents[2])
+    if root not in sys.path:
+        sys.path.append(root)
+    from benchmarks.ranks import letting_go
+
+    return letting_go()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from rank_processes import SECONDS
+from rank_processes import SECONDS, gloo_lets_go
 from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
 
@@ -35,6 +35,7 @@ def among_others(rank, world, meeting):
         timeout=datetime.timedelta(seconds=SECONDS),
     )
     yield
+    dist.barrier()  # who has left is a lost connection for who still comes
     dist.destroy_process_group()  # not after an error: others may wait for this rank, and learn of it when it is gone
 
 
@@ -193,7 +194,8 @@ def built(rank, world, meeting, name, fields):
         torch.manual_seed(3 + rank)  # only the first process's draws may count
         warm_up()
         events.start()
-        trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
+        with gloo_lets_go():
+            trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
         events.stop()
         state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
         return {key: whole(value).detach().clone() for key, value in state.items()}, events.peak_bytes
