@@ -59,10 +59,11 @@ class Coded(torch.autograd.Function):
 
 
 def _coded(x: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros_like(x)
+    total, rows = torch.zeros_like(x), x[0]
     for _ in range(_MANY):
         positive = (x > 0) & (x < 1)
         total += torch.where(positive, x - total, 0)
+        total[0] += (rows[:, : len(rows)] @ rows).mul_(0.01)
     return x + total.mul_(0.5)
 
 
