@@ -125,6 +125,10 @@ CUT_BY_FOUR: Mapping[str, dict[str, Any]] = {
     "tensor_parallel:2, full, microbatches": {"tensor_parallel": 2, "shard": "full", "microbatch_size": 2},
 }
 
+CUT_BY_EIGHT: Mapping[str, dict[str, Any]] = {
+    "tensor_parallel:2, hybrid:2": {"tensor_parallel": 2, "shard": "hybrid:2"},
+}
+
 
 def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
     """Yields number of processes, subject, name of the recipe and its fields."""
@@ -134,6 +138,8 @@ def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
                 yield ranks, subject, name, fields
             if subject == "vit":  # whose attention stays whole
                 yield ranks, subject, *next(iter(layers.items()))
+    for name, fields in CUT_BY_EIGHT.items():
+        yield 8, "llama", name, fields
 
 
 # -- a process

@@ -54,6 +54,13 @@ def four():
     ranks.end()
 
 
+@pytest.fixture
+def eight():
+    ranks = Ranks(8, "tensor_parallel_tasks")
+    yield ranks
+    ranks.end()
+
+
 def _check(ranks, name, fields, settings, sizes=SIZES, *, dtype=torch.float64, close=1e-9):
     """Losses and weights of every rank are those of one process by the same recipe, without what is cut or shared out."""
     settings = {"batch_size": sizes[0], **settings}
@@ -92,6 +99,11 @@ def test_two_processes_that_cut_layers_train_as_one(two, case):
 )
 def test_four_processes_share_the_batch_and_cut_layers(four, name, fields, settings, sizes):
     _check(four, name, {**TWO, **fields}, settings, sizes)
+
+
+def test_eight_processes_share_out_in_groups_what_is_cut(eight):
+    """Two groups of two, each of which is two that cut layers: the fewest that are different in all three."""
+    _check(eight, "llama", {**TWO, "shard": "hybrid:2", "microbatch_size": 1, "checkpoint": "all"}, CLIPPED, (8, 8, 5))
 
 
 @pytest.mark.parametrize("fields", [{}, {"checkpoint": "all"}, {"compile": "aot_eager"}], ids=str)

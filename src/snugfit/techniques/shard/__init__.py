@@ -174,6 +174,7 @@ TECHNIQUE = Technique(
         "shard is {recipe.shard!r}; give none, gradients, full or hybrid:N with the number of GPUs in a group.": lambda r: (
             _is_no_way(r.shard)
         ),
+        "shard='hybrid:1' leaves each GPU everything; that is shard='none'.": lambda r: numbered(r.shard, "hybrid") == 1,
         "shard_unit is {recipe.shard_unit!r}; give blocks or size:N with a number of parameters.": lambda r: (
             r.shard_unit != "blocks" and numbered(r.shard_unit, "size") is None
         ),
