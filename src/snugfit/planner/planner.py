@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, RecipeError, warn
+from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.nccl import among
@@ -66,7 +66,7 @@ class Planner:
         """
         self.subject = subject
         self.place = place
-        self.constraints = constraints
+        self.constraints = constraints.for_workload(subject.workload)
         self.laboratory = Laboratory(subject, place, pool)
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
@@ -105,13 +105,22 @@ class Planner:
             RecipeError: The pins contradict the workload.
         """
         base = self.constraints.base()
-        probe = self.laboratory.need(base)
-        workload = probe.recorded.workload
+        workload = self._plain().recorded.workload
         assert workload is not None
         Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
         return Space(laboratory=self.laboratory, constraints=self.constraints, workload=workload, base=base)
+
+    def _plain(self) -> Probe:
+        """Plain training with the pins, which must be possible."""
+        try:
+            return self.laboratory.need(self.constraints.base())
+        except InputError as error:
+            if not self.constraints.needed:
+                raise
+            # Nobody has asked for what the model cannot have.
+            raise RecipeError([f"{self.constraints.needed_as} That was tried: {error}"]) from None
 
     def capacity_bytes(self, budget_bytes: int) -> int:
         """Returns what a recipe may need: the budget less margin and CUDA's context.
@@ -203,7 +212,7 @@ class Planner:
         if check is None:
             return
         self._look_first()
-        probe = self.laboratory.need(self.constraints.base())
+        probe = self._plain()
         workload = probe.recorded.workload
         assert workload is not None
         pinned = self.constraints.pins.get(SIZE)
@@ -225,7 +234,7 @@ class Planner:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
         field, by = BY_BLOCK["again"]
         # Of several GPUs none may be able to hold everything, as the base has it.
-        if self.constraints.is_free(field) and self.subject.ranks == 1:
+        if self.constraints.is_free(field) and self.subject.workload.ranks == 1:
             base = self.constraints.base()
             with contextlib.suppress(RecipeError):
                 self.laboratory.look([base, base.replace(**by.everywhere)])

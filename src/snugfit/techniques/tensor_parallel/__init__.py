@@ -57,6 +57,12 @@ def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     return _cuts(recipe, workload) and sharers(recipe, workload.ranks) % (numbered(recipe.shard, "hybrid") or 1) != 0
 
 
+def _needed(recipe: Recipe, workload: Workload) -> Changes:
+    """Where there are fewer samples than GPUs, so many of them take the same ones."""
+    too_few = recipe.tensor_parallel == 1 and (workload.least_group or 1) > 1
+    return {"tensor_parallel": workload.least_group} if too_few else {}
+
+
 def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
     """Worth a look where samples cannot be shared any further: each GPU has one of them at a time already."""
     one_at_a_time = 1 in (recipe.microbatch_size, largest_share(recipe, workload))
@@ -95,7 +101,7 @@ TECHNIQUE = Technique(
             _no_such_groups
         ),
         "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs in groups of {recipe.tensor_parallel}: "
-        "each group needs at least one sample. Give a larger batch or fewer GPUs.": lambda r, w: (
+        "each group needs at least one sample. Give a larger batch, fewer GPUs or larger groups.": lambda r, w: (
             _cuts(r, w) and w.batch_size is not None and w.batch_size < sharers(r, w.ranks)
         ),
         "microbatch_size {recipe.microbatch_size} is larger than the share of the batch of {workload.batch_size} that a "
@@ -121,6 +127,7 @@ TECHNIQUE = Technique(
     moves=(),
     turns=(),
     trials=(),
+    needed=_needed,
     finishing=_finishing,
     because="no two simulated recipes differ in it alone",
     quiet=True,
