@@ -299,9 +299,11 @@ def _serve(files: list[int]) -> dict:
     """Forks on request; returns in each process that it forks, with what that shall run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     listening = [socket.socket(fileno=file) for file in files]
-    for modules in IMPORTS.values():
+    for name, modules in IMPORTS.items():
         for module in modules:
             importlib.import_module(module)
+        if name == "torch" and _may_compute():
+            importlib.import_module("snugfit.measure.allocator_events").first_step(1)
         for ending in weakref.finalize._registry:  # type: ignore[attr-defined]
             ending.atexit = False  # of libraries
         gc.collect()
@@ -311,6 +313,11 @@ def _serve(files: list[int]) -> dict:
             return request
         del listening[0]
     raise AssertionError("the last server has no next one")
+
+
+def _may_compute() -> bool:
+    """Whether what a first step leaves survives a fork: threads of computation, and those of a card, would not."""
+    return os.environ.get("OMP_NUM_THREADS") == "1" and not Path("/dev/nvidiactl").exists()
 
 
 class _Server:
