@@ -759,7 +759,7 @@ code = (
     "from datetime import timedelta; from snugfit.private_torch.elastic import store_of_launcher;"
     "import os; assert store_of_launcher(timedelta(seconds=60)).add('here', 1) in (1, 2)"
 )
-print(elastic.run_processes(["-c", code], elastic.Meeting(**there, endpoint=None)))
+print(elastic.run_processes(["-m", "run_code", code], elastic.Meeting(**there, endpoint=None)))
 with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     try:
