@@ -4,12 +4,14 @@ Zeros stand for all values. They are valid wherever an operator reads indices or
 of whole numbers), ones are tried. The offsets of grouped matrix products are numbers of rows, so there every group gets
 the same share.
 
-The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. A few more are timed.
+The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. More are timed, until
+they are steady.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +24,10 @@ from snugfit.measure.processor import busy_clock
 from snugfit.private_torch.allocators import watched
 
 _CPU = torch.device("cpu")
-_TIMED, _TIMED_SECONDS = 5, 0.02
-"""Runs that are timed, and when no further one is begun."""
+_STEADY, _TIMED_SECONDS = 8, 0.1
+"""Runs in a row that are no faster than those before them end the timing; and when no further one is begun."""
+_FASTER = 0.9
+"""What share of the best time a run must take to count as faster."""
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 
 
@@ -127,14 +131,21 @@ def _keep_freed_memory() -> None:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """The best of a few runs."""
+    """The best of as many runs as it takes to become steady.
+
+    The first runs walk through memory that was never touched (a product of 4 microseconds took 60), and oneDNN's first ones
+    take up to ten times as long as later ones, which are what a training step has.
+    """
     _keep_freed_memory()
-    clock, taken = busy_clock(), list[float]()
-    while len(taken) < _TIMED and sum(taken) < _TIMED_SECONDS:
+    clock, best, spent, steady = busy_clock(), math.inf, 0.0, 0
+    while steady < _STEADY and spent < _TIMED_SECONDS:
         begin = clock()
         run()
-        taken.append(clock() - begin)
-    return min(taken)
+        taken = clock() - begin
+        spent += taken
+        steady = 0 if taken < _FASTER * best else steady + 1
+        best = min(best, taken)
+    return best
 
 
 def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
