@@ -9,12 +9,18 @@ import os
 import sys
 import tempfile
 import traceback
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 import patience
 
 SECONDS = patience.SECONDS
 """After which ranks that do not answer are ended."""
+TASKS = ("rank_tasks", "shard_tasks", "tensor_parallel_tasks")
+"""The modules of what ranks do. One server forks all ranks of a process of tests, and none imports anew what it has."""
+LATER = ("torch._dynamo", "torch._inductor.compile_fx")
+"""What the first optimizer and the first compilation import."""
 
 
 def _serve(rank, world, ends):
@@ -44,7 +50,10 @@ class Ranks:
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([self._tasks])
+        context.set_forkserver_preload([*TASKS, *LATER])
+        # Python 3.11's server looks there alone for what it shall import, and says nothing where it finds nothing.
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+            forkserver.ensure_running()
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.world, theirs), daemon=True)

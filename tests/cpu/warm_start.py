@@ -17,7 +17,9 @@ and what they could not fork starts afresh.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -31,19 +33,42 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
 IMPORTS = {
-    "plain": ("snugfit.cli",),
+    "plain": (
+        "snugfit.cli.estimate",
+        "snugfit.cli.plan",
+        "snugfit.planner.plan",
+        "snugfit.report.estimate_card",
+        "snugfit.report.plan_card",
+        "snugfit.simulator.by_gpus",
+        "snugfit.simulator.estimate",
+    ),
     "torch": (
         "torch",
         "torch._dynamo",  # the first optimizer imports it
         "torch._decomp",  # the first step on meta or fake tensors does
+        "torch.utils.serialization.config",  # the first file does
+        "safetensors.torch",
         "torch._inductor.compile_fx",  # bitsandbytes does
+        "snugfit.cli.profile",
+        "snugfit.cli.train",
+        "snugfit.measure.host_speeds",
+        "snugfit.report.train_card",
+        "snugfit.runs.given",
+        "snugfit.runs.planned",
+        "snugfit.runs.text_parts",
         "snugfit.runs.train",
         "snugfit.simulator.session",
+        "snugfit.techniques.adapter.apply",
+        "snugfit.training.adapter_file",
+        "snugfit.training.loop",
+        "snugfit.training.tensorboard",
         "snugfit.workers.real_run",
         "snugfit.workers.skeleton",
     ),
@@ -66,6 +91,8 @@ SERVER_OF = {
 """The words after `python -m` -> server. Everything else starts afresh."""
 
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+_AMONG_OTHERS = {"RANK", "SLURM_PROCID"}
+"""Processes that have one of these end with all that Python does, so that what is left of a process group is seen."""
 LATE = frozenset(
     {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
     | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "WRITE_NUMBERS", *_OF_RANKS}
@@ -272,9 +299,13 @@ def _serve(files: list[int]) -> dict:
     """Forks on request; returns in each process that it forks, with what that shall run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     listening = [socket.socket(fileno=file) for file in files]
-    for modules in IMPORTS.values():
+    for name, modules in IMPORTS.items():
         for module in modules:
             importlib.import_module(module)
+        if name == "torch" and _may_compute():
+            importlib.import_module("snugfit.measure.allocator_events").first_step(1)
+        for ending in weakref.finalize._registry:  # type: ignore[attr-defined]
+            ending.atexit = False  # of libraries
         gc.collect()
         gc.freeze()  # a page that no collection looks through stays shared
         request = _Server(listening).run()
@@ -282,6 +313,11 @@ def _serve(files: list[int]) -> dict:
             return request
         del listening[0]
     raise AssertionError("the last server has no next one")
+
+
+def _may_compute() -> bool:
+    """Whether what a first step leaves survives a fork: threads of computation, and those of a card, would not."""
+    return os.environ.get("OMP_NUM_THREADS") == "1" and not Path("/dev/nvidiactl").exists()
 
 
 class _Server:
@@ -412,7 +448,42 @@ def _become(folder: str, request: dict) -> None:
     sys.path[0] = str(Path.cwd())
     if "numpy" in sys.modules:  # Python's own random numbers begin anew in each process, torch's always in the same way
         sys.modules["numpy"].random.seed()
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    imported, mapped = frozenset(sys.modules), _mapped()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise  # Python says it
+        status = end.code or 0
+    else:
+        status = 0
+    if not _AMONG_OTHERS & os.environ.keys():
+        _end(status, sys.modules.keys() - imported, mapped)
+
+
+def _end(status: int, brought: Set[str], mapped: Set[str]) -> None:
+    """Ends as Python does, but leaves alone what the server had imported: taking that apart is most of a short command.
+
+    Threads are waited for, and what was registered for the end is called; modules that the process brought and all garbage
+    are taken apart, streams written out, and where it loaded a library that is not Python, libraries' own ends (C's `exit`)
+    run.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for name in brought:
+        vars(sys.modules[name]).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if _mapped() <= mapped:
+        os._exit(status & 0xFF)
+    ctypes.PyDLL(None).exit(status)  # keeps the lock: no other thread of Python goes on, as at an ordinary end
+
+
+def _mapped() -> frozenset[str]:
+    """The libraries that are in this process."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return frozenset(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ allocate (files mapped in, shared memory of loader processes, scratch buffers of
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 from collections.abc import Iterable, Sequence
 
@@ -79,14 +80,21 @@ class AllocatorEvents:
 
 
 def warm_up() -> None:
-    """Does one small training step under the profiler, so that code and buffers that any run needs are there.
+    """Does one small training step and opens one window, so that code and buffers that any run needs are there.
 
     The first optimizer step imports large parts of torch, the first window loads the profiler's library, and the first
     matmuls of a common size let the matmul library take its packing buffers (about 10 MB, kept for good). None of that
-    belongs to the run that is measured. Draws no random numbers; takes a few tenths of a second.
+    belongs to the run that is measured. Draws no random numbers; takes a few tenths of a second, once a process.
     """
-    events = AllocatorEvents()
-    events.start()
+    first_step(torch.get_num_threads())
+    _first_window()
+    # What an earlier window of this process allocated, and only the collector frees, would be subtracted from the next.
+    gc.collect()
+
+
+@functools.cache
+def first_step(threads: int) -> None:
+    """Does one small training step, once a process and number of threads: each has packing buffers of its own."""
     with torch.enable_grad():
         rows, inner, outer = 1024, 512, 2048
         weights = [torch.nn.Parameter(torch.zeros(outer, inner)), torch.nn.Parameter(torch.zeros(inner, outer))]
@@ -95,6 +103,10 @@ def warm_up() -> None:
         torch.nn.functional.linear(hidden, weights[1]).square().mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
+
+
+@functools.cache
+def _first_window() -> None:
+    events = AllocatorEvents()
+    events.start()
     events.stop()
-    # What an earlier window of this process allocated, and only the collector frees, would be subtracted from the next.
-    gc.collect()

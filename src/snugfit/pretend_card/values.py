@@ -100,10 +100,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def _computed(run: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs a kernel; in float32, as kernels of cards compute inside, where the CPU has none for these 16-bit arguments."""
-    halves = any(tensor.dtype in _HALVES for tensor in tensors_in((*args, *kwargs.values())))
     try:
         return run(*args, **kwargs)
     except (RuntimeError, NotImplementedError):
+        halves = any(tensor.dtype in _HALVES for tensor in tensors_in((*args, *kwargs.values())))
         if not halves or dispatcher.places_written(operator):
             raise
     # Outside of the handler: an error that is kept keeps its frames, and they the tensors of who called.

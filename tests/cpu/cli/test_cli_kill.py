@@ -57,7 +57,7 @@ def killed_run(folder, words, rng):
 
 def one_chain(folder, name, seed):
     words = tiny_run("--max-steps", STEPS, "--save-every", "4", "--eval-every", "50", *RUNS[name])
-    whole = run_command(*words, "--run-dir", folder / "whole", cwd=folder, installed=True)
+    whole = run_command(*words, "--run-dir", folder / "whole", cwd=folder)
     assert whole.returncode == 0, whole.stderr
     hits, last = killed_run(folder, words, random.Random(seed))
     assert last.returncode == 0, last.stderr

@@ -27,18 +27,18 @@ def test_help_takes_no_time_and_no_torch(words, tmp_path):
         "import sys\nfrom snugfit.cli import main\ntry:\n    main(sys.argv[1:])\n"
         "finally:\n    assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy import'\n"
     )
-    checked = subprocess.run(
-        [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
     times = []
-    for _ in range(3):
+    while len(times) < 3 and min(times, default=1) >= 0.4:
         before = child_cpu_seconds()
-        shown = run_command(*words, "--help", cwd=tmp_path)
+        checked = subprocess.run(
+            [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=False
+        )
         times.append(child_cpu_seconds() - before)
-        assert shown.returncode == 0 and shown.stdout.startswith("usage: snugfit")
-        assert shown.stderr == ""
+        assert checked.returncode == 0, checked.stderr
     assert min(times) < 0.4
+    shown = run_command(*words, "--help", cwd=tmp_path)
+    assert shown.returncode == 0 and shown.stdout.startswith("usage: snugfit")
+    assert shown.stderr == "" and shown.stdout == checked.stdout
 
 
 def test_help_lists_what_is_there_and_train_shows_examples(tmp_path):
