@@ -6,7 +6,7 @@ torch 2.6. The size of the batch was 8 before it was raised to 32: the eager ste
 
 It was measured with an older compiler than today's, which decides by itself what is fused and saved. Nothing is fitted.
 
-    python -m benchmarks.published_compiled [TRUTH]    (writes benchmarks/results/published_compiled.json; half an hour)
+    python -m benchmarks.published_compiled [TRUTH]    (writes benchmarks/results/published_compiled.json; a few minutes)
 
 With the folder of published measurements, its compiled rows with memory (`more_memory.jsonl.gz`) are counted as well, each
 with the reason for which it is not predicted. torchtune's compiled rows are rates without memory.
