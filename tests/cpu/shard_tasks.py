@@ -7,11 +7,14 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import transformers
 from rank_processes import SECONDS, gloo_lets_go
 from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
+from torchvision.models import VisionTransformer
 
 import snugfit
+from snugfit.ladder_presets import PRESETS
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.joining import processes_here
@@ -199,6 +202,49 @@ def built(rank, world, meeting, name, fields):
         events.stop()
         state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
         return {key: whole(value).detach().clone() for key, value in state.items()}, events.peak_bytes
+
+
+_SMALL_TEXT = {"n_layers": 2, "num_hidden_layers": 2, "n_heads": 2, "num_attention_heads": 2, "vocab_size": 300}
+_SMALL_TEXT |= {"dim": 32, "hidden_size": 32, "hidden_dim": 64, "intermediate_size": 64, "block_size": 16}
+
+
+def _stand_in(preset):
+    """A small model with the structure of a preset's."""
+    if preset.config is None:
+        sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10}
+        return VisionTransformer(image_size=16, patch_size=8, **sizes)
+    config = {name: _SMALL_TEXT.get(name, value) for name, value in preset.config.items()}
+    config["max_position_embeddings"] = 256
+    kind = getattr(transformers, config["architectures"][0])
+    return kind(kind.config_class(**config))
+
+
+def climbed(rank, world, meeting, name):
+    """Returns, for each rung of a guide's ladder, its losses on this rank, and whether the weights moved; or its error."""
+    warnings.simplefilter("ignore")
+    preset, found = PRESETS[name], {}
+    with among_others(rank, world, meeting):
+        for rung in preset.ladder({}, random_data=True).rungs:
+            torch.manual_seed(5)
+            model = _stand_in(preset)
+            if preset.config is None:
+                batch = torch.randn(4, 3, 16, 16), torch.tensor([1, 7, 2, 3])
+            else:
+                batch = {"input_ids": torch.randint(3, 300, (4, 256)), "labels": torch.tensor([0, 1, 0, 1])}
+            loss = cross_entropy if preset.config is None else None
+            before = {key: weight.detach().clone().float() for key, weight in model.named_parameters()}
+            try:
+                trainer = snugfit.prepare(
+                    model, rung.recipe, loss=loss, optimizer="adam", lr=0.01, device="cpu", batch_size=4 * world
+                )
+                losses = [float(trainer.step(batch)) for _ in range(STEPS)]
+                trainer.finish()
+            except RuntimeError as error:
+                found[rung.name] = str(error)
+                continue
+            moved = [not torch.equal(whole(one).detach().float(), before[key]) for key, one in model.named_parameters()]
+            found[rung.name] = losses, any(moved)
+    return found
 
 
 def mapped(rank, world, meeting, weights, fields):

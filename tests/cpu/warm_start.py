@@ -457,8 +457,9 @@ def _become(folder: str, request: dict) -> None:
         status = end.code or 0
     else:
         status = 0
-    if not _AMONG_OTHERS & os.environ.keys():
-        _end(status, sys.modules.keys() - imported, mapped)
+    if _AMONG_OTHERS & os.environ.keys():
+        sys.exit(status)
+    _end(status, sys.modules.keys() - imported, mapped)
 
 
 def _end(status: int, brought: Set[str], mapped: Set[str]) -> None:

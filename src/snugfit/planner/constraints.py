@@ -6,14 +6,14 @@ Everything that people type is read here, with all mistakes in one error. Import
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from snugfit.errors import InputError, RecipeError, did_you_mean
 from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos, from_text
 from snugfit.recipe import Recipe
-from snugfit.run import contradictions
+from snugfit.run import Run, contradictions
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.units import parse_bytes
@@ -33,9 +33,9 @@ class Constraints:
     host_budget_bytes: int | None = None
     """Host memory that a plan may take; None: no limit."""
     needed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Recipe field -> the value without which the workload cannot be trained."""
+    """Recipe field -> the value without which the workload cannot be trained, or does not fit."""
     needed_as: str = ""
-    """Why it cannot."""
+    """What is wrong without it."""
 
     def base(self) -> Recipe:
         """Returns plain training with the pinned fields, and those that are needed."""
@@ -47,13 +47,24 @@ class Constraints:
         Args:
             workload: What is learned, as far as that is known before a simulation.
         """
+        refused = " ".join(contradictions(self.base(), workload))
+        return next(self.ways_out(workload, refused), self) if refused else self
+
+    def ways_out(self, workload: Workload, why: str) -> Iterator[Constraints]:
+        """Yields the same with what techniques offer where nothing else will do, and that makes the workload possible.
+
+        Args:
+            workload: What is learned.
+            why: What is wrong without it.
+
+        Yields:
+            What changes least comes first.
+        """
         base = self.base()
-        refused = " ".join(contradictions(base, workload))
-        for row in TECHNIQUES if refused else ():
-            changes = row.needed(base, workload) if row.needed is not None else {}
-            if changes and all(map(self.is_free, changes)):
-                return dataclasses.replace(self, needed=changes, needed_as=refused)
-        return self
+        for row in TECHNIQUES:
+            for changes in row.ways_out(base, workload) if row.ways_out is not None else ():
+                if all(map(self.is_free, changes)) and Run.is_possible(base.replace(**changes), workload):
+                    yield dataclasses.replace(self, needed={**self.needed, **changes}, needed_as=why)
 
     def is_free(self, field: str) -> bool:
         """Returns whether the planner may choose a field.

@@ -47,7 +47,7 @@ def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
         elif name in constraints.needed:
-            found[name] = f"{_in_words(best, name)}: without it, {constraints.needed_as}"
+            found[name] = f"{_in_words(best, name)}: without it, {constraints.needed_as.removesuffix('.')}."
         elif value != getattr(plain, name):
             found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name, capacity_bytes)}"
         elif name in NEVER:

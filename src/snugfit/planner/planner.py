@@ -27,7 +27,7 @@ from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
-from snugfit.techniques.batch_share import at_once, largest_share
+from snugfit.techniques.batch_share import at_once, largest_share, sharers
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.techniques.shard import groups_of
 from snugfit.units import MIB, format_bytes
@@ -159,11 +159,14 @@ class Planner:
         if best is None:
             smallest = self._smallest()
             least = self._least(smallest, _widest(self.constraints))
-            if least is None or least.need_bytes > capacity:
+            if least is not None and least.need_bytes <= capacity:
+                self._led_by = self._search_in(smallest.space)
+                best = self._led_by.run(capacity)
+                assert best is not None  # what was found to need the least fits
+            else:
+                best = None if least is None else self._found_by_a_way_out(least, capacity)
+            if best is None:
                 raise self._does_not_fit(budget_bytes, smallest)
-            self._led_by = self._search_in(smallest.space)
-            best = self._led_by.run(capacity)
-            assert best is not None  # what was found to need the least fits
         search = self.search
         for share in (_LESS, _MORE):
             if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
@@ -260,6 +263,26 @@ class Planner:
             if found is not None and (self._led_by is None or found is not best):
                 best, self._led_by = found, search
         return best
+
+    def _found_by_a_way_out(self, least: Probe, capacity: int) -> Probe | None:
+        """The fastest recipe by what techniques offer where nothing else fits; from there on a plan keeps to it.
+
+        Args:
+            least: What needs the least of all else. No way out can need less than its part of that for each GPU of a group.
+            capacity: Memory there is.
+        """
+        plain, workload = self.constraints, self.subject.workload
+        for constraints in plain.ways_out(workload, "nothing that was simulated fits"):
+            group = workload.ranks // sharers(constraints.base(), workload.ranks)
+            if least.need_bytes > capacity * group:
+                continue
+            self.constraints = constraints
+            with contextlib.suppress(InputError):  # a model that cannot be cut so
+                found = self._found(capacity)
+                if found is not None:
+                    return found
+        self.constraints = plain
+        return None
 
     def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
         """Whether something of a way to share fits; host memory apart, which another place to build may save.

@@ -127,13 +127,20 @@ def test_machines_whose_links_are_unknown(planning_pool):
         one.at(2**30)
 
 
+FEW = {
+    "checkpoint": "all", "shard": "none", "offload_parameters": "none", "offload_optimizer": False,
+    "offload_activations": "none", "step_in_backward": False, "optimizer_impl": "fused",
+}  # fmt: skip
+"""Pins that leave little to search."""
+
+
 def test_more_gpus_than_samples(planning_pool):
-    with planner(planning_pool, 16) as one:
+    with planner(planning_pool, 16, pins=FEW) as one:
         plan = one.at(2**30)
     assert plan.recipe.tensor_parallel == 2 and plan.fidelity.level == "exact"
     assert plan.reasons["tensor_parallel"].startswith("2: without it, a batch of 8 cannot be shared by 16 GPUs")
     assert all(recipe.tensor_parallel == 2 for recipe in plan.fallbacks)
-    for given in ({"forbidden": frozenset({"tensor_parallel"})}, {"pins": {"tensor_parallel": 1}}):
+    for given in ({"forbidden": frozenset({"tensor_parallel"})}, {"pins": {**FEW, "tensor_parallel": 1}}):
         with (
             planner(planning_pool, 16, **given) as one,
             pytest.raises(RecipeError, match="or tensor_parallel=2: so many"),
@@ -147,6 +154,22 @@ def test_more_gpus_than_samples_for_a_model_that_cannot_be_cut(planning_pool):
         one.at(2**30)
     assert len(error.value.problems) == 1 and "That was tried: tensor_parallel" in str(error.value)
     assert "finds nothing to cut" in str(error.value)
+
+
+def test_layers_are_cut_where_nothing_else_fits(planning_pool):
+    """One sample is more than there is room for, in any recipe: only what is inside of its layers can be divided."""
+    made = functools.partial(
+        planned.planner, planning_pool, place=planned.CARD, model=functools.partial(planned.Stack, 128, 2),
+        batch=planned.batch_of(4, 16384), gpus=4, pins=FEW,
+    )  # fmt: skip
+    with made(forbidden=frozenset({"tensor_parallel"})) as one, pytest.raises(DoesNotFitError) as error:
+        one.at(2**20)
+    smallest = error.value.smallest_budget_bytes["exact"]
+    with made() as one:
+        plan = one.at(int(0.8 * smallest))
+    assert plan.recipe.tensor_parallel in (2, 4) and plan.fidelity.level == "exact"
+    assert plan.reasons["tensor_parallel"].endswith("without it, nothing that was simulated fits.")
+    assert plan.estimate.devices[0].fits
 
 
 class _Whole(torch.nn.Module):

@@ -8,7 +8,8 @@ layers that share it (q, k and v; gate and up); nothing can be computed meanwhil
 small. Embeddings, norms, head, and residuals are whole on each.
 
 It is for what sharing the batch cannot do: a layer or a sample that is too large for one GPU, or more GPUs than samples.
-`shard` goes with it, among the GPUs of all groups that hold the same part.
+`shard` goes with it, among the GPUs of all groups that hold the same part. A plan turns to it where there are fewer samples
+than GPUs, and where nothing else fits.
 
 What is cut: the plan that a model brings (transformers' `tp_plan`); else, in the model's blocks, linear layers that feed a
 later one element by element, or head by head. That is tried on small numbers instead of read off names: each part of a block
@@ -57,10 +58,11 @@ def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     return _cuts(recipe, workload) and sharers(recipe, workload.ranks) % (numbered(recipe.shard, "hybrid") or 1) != 0
 
 
-def _needed(recipe: Recipe, workload: Workload) -> Changes:
-    """Where there are fewer samples than GPUs, so many of them take the same ones."""
-    too_few = recipe.tensor_parallel == 1 and (workload.least_group or 1) > 1
-    return {"tensor_parallel": workload.least_group} if too_few else {}
+def _ways_out(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+    """Ever larger groups of GPUs of a machine: they need fewer samples, and have less of each."""
+    for number in range(recipe.tensor_parallel + 1, workload.gpus + 1):
+        if workload.gpus % number == 0:
+            yield {"tensor_parallel": number}
 
 
 def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
@@ -127,7 +129,7 @@ TECHNIQUE = Technique(
     moves=(),
     turns=(),
     trials=(),
-    needed=_needed,
+    ways_out=_ways_out,
     finishing=_finishing,
     because="no two simulated recipes differ in it alone",
     quiet=True,
