@@ -36,4 +36,14 @@ def published_compiled_table(results: dict[str, Any]) -> str:
         subject = f"{row['model']}, {row['samples']}"
         lines.append(f"| {subject} | {step} | {row['device']} | {published:.2f} GiB | {row['ratio'] - 1:+.1%} |")
     source = ", ".join(dict.fromkeys(row["source"] for row in results["rows"]))
-    return "\n".join([*lines, "", f"Source: {source}; `python -m benchmarks.published_compiled`."])
+    lines += ["", f"Source: {source}; `python -m benchmarks.published_compiled`."]
+    others = results.get("not_predicted", [])
+    if others:
+        lines += [
+            "",
+            f"{sum(row['rows'] for row in others)} more compiled rows with memory are at hand and not predicted:",
+            "",
+        ]
+        lines += ["| rows | source | reason |", "|---|---|---|"]
+        lines += [f"| {row['rows']} | {row['source']} | {row['reason']} |" for row in others]
+    return "\n".join(lines)

@@ -150,6 +150,19 @@ def exported_table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said, "In place of what is exported:", "", *instead])
 
 
+def speed_table(results: dict[str, Any]) -> str:
+    """How long commands take that predict or plan a large model on several GPUs."""
+    lines = ["| typed | seconds | of processors | recipes simulated |", "|---|---|---|---|"]
+    rows = results["several_gpus"].values()
+    for row in rows:
+        lines.append(
+            f"| `{row['typed']}` | {row['wall_seconds']:.1f} | {row['processor_seconds']:.1f} | {row.get('simulated', 1)} |"
+        )
+    machines = sorted({(row["machine"]["processor"], row["machine"]["torch"], row["machine"]["date"]) for row in rows})
+    where = "; ".join(f"{processor}, two cores, torch {torch}, {date}" for processor, torch, date in machines)
+    return "\n".join([*lines, "", f"{where}; `python benchmarks/estimate_speed.py --gpus`."])
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -158,6 +171,7 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("docs/planning.md", "published_compiled", published_compiled_table),
     ("docs/text.md", "text_training", training_table),
     ("docs/export.md", "deepspeed_export", exported_table),
+    ("docs/several_gpus.md", "estimate_speed", speed_table),
     ("docs/devices.md", "card_mutants", mutants_table),
     ("docs/devices.md", "card_bytes", bytes_lines),
 )

@@ -3,8 +3,9 @@
     python -m benchmarks.ranks [--only WORDS]
 
 Processes on this machine's CPU, over gloo, take steps by real training; tensors are counted by the allocator's events.
-Gloo's own threads let go of a collective's tensors some time after it is done, later on a busy machine, which no card does.
-So each process waits after a collective until they have: what is measured is what training holds.
+Gloo's own threads let go of a collective's tensors some time after it is done, later on a busy machine, which no card does;
+where they are the last, torch's profiler never reports the release. So each process waits after a collective, also after
+one of cut layers, until they have: what is measured is what training holds.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ CUT_BY_FOUR: Mapping[str, dict[str, Any]] = {
     "tensor_parallel:2, full, microbatches": {"tensor_parallel": 2, "shard": "full", "microbatch_size": 2},
 }
 
+CUT_BY_EIGHT: Mapping[str, dict[str, Any]] = {
+    "tensor_parallel:2, hybrid:2": {"tensor_parallel": 2, "shard": "hybrid:2"},
+}
+
 
 def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
     """Yields number of processes, subject, name of the recipe and its fields."""
@@ -133,6 +138,8 @@ def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
                 yield ranks, subject, name, fields
             if subject == "vit":  # whose attention stays whole
                 yield ranks, subject, *next(iter(layers.items()))
+    for name, fields in CUT_BY_EIGHT.items():
+        yield 8, "llama", name, fields
 
 
 # -- a process
@@ -148,6 +155,12 @@ def _users(tensors: Sequence[torch.Tensor]) -> list[int]:
 def letting_go() -> Iterator[None]:
     """Collectives return when nobody else holds their tensors any more."""
     import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+
+    def wait_until(let_go: Callable[[], bool]) -> None:
+        end = time.monotonic() + 5
+        while time.monotonic() < end and not let_go():
+            time.sleep(_PAUSE_SECONDS)
 
     def patient(collective: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(collective)
@@ -156,9 +169,7 @@ def letting_go() -> Iterator[None]:
             before = _users(held)
             work = collective(*args, **kwargs)
             if work is None:
-                end = time.monotonic() + 5
-                while time.monotonic() < end and any(map(operator.lt, before, _users(held))):
-                    time.sleep(_PAUSE_SECONDS)
+                wait_until(lambda: not any(map(operator.lt, before, _users(held))))
             return work
 
         return call
@@ -170,10 +181,17 @@ def letting_go() -> Iterator[None]:
         all_reduce(copy, op=op, group=group)
         output.copy_(copy.chunk(dist.get_world_size(group))[dist.get_rank(group)])
 
+    def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+        """What DTensor's collectives have made, on its way out: when gloo has let go of it, nobody has it but Python."""
+        functional.wait_tensor(tensor)
+        wait_until(lambda: tensor._use_count() == 1)  # type: ignore[attr-defined]
+        return wrap(tensor)
+
+    wrap = functional._maybe_wrap_tensor
     all_reduce = patient(dist.all_reduce)
     changes = {name: patient(getattr(dist, name)) for name in _WAITED_FOR if hasattr(dist, name)}
     changes |= {name: reduce_scatter for name in _SCATTER if hasattr(dist, name)} | {"all_reduce": all_reduce}
-    with attributes_set([dist], **changes):
+    with attributes_set([dist], **changes), attributes_set([functional], _maybe_wrap_tensor=wrapped):
         yield
 
 

@@ -218,6 +218,13 @@ def set_generator_state(device: torch.device, state: torch.Tensor | None) -> Non
         module_of(device).set_rng_state(state, device)
 
 
+def seed_generator(device: torch.device, seed: int) -> None:
+    """Seeds the generator that operators on a device draw from; the host's where that one is used."""
+    import torch
+
+    (module_of(device) or torch.default_generator).manual_seed(seed)
+
+
 def generator_states() -> dict[str, list[torch.Tensor]]:
     """Returns device type -> the state of each device's generator; an empty list for CUDA where there is none."""
     import torch

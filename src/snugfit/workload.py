@@ -117,6 +117,14 @@ class Workload(SettingsBase):
         """Samples of the largest share of a batch; None where the batch's size is not known."""
         return None if self.batch_size is None else -(-self.batch_size // self.ranks)
 
+    @property
+    def least_group(self) -> int | None:
+        """How many GPUs of a machine must take the same samples so that each has one; None where that cannot be."""
+        if self.batch_size is None:
+            return 1
+        sizes = range(1, self.gpus + 1)
+        return next((n for n in sizes if self.gpus % n == 0 and self.ranks // n <= self.batch_size), None)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze", _patterns(self.freeze))
         typed = type_problems(self)

@@ -63,6 +63,26 @@ class Decoder(nn.Module):
         return self.head(x.mean(1))
 
 
+class _Dropping(nn.Module):
+    """A block that drops what is cut, inside, and what is whole, behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.back = nn.Linear(24, 48), nn.Linear(48, 24)
+        self.inside, self.outside = nn.Dropout(0.5), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.outside(self.back(self.inside(F.gelu(self.wide(x)))))
+
+
+class _Dropped(Decoder):
+    """Two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Dropping() for _ in range(2))
+
+
 def _vit():
     return VisionTransformer(
         image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5
@@ -78,6 +98,7 @@ _SIZES = {
 }
 MODELS = {
     "decoder": Decoder,
+    "dropped": _Dropped,
     "vit": _vit,
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(
@@ -141,6 +162,29 @@ def train(rank, world, meeting, name, fields, settings, sizes, dtype=torch.float
         held = sum(weight.numel() for group in trainer.optimizer.param_groups for weight in group["params"])
         weights = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
         return losses, weights, held
+
+
+def masks(rank, world, meeting, fields, apart=0):
+    """Returns what two steps dropped inside and outside of what is cut, by block, and weights; processes seeded apart."""
+    with among_others(rank, world, meeting):
+        trainer, _ = trained("dropped", fields, {"batch_size": 8}, [])
+        torch.manual_seed(3 + apart * rank)
+        dropped = {"inside": [], "outside": []}
+        for name, module in trainer.model.named_modules():
+            kind = name.rpartition(".")[2]
+            if kind in dropped:
+                module.register_forward_hook(lambda _, given, found, kind=kind: dropped[kind].append(found == 0))
+        try:
+            for batch in make_batches("dropped", (8, 8)):
+                trainer.step(batch)
+        except snugfit.SnugfitError as error:
+            return str(error)
+        weights = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
+        found = {kind: list(several) for kind, several in dropped.items()}
+        before = torch.get_rng_state()
+        trainer.model.eval()(batch[0])
+        assert torch.equal(torch.get_rng_state(), before)
+        return found, weights
 
 
 def go_on(rank, world, meeting, name, fields, sizes, whole_file, folder):

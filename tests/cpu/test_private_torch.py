@@ -806,7 +806,8 @@ dist.destroy_process_group()
 
 
 def test_compiled_code_runs_on_fake_tensors():
-    """compiler: Kernel, kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks"""
+    """compiler: Kernel, kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks,
+    graphs_made"""
     said = in_a_worker(
         _REGISTERED
         + """
@@ -832,9 +833,11 @@ for place in (torch.device("cpu"), device):
     if place != torch.device("cpu"):
         changes += compiler.device_stands_in(DEVICE_TYPE, (8, 0))
     compiler.forget_all()
+    assert compiler.graphs_made() == 0
     with replaced(changes), compiler.nothing_kept(), Seen():
         x, weight = torch.empty(64, 32, device=place), torch.empty(64, device=place)
         result = torch.compile(step, dynamic=False)(x, weight)
+    assert compiler.graphs_made() == 1
     assert told and all(written for written, _ in told), told
     assert "sin" not in made and "empty_strided" in made, made
     assert result.device == place, result.device

@@ -113,9 +113,15 @@ def _rows(speeds: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("matrix products", f"float32 up to {max(rate for _, rate in rates) / 1e9:.0f} GFLOP/s; of that {factors}")
     )
     found.append(("memory", f"{1e-9 / speeds['byte_seconds'][-1][1]:.1f} GB/s read and written by long operators"))
-    names = ("operator_seconds", "backward_operator_seconds", "kept_again_seconds", "parameter_seconds")
-    forward, backward, again, update = (format_seconds(speeds[name]) for name in names)
-    found.append(("around an operator", f"{forward} in forward, {backward} in backward; a parameter's update {update}"))
+    names = ("operator_seconds", "backward_operator_seconds", "code_operator_seconds", "view_seconds", "module_seconds")
+    forward, backward, code, view, module = (format_seconds(speeds[name]) for name in names)
+    found.append(("around an operator", f"{forward} in forward, {backward} in backward, {code} where nothing is noted"))
+    found.append(("around a module", f"{module}; a view {view}"))
+    rest = ("pass_seconds", "gradient_seconds", "parameter_seconds", "step_seconds")
+    both, gradient, update, step = (format_seconds(speeds[name]) for name in rest)
+    found.append(("around a step", f"{step}; a forward and backward pass {both}"))
+    found.append(("around a parameter", f"{gradient} in backward, {update} in its update"))
+    again = format_seconds(speeds["kept_again_seconds"])
     found.append(("around a checkpoint", f"{again} a tensor that is kept when a block is computed again"))
     return found
 

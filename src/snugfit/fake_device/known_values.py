@@ -71,11 +71,11 @@ def follow(
         tensors: The tensors among them.
         result: What it returned.
     """
-    drawn = func in SOURCES
-    like = func._opname in _LIKE or func in OVERWRITES
     for tensor in tensors:
-        if type(tensor) is FakeTensor and _NAME not in tensor.__dict__ and not (like and tensor is args[0]):
+        unknown = type(tensor) is FakeTensor and _NAME not in tensor.__dict__
+        if unknown and (not args or tensor is not args[0] or not _reads_layout(func)):  # most operators end here
             return
+    drawn, like = func in SOURCES, _reads_layout(func)
     results = result if isinstance(result, list | tuple) else (result,)
     if not (drawn or _deterministic(func)) or any(
         type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
@@ -100,6 +100,11 @@ def follow(
             made = Made(func, given, named, steps, None if one is result else index, random)
             # autograd counts a write after the operator that a dispatch mode sees has returned
             one.__dict__[_NAME] = made, one._version + int(written)
+
+
+def _reads_layout(func: Any) -> bool:
+    """Whether an operator looks at the layout of its first argument only."""
+    return func._opname in _LIKE or func in OVERWRITES
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:

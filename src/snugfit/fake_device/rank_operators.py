@@ -44,17 +44,19 @@ class RankOperators:
 
     def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Answers what only comes where there are process groups; `NOT_OF_RANKS` for an ordinary operator."""
-        if not all(kind in _PLAIN or kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
-            return NotImplemented  # a DTensor comes again as the tensor in it
+        for kind in types:
+            if kind not in _PLAIN and kind.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH:  # type: ignore[attr-defined]
+                return NotImplemented  # a DTensor comes again as the tensor in it
         if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
             return func(*args, **kwargs)
-        if func.namespace == collectives.FUNCTIONAL:
+        namespace = func.namespace
+        if namespace == collectives.FUNCTIONAL:
             with self._also_inside():
                 return dispatcher.run_explicit_body(func, args, kwargs)
-        if func.namespace == collectives.COLLECTIVES:
+        if namespace == collectives.COLLECTIVES:
             return self._collective(func, args)
         # Into the room that collected weights have while a unit runs; the name first, as asking loads torch's sharding.
-        if func.namespace == "fsdp" and func in collectives.gathering():
+        if namespace == "fsdp" and func in collectives.gathering():
             self._ledger.claim(kwargs["out"], "weights")
         return NOT_OF_RANKS
 

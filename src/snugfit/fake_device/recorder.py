@@ -19,6 +19,7 @@ from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan,
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
+from snugfit.fake_device.claims import Claims
 from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
 from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
@@ -29,7 +30,7 @@ from snugfit.fake_device.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
-from snugfit.measure.around_operators import keeps_again
+from snugfit.measure.between_operators import Between, keeps_again
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor, collectives, dispatcher
@@ -84,14 +85,13 @@ class Recorder(RankOperators, DirectMode):
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
         self._state = _FORWARD
         self._marks: list[str] = []
-        self._in_optimizer = 0
-        self._kept_again = 0
+        self._between = Between()
         self._stream = 0
         self._last_run: dict[int, int] = {}
         self._streams_of_groups = {}
         self._waits: dict[int, list[int]] = {}
         self._library_workspaces: set[tuple[bool, int]] = set()
-        self._models: list[torch.nn.Module] = []
+        self._claims = Claims(self._ledger, self.modules)
         self._entered = ExitStack()
         self._captured = Captured(self._factory, personality.device, ())
         self._among_ranks = collectives.knows_groups()
@@ -117,7 +117,7 @@ class Recorder(RankOperators, DirectMode):
         else:
             operators = self._calls.operators = cpu_operators.of_this_processor()
             self._plans = _plans.setdefault(operators, {})
-        for watch in (self.modules, self._watch_optimizers(), private_torch.on_storage_resize(self._ledger.resized)):
+        for watch in (self.modules, self._claims.optimizers(), private_torch.on_storage_resize(self._ledger.resized)):
             self._entered.enter_context(watch)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -150,10 +150,8 @@ class Recorder(RankOperators, DirectMode):
         Args:
             model: The model, with fake parameters.
         """
-        if all(model is not known for known in self._models):
-            self._models.append(model)
         self.modules.watch(model)
-        self._claim_weights(model)
+        self._claims.watch(model)
 
     def saw(self, tensor: torch.Tensor) -> None:
         """Takes down a tensor that no operator made.
@@ -178,7 +176,7 @@ class Recorder(RankOperators, DirectMode):
             self._marks.append(name)
         elif self._marks:
             if name == _BACKWARD:
-                self._claim_gradients()
+                self._claims.gradients()
             elif name == _OPTIMIZER:
                 self._ledger.claim_left_by_optimizer()
             self._marks.pop()
@@ -197,8 +195,7 @@ class Recorder(RankOperators, DirectMode):
 
     def build(self) -> Trace:
         """Returns the trace so far, with the category of everything that is still alive decided."""
-        for model in self._models:
-            self._claim_weights(model)
+        self._claims.weights()
         self._ledger.decide_all()
         return self._builder.build()
 
@@ -208,16 +205,18 @@ class Recorder(RankOperators, DirectMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on fake tensors and records it."""
+        if func is _device and type(args[0]) is FakeTensor:  # first, as it is asked more often than all else together
+            return args[0].fake_device
         if self._among_ranks:
             found = self._of_ranks(func, types, args, kwargs or {})
             if found is not NOT_OF_RANKS:
                 return found
         if func is _device:
-            return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
+            return args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
         if keeps_again(func) and self.phase == _BACKWARD:
-            self._kept_again += 1
+            self._between.kept_again += 1
         if func is _add and private_torch.summed_in_place(args):
             func = _add_
         else:
@@ -238,8 +237,12 @@ class Recorder(RankOperators, DirectMode):
                     self._note(plan, fresh, module)
                     if known.knows:
                         self._know(func, args, found[1], fresh)
+                else:
+                    self._between.views += 1
                 follow(func, args, kwargs, found[1], result)
                 return self._ran(func, args, kwargs, result)
+        if func.namespace == "profiler":  # a name for a stretch of code, which reaches no device
+            return func(*args, **kwargs)
         how = own_kernels.choice(func, self.personality.kind)
         if how == own_kernels.APART:
             with self._also_inside():
@@ -332,7 +335,7 @@ class Recorder(RankOperators, DirectMode):
         """Returns the running module, and notices whether we are in forward, backward or the optimizer."""
         node = private_torch.current_node()
         stack = self.modules.stack
-        if self._in_optimizer:
+        if self._claims.in_optimizer:
             state = _OPTIMIZER
         elif stack or node is None:
             state = _FORWARD
@@ -349,7 +352,7 @@ class Recorder(RankOperators, DirectMode):
         if state is _BACKWARD:
             ledger.epoch += 1
         elif self._state is _BACKWARD and not in_backward:
-            self._claim_gradients()
+            self._claims.gradients()
         ledger.forward = state is _FORWARD
         self._state = state
 
@@ -374,6 +377,7 @@ class Recorder(RankOperators, DirectMode):
         for tensor in fresh[seen:]:
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
         if not cost.kernels:
+            self._between.views += 1
             return
         in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
         if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
@@ -382,9 +386,9 @@ class Recorder(RankOperators, DirectMode):
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
             blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
-            kept_again=self._kept_again, line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
+            line=fake_failure.place_outside() if plan.blocking else "", **self._between.take(self.modules.entered),
+            **cost._asdict(),
         )  # fmt: skip
-        self._kept_again = 0
         self._last_run[stream] = self._builder.run(run)
 
     def _know(
@@ -411,40 +415,7 @@ class Recorder(RankOperators, DirectMode):
         self.card.leave_out()
         return self._ledger.allocated_bytes, self._ledger.peak_bytes
 
-    # -- gradients, optimizers, streams
-
-    def _claim_weights(self, model: torch.nn.Module) -> None:
-        """Parameters and buffers are weights of the module that owns them, wherever they were made."""
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self._ledger.claim((collectives.own_part(tensor),), "weights", name.rpartition(".")[0])
-
-    def _claim_gradients(self) -> None:
-        for model in self._models:
-            parts = (collectives.own_part(parameter) for parameter in model.parameters())
-            self._ledger.claim((part.grad for part in parts), "gradients")
-
-    @contextmanager
-    def _watch_optimizers(self) -> Iterator[None]:
-        """Knows when an optimizer runs, which gradients it reads and which state it keeps."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-        def before(optimizer: Any, *_: Any) -> None:
-            self._ledger.claim_left_by_backward()
-            self._ledger.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
-            self._in_optimizer += 1
-
-        def after(optimizer: Any, *_: Any) -> None:
-            self._in_optimizer -= 1
-            for parameter, state in optimizer.state.items():
-                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
-                self._ledger.claim(tensors, "optimizer_state", self.modules.owner(parameter))
-
-        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    # -- streams
 
     def _on_backend(self, what: str, stream: int, value: Any) -> Any:
         """Takes down what was asked of `torch.sim`: streams, events, the cache."""

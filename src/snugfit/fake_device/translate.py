@@ -39,15 +39,16 @@ class _CudaMeansSim(TorchFunctionMode):
     ) -> Any:
         """Runs a torch function on the fake device where it asks for CUDA."""
         kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
-            blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-            return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
-        if func == _IS_CUDA:
-            return args[0].device.type == DEVICE_TYPE
-        if func == _SET_DATA and (type(args[0]) is FakeTensor) != (type(args[1]) is FakeTensor):
-            return _move(*args)
-        if func is torch.device:  # its type and its index may come apart
-            return device_of(func(*args, **kwargs))
+        if func in _TRANSLATED:
+            if func is torch.Tensor.cuda:
+                blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+                return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
+            if func == _IS_CUDA:
+                return args[0].device.type == DEVICE_TYPE
+            if func is torch.device:  # its type and its index may come apart
+                return device_of(func(*args, **kwargs))
+            if (type(args[0]) is FakeTensor) != (type(args[1]) is FakeTensor):
+                return _move(*args)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
         for argument in args:
@@ -60,6 +61,7 @@ class _CudaMeansSim(TorchFunctionMode):
 _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_TRANSLATED = frozenset({torch.Tensor.cuda, torch.device, _IS_CUDA, _SET_DATA})
 
 
 def _move(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -1,33 +1,38 @@
 """What stands around the operators of a training step on the host: modules, views, autograd, the update's own Python.
 
-A small transformer is trained by the step itself, and each phase's time is held against that of its operators, called one by
-one. What is left at the smallest sizes is the host's share; what is left at larger ones is memory that other operators used.
+Small transformers are trained by the step itself, on next to nothing, and each differs from the first in one thing:
+operators that autograd notes, views, operators inside a `torch.autograd.Function`, more blocks, blocks that are computed
+again. What the one thing costs is how much longer the step takes, less what its operators take one by one. At larger sizes,
+what is left beside all that is memory that other operators used.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from snugfit.device_kinds import wait_for
+from snugfit.measure import small_models
+from snugfit.measure.between_operators import caller, keeps_again
+from snugfit.measure.module_path import ModulePath
 from snugfit.measure.processor import busy_clock
-from snugfit.private_torch import DirectMode, current_node
+from snugfit.private_torch import DirectMode
 from snugfit.recipe import Recipe
+from snugfit.recording.trace import CODE, ENGINE, GRAPH
 from snugfit.training import phases
 from snugfit.training.prepare import prepare
 
-OUTSIDE, BUSY, AGAIN = "outside of all phases", "busy caches", "kept again"
+_OUTSIDE, _OPTIMIZER = "outside of all phases", "optimizer"
 _PASSES = ("forward", "backward")
-_BLOCKS = 4
-_detach = torch.ops.aten.detach.default
+_AGAIN, _MODULES, _PARAMETERS = "kept again", "modules", "parameters"
+_FEW, _MORE = 1, 10
+"""Blocks of a model, and of two that differ in nothing else."""
+_SAMPLES = 4
 _STEPS, _FIRST = 12, 4
 """Steps that are timed, and those before them, in which everything that is made once is made."""
 _REPEATS = 3
@@ -54,68 +59,133 @@ def best_seconds(run: Callable[[], object]) -> float:
 
 
 def around_operators(call_seconds: float) -> dict[str, float]:
-    """Returns the host's seconds by phase, and how much longer operators take in a step.
-
-    The seconds are those around an operator in `forward` and `backward`, from a step on next to nothing; and around a
-    parameter in `optimizer`, and of a step `OUTSIDE`, from one on tensors of a common size. `BUSY` is how much longer
-    operators take in a step, where caches hold other things, than one by one. `AGAIN` is what each
-    tensor costs that a checkpointed block keeps when it is computed again, from what a step with all blocks checkpointed
-    takes longer.
+    """Returns what stands around operators, views, modules and the rest of a step, as fields of `HostSpeeds`.
 
     Args:
         call_seconds: What the call of an operator costs by itself.
     """
-    spent, own, counts = _step(call_seconds, width=16, tokens=4)
-    found = {name: max((spent[name] - own[name]) / counts[name], 0.0) for name in _PASSES}
-    longer, own_longer, more = _step(call_seconds, width=16, tokens=4, checkpoint="all")
-    extra = sum(longer[name] - spent[name] - (own_longer[name] - own[name]) for name in _PASSES)
-    extra -= sum(found[name] * (more[name] - counts[name]) for name in _PASSES)
-    found[AGAIN] = max(extra / max(more[AGAIN] - counts[AGAIN], 1), 0.0)
-    spent, own, counts = _step(call_seconds, width=64, tokens=512)
-    found |= {name: max((spent[name] - own[name]) / counts[name], 0.0) for name in spent if name not in _PASSES}
-    around = sum(found[name] * counts[name] for name in _PASSES)
-    computing = sum(own[name] for name in _PASSES)
-    return {**found, BUSY: max((sum(spent[name] for name in _PASSES) - around) / computing, 1.0)}
+    plain, noted, viewing, coded, cut, deep, again = _timed(
+        [
+            _prepared(blocks=_FEW),
+            _prepared(blocks=_FEW, then=small_models.noted),
+            _prepared(blocks=_FEW, then=small_models.viewing),
+            _prepared(blocks=_FEW, then=small_models.Coded.apply),
+            _prepared(blocks=_FEW, samples=_SAMPLES),
+            _prepared(blocks=_MORE),
+            _prepared(blocks=_MORE, checkpoint="all"),
+        ],
+        call_seconds,
+    )
+    found: dict[str, float] = {}
+
+    def left(step: _Step, less: _Step | None, phases_: Iterable[str] = _PASSES) -> float:
+        """Seconds of a step that are not explained yet, less those of another."""
+        mine = sum(step.spent[name] - step.own[name] for name in phases_)
+        mine -= sum(seconds * step.counts[what] for name in phases_ for what, seconds in costs[name].items())
+        return mine if less is None else mine - left(less, None, phases_)
+
+    costs: dict[str, dict[Any, float]] = {"forward": {}, "backward": {}}
+    for field, step, phase, what in (
+        ("operator_seconds", noted, "forward", GRAPH),
+        ("backward_operator_seconds", noted, "backward", ENGINE),
+        ("view_seconds", viewing, "forward", (GRAPH, "view")),
+        ("backward_view_seconds", viewing, "backward", (ENGINE, "view")),
+    ):
+        seconds = left(step, plain, (phase,)) / (step.counts[what] - plain.counts[what])
+        found[field] = costs[phase][what] = max(seconds, 0.0)
+    found["code_operator_seconds"] = max(left(coded, plain) / (coded.counts[CODE] - plain.counts[CODE]), 0.0)
+    for field, phase, what in (
+        ("module_seconds", "forward", _MODULES),
+        ("gradient_seconds", "backward", _PARAMETERS),
+    ):
+        seconds = left(deep, plain, (phase,)) / (deep.counts[what] - plain.counts[what])
+        found[field] = costs[phase][what] = max(seconds, 0.0)
+    found["kept_again_seconds"] = max(left(again, deep) / (again.counts[_AGAIN] - deep.counts[_AGAIN]), 0.0)
+    found["pass_seconds"] = max(left(cut, plain) / (_SAMPLES - 1), 0.0)
+    # Differences are surest between the best of many; how long a step takes is how long it takes on most occasions.
+    (large,) = _timed([_prepared(width=64, tokens=512)], call_seconds, of=_lower_quartile)
+    updating = large.spent[_OPTIMIZER] - large.own[_OPTIMIZER] - found["code_operator_seconds"] * large.counts[CODE]
+    found["parameter_seconds"] = max(updating / large.counts[_PARAMETERS], 0.0)
+    found["step_seconds"] = large.spent[_OUTSIDE] + max(left(plain, None) - found["pass_seconds"], 0.0)
+    computing = sum(large.own[name] for name in _PASSES)
+    found["busy_factor"] = max(1.0 + (left(large, None) - found["pass_seconds"]) / computing, 1.0)
+    return found
 
 
-def _step(
-    call_seconds: float, *, width: int, tokens: int, checkpoint: str = "none"
-) -> tuple[dict[str, float], Counter[str], Counter[str]]:
-    """Returns by phase the time of a step, that of its operators one by one, and what stands for a unit there."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        trainer = prepare(
-            _model(width), Recipe(checkpoint=checkpoint), loss=_loss, device="cpu", gpus=1
-        )  # alone, wherever it is
-        batch = torch.randn(1, tokens, width)
-        timed = [_Phases() for _ in range(_FIRST + _STEPS)]
-        for one in timed:
-            with one:
-                trainer.step(batch)
+class _Step:
+    """A model that is trained on a batch, its time by phase, and what is counted in a step."""
+
+    def __init__(self, trainer: Any, batch: torch.Tensor) -> None:
+        self.trainer, self.batch = trainer, batch
+        self.times: dict[str, list[float]] = {name: [] for name in (*_PASSES, _OPTIMIZER, _OUTSIDE)}
+        self.spent: dict[str, float] = {}
+        self.own: Counter[str] = Counter()
+        self.counts: Counter[Any] = Counter()
+
+    def time(self) -> None:
+        """Takes a step, and notes the time of each phase."""
+        with _Phases() as phases_:
+            self.trainer.step(self.batch)
+        for name, times in self.times.items():
+            times.append(phases_.seconds.get(name, 0.0))
+
+    def count(self, seconds_of: Callable[[Callable[[], object]], float]) -> None:
+        """Takes a step, and looks at what happens in it; the operators are timed one by one."""
         with _Calls() as calls:
-            trainer.step(batch)
-        parameters = len(list(trainer.model.parameters()))
-        trainer.finish()
-    names = (*_PASSES, "optimizer", OUTSIDE)
-    spent = {name: statistics.median(one.seconds.get(name, 0.0) for one in timed[_FIRST:]) for name in names}
-    own: Counter[str] = Counter()
-    counts: Counter[str] = Counter({"optimizer": parameters, OUTSIDE: 1})
-    with torch.no_grad():
-        for phase, call in calls.found:
-            own[phase] += max(best_seconds(call) - call_seconds, 0.0)  # type: ignore[assignment]
-            counts[phase] += phase in _PASSES
-    counts[AGAIN] = calls.kept_again
-    return spent, own, counts
+            self.trainer.step(self.batch)
+        self.trainer.finish()
+        self.counts = calls.counts
+        self.counts[_PARAMETERS] = len(list(self.trainer.model.parameters())) * len(self.batch)
+        with torch.no_grad():
+            for phase, call in calls.found:
+                self.own[phase] += seconds_of(call)  # type: ignore[assignment]
 
 
-def keeps_again(operator: Any) -> bool:
-    """Returns whether an operator, run in backward, keeps a tensor of a checkpointed block that is computed again.
+def _prepared(*, width: int = 16, tokens: int = 4, samples: int = 1, checkpoint: str = "none", **model: Any) -> _Step:
+    """A step in which each sample is a microbatch; of one process, however many this one is among."""
+    recipe = Recipe(checkpoint=checkpoint, microbatch_size=1 if samples > 1 else None)
+    trainer = prepare(
+        small_models.model(width, **model), recipe, loss=small_models.loss, device="cpu", gpus=1
+    )  # alone, wherever it is
+    return _Step(trainer, torch.randn(samples, tokens, width))
 
-    The hook of torch's checkpoint detaches each of them; autograd itself detaches gradients, at the nodes of parameters.
 
-    Args:
-        operator: The overload.
-    """
-    return operator is _detach and not hasattr(current_node(), "variable")
+def _timed(steps: list[_Step], call_seconds: float, of: Callable[[list[float]], float] = min) -> list[_Step]:
+    """Times steps in turn, so that none has a quieter machine than the others, and keeps one `of` the times of a phase."""
+    known: dict[Any, float] = {}
+
+    def seconds_of(call: Callable[[], object]) -> float:
+        key = _layouts(call)
+        if key not in known:
+            known[key] = max(best_seconds(call) - call_seconds, 0.0)
+        return known[key]
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for number in range(_FIRST + _STEPS):
+            for step in steps:
+                if number < _FIRST:
+                    step.trainer.step(step.batch)
+                else:
+                    step.time()
+        for step in steps:
+            step.spent = {name: of(times) for name, times in step.times.items()}
+            step.count(seconds_of)
+    return steps
+
+
+def _lower_quartile(times: list[float]) -> float:
+    return sorted(times)[len(times) // 4]
+
+
+def _layouts(value: Any) -> Any:
+    """A call or an argument, as it decides on the time."""
+    if isinstance(value, functools.partial):
+        return value.func, _layouts(value.args), _layouts(tuple(value.keywords.items()))
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_layouts, value))
+    return str(value)
 
 
 def issue_seconds(device: torch.device) -> float:
@@ -125,7 +195,7 @@ def issue_seconds(device: torch.device) -> float:
         device: Where the model is.
     """
     with torch.random.fork_rng(devices=[]):
-        model = _model(16).to(device)
+        model = small_models.model(16).to(device)
     inputs = torch.ones(1, 4, 16, device=device)
     best = float("inf")
     with torch.enable_grad():
@@ -139,45 +209,20 @@ def issue_seconds(device: torch.device) -> float:
     return best / len(calls.found)
 
 
-def _model(width: int) -> nn.Module:
-    return nn.Sequential(*[_Block(width) for _ in range(_BLOCKS)])
-
-
-def _loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-    return (output - batch).square().mean()
-
-
-class _Block(nn.Module):
-    """A block of a transformer, as people write it: modules, views and attention."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Goes through it."""
-        samples, tokens, width = inputs.shape
-        heads = self.qkv(self.before(inputs)).reshape(samples, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*heads.unbind(0)).transpose(1, 2).reshape(samples, tokens, width)
-        inputs = inputs + self.out(mixed)
-        return torch.add(inputs, self.narrow(F.gelu(self.wide(self.between(inputs)))))
-
-
 class _Phases:
     """Times each phase of a step, the ones inside of it left out."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._clock = busy_clock()
-        self._stack = [OUTSIDE]
+        self._stack = [_OUTSIDE]
         self._since = 0.0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Phases:
         self._listening = phases.listen(self._on_phase)
         self._listening.__enter__()
         self._since = self._clock()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         self._book()
@@ -197,22 +242,27 @@ class _Phases:
 
 
 class _Calls(DirectMode):  # type: ignore[no-untyped-call]
-    """Collects the operators that compute, with their phases."""
+    """Collects the operators that compute, with their phases, and counts what stands between them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, Callable[[], object]]] = []
-        self.kept_again = 0
-        self._stack = [OUTSIDE]
+        self.counts: Counter[Any] = Counter()
+        """Operators by their caller, views by `(caller, "view")`, modules, and tensors that are kept again."""
+        self._stack = [_OUTSIDE]
         self._listening = phases.listen(self._on_phase)
+        self._modules = ModulePath()
 
     def __enter__(self) -> Any:
         self._listening.__enter__()
+        self._modules.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._modules.__exit__(None, None, None)
         self._listening.__exit__(None, None, None)
+        self.counts[_MODULES] = self._modules.entered
 
     def _on_phase(self, name: str, entered: bool) -> None:
         if entered:
@@ -222,7 +272,15 @@ class _Calls(DirectMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes an operator and runs it."""
-        self.kept_again += self._stack[-1] == "backward" and keeps_again(func)
-        if not func.is_view:
+        self.counts[_AGAIN] += self._stack[-1] == "backward" and keeps_again(func)
+        if _only_views(func):
+            self.counts[caller(), "view"] += 1
+        else:
+            self.counts[caller()] += 1
             self.found.append((self._stack[-1], functools.partial(func, *args, **(kwargs or {}))))
         return func(*args, **(kwargs or {}))
+
+
+def _only_views(operator: Any) -> bool:
+    """Whether an operator launches nothing: it shows a tensor in another way, or takes memory and leaves it as it is."""
+    return bool(operator.is_view) or operator._opname.removeprefix("new_").startswith(("_unsafe_view", "empty"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from snugfit.measure.around_operators import AGAIN, BUSY, OUTSIDE, around_operators, best_seconds
+from snugfit.measure.around_operators import around_operators, best_seconds
 from snugfit.measure.processor import this_processor
 from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 
@@ -70,12 +70,7 @@ def measured_speeds(threads: int) -> HostSpeeds:
         weights = {name: best_seconds(run) / moved / plain for name, (run, moved) in special.items()}
         around = around_operators(empty)
     return HostSpeeds(
-        operator_seconds=around["forward"],
-        backward_operator_seconds=around["backward"],
-        kept_again_seconds=around[AGAIN],
-        parameter_seconds=around["optimizer"],
-        step_seconds=around[OUTSIDE],
-        busy_factor=around[BUSY],
+        **around,
         product_rates=tuple(rates),
         dtype_factors=factors,
         byte_seconds=tuple(bytes_),

@@ -13,6 +13,8 @@ from snugfit.errors import InputError, RecipeError, did_you_mean
 from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos, from_text
 from snugfit.recipe import Recipe
+from snugfit.run import contradictions
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Level
 from snugfit.units import parse_bytes
 from snugfit.workload import Workload
@@ -30,10 +32,28 @@ class Constraints:
     """Recipe fields that stay as plain training has them."""
     host_budget_bytes: int | None = None
     """Host memory that a plan may take; None: no limit."""
+    needed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Recipe field -> the value without which the workload cannot be trained."""
+    needed_as: str = ""
+    """Why it cannot."""
 
     def base(self) -> Recipe:
-        """Returns plain training with the pinned fields."""
-        return Recipe.from_mapping(dict(self.pins))
+        """Returns plain training with the pinned fields, and those that are needed."""
+        return Recipe.from_mapping({**self.needed, **self.pins})
+
+    def for_workload(self, workload: Workload) -> Constraints:
+        """Returns the same for a workload that plain training with the pins may not be able to do.
+
+        Args:
+            workload: What is learned, as far as that is known before a simulation.
+        """
+        base = self.base()
+        refused = " ".join(contradictions(base, workload))
+        for row in TECHNIQUES if refused else ():
+            changes = row.needed(base, workload) if row.needed is not None else {}
+            if changes and all(map(self.is_free, changes)):
+                return dataclasses.replace(self, needed=changes, needed_as=refused)
+        return self
 
     def is_free(self, field: str) -> bool:
         """Returns whether the planner may choose a field.

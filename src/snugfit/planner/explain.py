@@ -46,6 +46,8 @@ def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
             found[name] = f"pinned to {as_typed(value)}."
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
+        elif name in constraints.needed:
+            found[name] = f"{_in_words(best, name)}: without it, {constraints.needed_as}"
         elif value != getattr(plain, name):
             found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name, capacity_bytes)}"
         elif name in NEVER:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, RecipeError, warn
+from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed
 from snugfit.nccl import among
@@ -18,18 +18,18 @@ from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe
-from snugfit.planner.search import HOPE, WORTH, Search
+from snugfit.planner.search import Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import BY_BLOCK, PLAIN, SIZE, Space
+from snugfit.planner.space import BY_BLOCK, SIZE, Space
+from snugfit.planner.ways import fits_in, in_order, least_weights_of, may_win
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
-from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.batch_share import at_once, largest_share
 from snugfit.techniques.declaration import LEVELS, Level
-from snugfit.techniques.shard import groups_of, least_weights
+from snugfit.techniques.shard import groups_of
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Planner:
         """
         self.subject = subject
         self.place = place
-        self.constraints = constraints
+        self.constraints = constraints.for_workload(subject.workload)
         self.laboratory = Laboratory(subject, place, pool)
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
@@ -105,13 +105,22 @@ class Planner:
             RecipeError: The pins contradict the workload.
         """
         base = self.constraints.base()
-        probe = self.laboratory.need(base)
-        workload = probe.recorded.workload
+        workload = self._plain().recorded.workload
         assert workload is not None
         Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
         return Space(laboratory=self.laboratory, constraints=self.constraints, workload=workload, base=base)
+
+    def _plain(self) -> Probe:
+        """Plain training with the pins, which must be possible."""
+        try:
+            return self.laboratory.need(self.constraints.base())
+        except InputError as error:
+            if not self.constraints.needed:
+                raise
+            # Nobody has asked for what the model cannot have.
+            raise RecipeError([f"{self.constraints.needed_as} That was tried: {error}"]) from None
 
     def capacity_bytes(self, budget_bytes: int) -> int:
         """Returns what a recipe may need: the budget less margin and CUDA's context.
@@ -203,7 +212,7 @@ class Planner:
         if check is None:
             return
         self._look_first()
-        probe = self.laboratory.need(self.constraints.base())
+        probe = self._plain()
         workload = probe.recorded.workload
         assert workload is not None
         pinned = self.constraints.pins.get(SIZE)
@@ -225,7 +234,7 @@ class Planner:
         """Simulates what is asked for in any case, together, so that both workers are busy."""
         field, by = BY_BLOCK["again"]
         # Of several GPUs none may be able to hold everything, as the base has it.
-        if self.constraints.is_free(field) and self.subject.ranks == 1:
+        if self.constraints.is_free(field) and self.subject.workload.ranks == 1:
             base = self.constraints.base()
             with contextlib.suppress(RecipeError):
                 self.laboratory.look([base, base.replace(**by.everywhere)])
@@ -240,8 +249,8 @@ class Planner:
         self._led_by = None
         self._look_first()
         ways = self.space().ways()
-        for space in self._in_order(ways, capacity):
-            if capacity <= 0 or (best is not None and not self._may_win(space, best, capacity)):
+        for space in in_order(ways, capacity):
+            if capacity <= 0 or (best is not None and not may_win(space, best, capacity, self._led_by)):
                 continue
             if not self._may_fit(space, capacity, longer=len(ways) > 1):
                 continue
@@ -252,46 +261,6 @@ class Planner:
                 best, self._led_by = found, search
         return best
 
-    def _in_order(self, ways: list[Space], capacity: int) -> list[Space]:
-        """The ways to share of which something may fit, last those that must update elsewhere than the fastest recipes."""
-        if len(ways) == 1:
-            return ways
-        left = [space for space in ways if _least_weights(space) <= capacity]
-        self.laboratory.look(space.base for space in left)
-
-        def too_much(space: Space) -> bool:
-            plain = self.laboratory.probes.get(space.base)
-            return plain is not None and plain.profile.outside_bytes > capacity
-
-        return sorted(left, key=too_much)
-
-    def _may_win(self, space: Space, best: Probe, capacity: int) -> bool:
-        """Whether some recipe of a way to share that may fit, nothing computed again, is faster than the best one of all."""
-        plain = space.tried({})
-        if plain is None:
-            return False
-        # What a number format or another loss gains is much the same in all ways.
-        gains = [1.0]
-        if self._led_by is not None and PLAIN in self._led_by.compositions:
-            seen = self._led_by.compositions
-            gains = [one.large.seconds / seen[PLAIN].large.seconds for one in seen.values()]
-        limit = best.seconds * (1 - WORTH)
-        if plain.seconds * min(gains) * HOPE >= limit:
-            return False
-        space.look(*((change,) for change in space.variants().values()))
-        faster = [
-            change
-            for change in space.variants().values()
-            if (probe := space.seen(change)) is not None and probe.seconds < limit
-        ]
-        if any(probe.profile.outside_bytes <= capacity for change in faster if (probe := space.seen(change))):
-            return True
-        # Whatever is done to blocks, the update as it is does not fit.
-        others = [(change, update) for change in faster for update in space.updates().values() if update]
-        space.look(*others)
-        probes = [probe for pair in others if (probe := space.seen(*pair)) is not None]
-        return any(probe.seconds < limit and probe.profile.outside_bytes <= capacity for probe in probes)
-
     def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
         """Whether something of a way to share fits; host memory apart, which another place to build may save.
 
@@ -300,14 +269,14 @@ class Planner:
             capacity: Memory there is.
             longer: Whether the least memory is looked for, too, where the leanest recipe of all comes near.
         """
-        if _least_weights(space) > capacity:
+        if least_weights_of(space) > capacity:
             return False
         smallest = Smallest(space)
-        if any(seen is not None and _fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
+        if any(seen is not None and fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
             return True
-        if longer and _fits_in(space, int(_NEAR * capacity)):
+        if longer and fits_in(space, int(_NEAR * capacity)):
             smallest.find(_widest(self.constraints), enough_bytes=capacity)
-        return _fits_in(space, capacity)
+        return fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
         """Returns whether a plan for a budget is likely to be found; less is simulated than for the plan.
@@ -413,32 +382,6 @@ class Planner:
         )
         error.smallest_budget_bytes = found  # type: ignore[attr-defined]
         return error
-
-
-def _fits_in(space: Space, capacity: int) -> bool:
-    """Whether something fits that was simulated of a way to share."""
-    return any(
-        space.has(probe.recipe)
-        and probe.need_bytes <= capacity
-        and space.constraints.refusal(probe.recipe, space.workload) is None
-        for probe in space.laboratory.probes.values()
-    )
-
-
-def _least_weights(space: Space) -> float:
-    """Bytes of weights that every recipe of a way to share has on a GPU at some moment: what need not be simulated."""
-    recorded = space.laboratory.need(space.constraints.base()).recorded
-    allowed = space.constraints.allow
-    # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
-    narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
-    if any(
-        getattr(space.base, name) != getattr(Recipe(), name)
-        for row in TECHNIQUES
-        if row.variants
-        for name in row.fields
-    ):
-        narrowest = 1 / 8
-    return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest
 
 
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:

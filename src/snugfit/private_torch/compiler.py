@@ -95,6 +95,11 @@ def forget_all() -> None:
     torch._dynamo.utils.counters.clear()
 
 
+def graphs_made() -> int:
+    """Returns how many graphs were compiled in this process since `forget_all`."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def graph_breaks() -> list[str]:
     """Returns why the graphs broke that were traced since `forget_all`, as the first line of torch's reason."""
     return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]

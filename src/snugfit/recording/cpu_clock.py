@@ -15,9 +15,9 @@ from typing import Any
 
 from snugfit import calibrations
 from snugfit.recording.clock import Timing, runs_of_step
-from snugfit.recording.trace import ALLOC, OperatorRun, Trace
+from snugfit.recording.trace import ALLOC, CODE, ENGINE, OperatorRun, Trace
 
-_UPDATE = "optimizer"
+_FORWARD, _BACKWARD, _UPDATE = "forward", "backward", "optimizer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class HostSpeeds:
     """Measured speeds of a processor."""
 
     operator_seconds: float
-    """What stands around an operator: modules, views, what autograd notes."""
+    """What stands around an operator in forward: Python's call, and what autograd notes."""
     product_rates: tuple[tuple[float, float], ...]
     """FLOPs of a matrix product in float32 -> FLOP/s, by rising size."""
     dtype_factors: Mapping[str, float]
@@ -40,7 +40,19 @@ class HostSpeeds:
     """An operator with next to nothing to do, called from Python by itself. Where it is known, operators that were timed one
     by one on this machine count by their own time; None: all count by the speeds."""
     backward_operator_seconds: float | None = None
-    """What stands around an operator in backward and in the update; None: as in forward."""
+    """What stands around an operator that autograd calls in backward; None: as in forward."""
+    code_operator_seconds: float | None = None
+    """What stands around an operator that is called by code of which autograd notes nothing; None: as in forward."""
+    view_seconds: float = 0.0
+    """What a view costs in forward."""
+    backward_view_seconds: float = 0.0
+    """What a view costs in backward."""
+    module_seconds: float = 0.0
+    """What the call of a module costs beside its operators and views."""
+    gradient_seconds: float = 0.0
+    """What stands around the gradient of a parameter in backward."""
+    pass_seconds: float = 0.0
+    """What a forward and a backward pass cost however little is in them."""
     kept_again_seconds: float = 0.0
     """What a tensor costs that a checkpointed block keeps when it is computed again: torch's checkpoint runs Python code for
     it in forward, when it is made again, and when it is used."""
@@ -60,9 +72,14 @@ class HostSpeeds:
         Returns:
             Seconds.
         """
-        in_backward = run.phase in ("backward", _UPDATE) and self.backward_operator_seconds is not None
-        around = self.backward_operator_seconds or 0.0 if in_backward else self.operator_seconds
-        return around + run.kept_again * self.kept_again_seconds
+        around, view = self.operator_seconds, self.view_seconds
+        if run.caller == ENGINE:
+            view = self.backward_view_seconds
+            around = around if self.backward_operator_seconds is None else self.backward_operator_seconds
+        elif run.caller == CODE and self.code_operator_seconds is not None:
+            around = self.code_operator_seconds
+        beside = run.modules * self.module_seconds + run.kept_again * self.kept_again_seconds
+        return around + run.views * view + beside
 
     def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
         """Returns the time of matrix products.
@@ -137,11 +154,14 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
         The timing; `link_seconds` are copies into and out of the host pool.
     """
     total = issued = link = 0.0
-    flops = 0
+    flops = passes = 0
+    phase = ""
     by_phase: dict[str, float] = {}
     known: dict[int, float] = {}
     for index in runs_of_step(trace, step):
         run = trace.runs[index]
+        passes += run.phase == _FORWARD != phase
+        phase = run.phase
         if index not in known:
             known[index] = cpu_run_seconds(run, speeds)
         seconds = known[index]
@@ -151,10 +171,14 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
         if run.device == "link":
             link += seconds
         by_phase[run.phase] = by_phase.get(run.phase, 0.0) + seconds
-    updating = speeds.parameter_seconds * _gradients(trace, step) + speeds.step_seconds
-    total, issued = total + updating, issued + updating
-    if updating:
-        by_phase[_UPDATE] = by_phase.get(_UPDATE, 0.0) + updating
+    gradients = _gradients(trace, step)
+    for name, seconds in (
+        (_BACKWARD, passes * (speeds.pass_seconds + gradients * speeds.gradient_seconds)),
+        (_UPDATE, gradients * speeds.parameter_seconds + speeds.step_seconds),
+    ):
+        if seconds:
+            by_phase[name] = by_phase.get(name, 0.0) + seconds
+        total, issued = total + seconds, issued + seconds
     return Timing(
         step_seconds=total,
         host_seconds=issued,

@@ -119,7 +119,7 @@ def carry_out(
                 raise
             except KeyboardInterrupt:
                 raise TrainingStopped(f"stopped at once. {_saved(run_dir, request)}", signal.SIGINT) from None
-        if where.card is not None:
+        if where.card is not None and processes.count == 1:  # of several nobody is given the model
             trainer.model.to(CPU)
     return TrainResult.of(summary, trainer.model if processes.count == 1 else None)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from snugfit.device_kinds import CPU, CUDA, default_device
+from snugfit.device_kinds import CPU, CUDA, REHEARSE, default_device
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitError, TrainingStopped, option
 from snugfit.runs.standing import Place, where_to_meet
 
@@ -181,11 +181,13 @@ def joined(
     if kind == CUDA:
         _check_cards(place)
         torch.cuda.set_device(place.local_number)
-    elif kind == CPU:
+    elif kind == CPU or kind.startswith(REHEARSE):
         _use_threads(place)
     else:
-        raise InputError(f"device {device!r} trains in one process; several share a run on cpu or cuda.")
-    backend = "cpu:gloo,cuda:nccl" if kind == CUDA else "gloo"
+        raise InputError(
+            f"device {device!r} trains in one process; several share a run on cpu, cuda or {REHEARSE}CARD."
+        )
+    backend = _backend(kind)
     dist.init_process_group(
         backend, store=current.store, rank=place.number, world_size=place.count, timeout=_STEP_TIMEOUT
     )
@@ -194,6 +196,18 @@ def joined(
     # Not after an error: the others may be gone, and it is still to be settled who tells of it.
     current = None
     dist.destroy_process_group()
+
+
+def _backend(kind: str) -> str:
+    """What carries collectives between devices of a kind."""
+    if kind.startswith(REHEARSE):
+        from snugfit.fake_device import registration
+        from snugfit.pretend_card import ranks
+
+        registration.register()
+        ranks.register()
+        return ranks.BACKEND
+    return "cpu:gloo,cuda:nccl" if kind == CUDA else "gloo"
 
 
 def _store(place: Place, rdzv: str | None, timeout: float) -> Any:

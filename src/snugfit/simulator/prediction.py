@@ -23,7 +23,7 @@ from snugfit.recording.fragmentation import Fragmentation, fragmentation
 from snugfit.recording.host_memory import machine_host_bytes, other_host_bytes
 from snugfit.recording.host_waits import HostWaits, host_waits
 from snugfit.recording.recording import Recording
-from snugfit.recording.replay import Replays
+from snugfit.recording.replay import Replay, Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
@@ -323,7 +323,7 @@ def assemble(
         processor=headline.processor,
         gpus=1 if workload is None else workload.gpus,
         nodes=1 if workload is None else workload.nodes,
-        ranks=tuple(_rank_needs(headline, others, config)),
+        ranks=tuple(_rank_needs(headline, played, others, config)),
         devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
@@ -344,7 +344,10 @@ def _fit(card: Device, replays: Replays, timing: Timing | None) -> DeviceFit:
 
 
 def _rank_needs(
-    headline: Recording, others: Sequence[tuple[Sequence[int], Recording]], config: AllocatorConfig | None
+    headline: Recording,
+    of_headline: Replay,
+    others: Sequence[tuple[Sequence[int], Recording]],
+    config: AllocatorConfig | None,
 ) -> Iterator[RankNeeds]:
     if not headline.alike_ranks:
         return
@@ -354,7 +357,7 @@ def _rank_needs(
     if headline.one_builds and len(first) > 1:  # who builds the model has more on the host
         alike[:1] = [(first[:1], headline), (first[1:], headline)]
     for numbers, recorded in alike:
-        played = Replays(recorded.trace, config).unlimited
+        played = of_headline if recorded is headline else Replays(recorded.trace, config).unlimited
         yield RankNeeds(
             ranks=numbers_in_words(numbers),
             peak_allocated_bytes=played.peak_allocated_bytes,

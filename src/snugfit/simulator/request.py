@@ -71,7 +71,8 @@ def record_named(
         InputError: The model does not exist, or does not fit its batch or the recipe.
         CannotSimulateError: Something in the step needs values.
     """
-    from snugfit.simulator.session import record_given, without_logs
+    from snugfit.simulator.recorded_model import without_logs
+    from snugfit.simulator.session import record_given
 
     without_logs()
     task, model = build_named(named)

@@ -11,37 +11,27 @@ import copy
 import dataclasses
 import functools
 import gc
-import inspect
 import itertools
-import logging
-import traceback
-import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning
-from snugfit.fake_device.captured import captured_tensors
 from snugfit.fake_device.chance import MOST_TRIED, Chance
 from snugfit.fake_device.compiled import compiled_on_fakes
-from snugfit.fake_device.materialise import Materialiser, remembered, without_memory
+from snugfit.fake_device.materialise import Materialiser, remembered
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.fake_device.record import record
-from snugfit.fake_device.sparse_gradients import without_sparse_gradients
 from snugfit.private_torch import collectives
 from snugfit.recipe import Recipe
-from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
-from snugfit.simulator.batches import EvaluationBatches, batch_share, longest, shape_in_words
-from snugfit.simulator.lazy_modules import give_shapes
+from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
 from snugfit.simulator.pieces import FewerPieces, repeats
+from snugfit.simulator.recorded_model import RecordedModel
 from snugfit.techniques import TECHNIQUES, each_builds
-from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
 from snugfit.techniques.own_optimizer import own_optimizer
@@ -56,11 +46,9 @@ from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
 from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.switch import take_over
-from snugfit.workers import real_run, skeleton
+from snugfit.workers import real_run
 from snugfit.workers.pool import Pool, shared_pool
-from snugfit.workers.real_run import Refused
 from snugfit.workload import Workload, algorithm_and_storage
-from snugfit.workloads.model_files import describe
 from snugfit.workloads.traits import model_traits
 
 STEPS = 2
@@ -95,23 +83,6 @@ def simulate_training(
     """Records training by a recipe in a worker; arguments as `record_given`."""
     given = dict(arguments)
     return (pool or shared_pool()).call(record_given, model, batch, given, recipe, personality, **settings)
-
-
-def built(model: Any) -> Any:
-    """Returns the model itself, built without memory when it is a function."""
-    if isinstance(model, torch.nn.Module):
-        return model
-    try:
-        made = without_memory(lambda _: model())
-    except SnugfitError:
-        raise
-    except Exception as error:
-        code = getattr(inspect.unwrap(model), "__code__", None)
-        where = Path(code.co_filename) if code is not None else None
-        raise InputError(f"the model function failed: {describe(error, where)}.") from error
-    if not isinstance(made, torch.nn.Module):
-        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
-    return made
 
 
 def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
@@ -201,7 +172,7 @@ def _recorded_by(
     rank: int,
 ) -> Recording:
     """Records training by a recipe as it is: a compiler that fails is an error."""
-    subject, made_here = _Request(model, batch, arguments.get("forward")), not isinstance(model, torch.nn.Module)
+    subject, made_here = RecordedModel(model, batch, arguments.get("forward")), not isinstance(model, torch.nn.Module)
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
@@ -325,7 +296,7 @@ def record_step(
         InputError: The step cannot run.
         CannotSimulateError: Something in the step needs values.
     """
-    subject = _Request(model, batch, None)
+    subject = RecordedModel(model, batch, None)
     model, batches, settings = subject.model, subject.batches, dict(settings)
     assumptions = settings.pop("assume", None)
     used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
@@ -363,48 +334,6 @@ def record_step(
     return subject.recorded(run, personality, steps=calls)
 
 
-class _Request:
-    """The model and the batches of a request, whatever kind of step it asks for."""
-
-    def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
-
-        self.model: torch.nn.Module = built(model)
-        self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
-        give_shapes(self.model, self.batches[0], forward)
-
-    def captured(self, *others: Any) -> list[torch.Tensor]:
-        """Returns the tensors that the code holds besides those and `others`."""
-        return captured_tensors(skeleton.arrived(), self.model, self.batches, *others)
-
-    def recorded(self, run: Callable[[], Recording], personality: Personality, **facts: Any) -> Recording:
-        """Returns what `run` records, with what is known of the model and its batches, and more facts."""
-        dense = without_sparse_gradients(self.model)
-        block_names = tuple(find_blocks(self.model))
-        weight_bytes, parameters = _weights(self.model)
-        without_logs()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", SnugfitWarning)
-            try:
-                recording = run()
-            except SnugfitError:
-                raise
-            except Exception as error:
-                raise _refused(error, self.model, personality) from error
-        return dataclasses.replace(
-            recording,
-            warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
-            answered=(*recording.answered, *dense),
-            batch_shape=shape_in_words(self.batches),
-            batches=len(self.batches),
-            block_names=block_names,
-            weight_bytes=weight_bytes,
-            parameters=parameters,
-            expert_modules=expert_modules(self.model),
-            **facts,
-        )
-
-
 def _held_by(optimizer: Any) -> tuple[Any, ...]:
     """Parameters and state of an optimizer that came as an object."""
     return (optimizer.param_groups, list(optimizer.state.values())) if hasattr(optimizer, "param_groups") else ()
@@ -436,30 +365,3 @@ def _optimizer_function(name: str, settings: Mapping[str, Any], model: torch.nn.
     given = {field: getattr(workload, field) for field in ("lr", "weight_decay", *row.settings)}
     given = {field: value for field, value in given.items() if value is not None}
     return lambda parameters: row.cls(parameters, **given)
-
-
-def _refused(error: Exception, model: torch.nn.Module, personality: Personality) -> Refused:
-    """An error of torch or of the user's code, with the module and the line in which it happened."""
-    names = {id(module): name for name, module in model.named_modules() if name}
-    module = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and id(owner) in names:
-            module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
-    return Refused(error, f"{real_run.line_of(error)}{module}", on_card=personality.kind != "cpu")
-
-
-def without_logs() -> None:
-    """Torch logs a traceback when a fake kernel refuses its arguments; the error that follows says all of it."""
-    for name, level in (("torch._subclasses.fake_tensor", logging.CRITICAL), ("torch.utils._pytree", logging.ERROR)):
-        logging.getLogger(name).setLevel(level)
-
-
-def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
-    found: dict[str, int] = {}
-    count = 0
-    for name, parameter in model.named_parameters():
-        owner = name.rpartition(".")[0]
-        found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
-        count += parameter.numel()
-    return found, count

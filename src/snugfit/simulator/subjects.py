@@ -28,8 +28,8 @@ class Subject:
     """Called in a worker."""
     title: str
     """The model's name."""
-    ranks: int = 1
-    """Processes that share a batch."""
+    workload: Workload
+    """What is learned, as far as that is known before a simulation: its batch, and the GPUs."""
     built: bool = False
     """Whether the model stands already, so that no plan can say where it is built."""
 
@@ -47,7 +47,8 @@ def named_subject(named: NamedModel, workload: Workload | None = None) -> Subjec
     workload = workload or Workload()
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in _FOUND_OUT}
     record = functools.partial(record_named, named, workload.batch_size or BATCH_SIZE, settings)
-    return Subject(record=record, title=named.spec, ranks=workload.ranks)
+    told = workload.replace(batch_size=workload.batch_size or BATCH_SIZE)
+    return Subject(record=record, title=named.spec, workload=told)
 
 
 def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:
@@ -63,11 +64,20 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     """
     import torch
 
+    from snugfit.simulator.batches import longest
     from snugfit.simulator.session import record_given
 
     record = functools.partial(record_given, model, shapes, dict(arguments))
-    ranks = (arguments.get("gpus") or 1) * (arguments.get("nodes") or 1)
-    return Subject(record=record, title=title_of(model), ranks=ranks, built=isinstance(model, torch.nn.Module))
+    told = {name: arguments[name] for name in ("batch_size", "gpus", "nodes") if arguments.get(name) is not None}
+    samples = longest(shapes if isinstance(shapes, list) else [shapes])
+    if samples is not None and arguments.get("split") is None:
+        told.setdefault("batch_size", samples)
+    return Subject(
+        record=record,
+        title=title_of(model),
+        workload=Workload.from_mapping(told),
+        built=isinstance(model, torch.nn.Module),
+    )
 
 
 def title_of(model: Any) -> str:

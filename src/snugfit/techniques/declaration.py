@@ -175,6 +175,8 @@ class Technique:
     """What changes the passes themselves: number format, loss, adapters."""
     ways: Callable[[Situation], Iterator[Changes]] | None = None
     """What its fields may be for a plan as a whole, the fastest first: each is searched by itself."""
+    needed: Callable[[Recipe, Workload], Changes] | None = None
+    """What its fields must be so that a workload can be trained at all."""
     finishing: Callable[[Recipe, Workload], Iterator[Changes]] | None = None
     """What is tried on the recipe that a search ends with, because its effect only shows beside all the rest."""
     way_fields: tuple[str, ...] = ()

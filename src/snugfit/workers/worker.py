@@ -85,7 +85,11 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         except Refused as refused:
             del function, args, kwargs  # changed in place by now
             raise judged(refused, lambda: _called(loads(request))) from refused
-        return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
+        gc.disable()  # a recording travels as some hundred thousand tuples, which hold on to no cycles
+        try:
+            return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
+        finally:
+            gc.enable()
     except SnugfitError as error:
         return pickle.dumps(("error", error))
     except (Exception, SystemExit) as error:

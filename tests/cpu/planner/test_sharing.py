@@ -5,6 +5,7 @@ import functools
 
 import planned
 import pytest
+import torch
 
 from snugfit.devices import device_named
 from snugfit.errors import DoesNotFitError, InputError, RecipeError
@@ -127,5 +128,33 @@ def test_machines_whose_links_are_unknown(planning_pool):
 
 
 def test_more_gpus_than_samples(planning_pool):
-    with planner(planning_pool, 16) as one, pytest.raises(RecipeError, match="cannot be shared by 16 GPUs"):
+    with planner(planning_pool, 16) as one:
+        plan = one.at(2**30)
+    assert plan.recipe.tensor_parallel == 2 and plan.fidelity.level == "exact"
+    assert plan.reasons["tensor_parallel"].startswith("2: without it, a batch of 8 cannot be shared by 16 GPUs")
+    assert all(recipe.tensor_parallel == 2 for recipe in plan.fallbacks)
+    for given in ({"forbidden": frozenset({"tensor_parallel"})}, {"pins": {"tensor_parallel": 1}}):
+        with (
+            planner(planning_pool, 16, **given) as one,
+            pytest.raises(RecipeError, match="or tensor_parallel=2: so many"),
+        ):
+            one.at(2**30)
+
+
+def test_more_gpus_than_samples_for_a_model_that_cannot_be_cut(planning_pool):
+    made = planned.planner(planning_pool, place=planned.CARD, model=_Whole, batch=BATCH, gpus=16)
+    with made as one, pytest.raises(RecipeError, match="cannot be shared by 16 GPUs") as error:
         one.at(2**30)
+    assert len(error.value.problems) == 1 and "That was tried: tensor_parallel" in str(error.value)
+    assert "finds nothing to cut" in str(error.value)
+
+
+class _Whole(torch.nn.Module):
+    """One layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.layer(x.mean(1))

@@ -1,9 +1,11 @@
 """`--device rehearse:CARD`: a whole run with a card's memory, on the processor."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import snugfit
 from snugfit import InputError
@@ -91,6 +93,22 @@ def test_the_numbers_are_those_of_the_processor_and_the_files_too(tmp_path):
         assert type(value) is torch.Tensor and torch.equal(value, saved[name]), name
     for name, value in load_file(tmp_path / "cpu" / "model.safetensors").items():
         torch.testing.assert_close(saved[name], value, rtol=1e-2, atol=1e-3, msg=name)
+
+
+def test_several_cards_take_the_predicted_bytes_and_learn_what_processors_do(tmp_path):
+    common = {
+        **VIT, "gpus": 2, "shard": "full", "checkpoint": "all", "microbatch_size": 4, "max_steps": 3, "evaluate": False,
+        "optimizer": "sgd", "lr": 0.05,
+    }  # fmt: skip
+    here = snugfit.train(**common, device="cpu", run_dir=tmp_path / "here")
+    there = _rehearsed(tmp_path / "card", common, predict=True)
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        # The second process was sent its weights, and may have kept some of the room that they came in.
+        first, second = (one[name] for one in there.measured["ranks"])
+        assert first == there.predicted[name] == pytest.approx(second, rel=0.05)
+    weights, learned = (load_file(Path(result.run_dir) / "model.safetensors") for result in (here, there))
+    for name, value in weights.items():
+        torch.testing.assert_close(learned[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_says_that_it_is_a_rehearsal(tmp_path):

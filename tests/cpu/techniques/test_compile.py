@@ -1,5 +1,7 @@
 """torch.compile as a recipe field: backends, budgets, refusals."""
 
+import gc
+
 import pytest
 import torch
 from small_models import cross_entropy, make_batches, make_model
@@ -84,3 +86,20 @@ def test_lost_updates_are_watched_under_compile():
     with pytest.warns(SnugfitWarning, match="lost to rounding"):
         for batch in make_batches("mlp", 8, 3, torch.float32):
             trainer.step(batch)
+
+
+def test_what_tracing_leaves_keeps_no_activations():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_embd=8, n_layer=1, n_head=2, n_positions=8, vocab_size=37, bos_token_id=0, eos_token_id=0, use_cache=False
+    )
+    trainer = snugfit.prepare(GPT2LMHeadModel(config), Recipe(compile="aot_eager"), device="cpu")
+    ids = torch.zeros(3, 8, dtype=torch.long)
+    gc.collect()
+    gc.disable()  # a run's collector would come sooner or later
+    try:
+        trainer.step({"input_ids": ids, "labels": ids})
+        assert [one for one in gc.get_objects() if type(one) is torch.Tensor and one.shape == (3, 8, 37)] == []
+    finally:
+        gc.enable()

@@ -167,7 +167,7 @@ def test_alone_a_recipe_for_several_is_the_plain_one():
         trained("mlp", {}, {"gpus": 2, **settings}, batches, torch.float64)
 
 
-@pytest.mark.parametrize("words", ["zero3", "hybrid", "foo", "hybrid:0"])
+@pytest.mark.parametrize("words", ["zero3", "hybrid", "foo", "hybrid:0", "hybrid:1"])
 def test_other_words_are_answered_once(words):
     with pytest.raises(snugfit.RecipeError) as error:
         snugfit.Recipe(shard=words)

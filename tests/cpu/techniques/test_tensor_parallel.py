@@ -54,6 +54,13 @@ def four():
     ranks.end()
 
 
+@pytest.fixture
+def eight():
+    ranks = Ranks(8, "tensor_parallel_tasks")
+    yield ranks
+    ranks.end()
+
+
 def _check(ranks, name, fields, settings, sizes=SIZES, *, dtype=torch.float64, close=1e-9):
     """Losses and weights of every rank are those of one process by the same recipe, without what is cut or shared out."""
     settings = {"batch_size": sizes[0], **settings}
@@ -92,6 +99,36 @@ def test_two_processes_that_cut_layers_train_as_one(two, case):
 )
 def test_four_processes_share_the_batch_and_cut_layers(four, name, fields, settings, sizes):
     _check(four, name, {**TWO, **fields}, settings, sizes)
+
+
+def test_eight_processes_share_out_in_groups_what_is_cut(eight):
+    """Two groups of two, each of which is two that cut layers: the fewest that are different in all three."""
+    _check(eight, "llama", {**TWO, "shard": "hybrid:2", "microbatch_size": 1, "checkpoint": "all"}, CLIPPED, (8, 8, 5))
+
+
+@pytest.mark.parametrize("fields", [{}, {"checkpoint": "all"}, {"compile": "aot_eager"}], ids=str)
+def test_masks_differ_where_layers_are_cut_and_are_equal_where_they_are_whole(two, fields):
+    (one, weights), (other, others) = two.do(tensor_parallel_tasks.masks, {**TWO, **fields})
+    again = 2 if "checkpoint" in fields else 1  # up to the last result that backward needs, which is in the block
+    assert len(one["inside"]) == len(other["inside"]) == 2 * 2 * again and len(one["outside"]) >= 2 * 2
+    assert all(
+        0.4 < (mine == its).float().mean() < 0.6 for mine, its in zip(one["inside"], other["inside"], strict=True)
+    )
+    assert len(one["outside"]) == len(other["outside"]) and all(map(torch.equal, one["outside"], other["outside"]))
+    first, last = one["outside"][0], one["outside"][-1]
+    assert 0.4 < (first == last).float().mean() < 0.6
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_a_block_that_runs_again_drops_the_same(two):
+    plain, again = (two.do(tensor_parallel_tasks.masks, {**TWO, "checkpoint": kind}) for kind in ("none", "all"))
+    for (_, weights), (_, others) in zip(plain, again, strict=True):
+        assert all(torch.allclose(weights[name], others[name], rtol=0, atol=1e-12) for name in weights)
+
+
+def test_processes_with_the_same_samples_must_be_seeded_alike(two):
+    said = two.do(tensor_parallel_tasks.masks, TWO, 1)
+    assert all("Seed them alike: torch.manual_seed(seed + rank // 2)" in one for one in said), said
 
 
 def test_what_cannot_be_cut_is_refused_in_words(two, four):
@@ -209,3 +246,6 @@ def test_a_simulated_process_takes_down_what_layers_add_up(pool):
     added = [Collective(*run.collective) for run in recording.trace.runs if run.collective and run.phase == "forward"]
     inside = [one for one in added if one.kind == "all_reduce" and one.ranks == 2 and one.nbytes == 4 * 7 * 24 * 4]
     assert len(inside) == 2 * 2 * 2  # steps, blocks, pairs
+    back = [Collective(*run.collective) for run in recording.trace.runs if run.collective and run.phase == "backward"]
+    # What q, k and v, and gate and up, give for the gradient of their input is added up once for all of them.
+    assert len([one for one in back if one.ranks == 2 and one.nbytes == inside[0].nbytes]) == len(inside)

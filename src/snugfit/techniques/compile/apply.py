@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from snugfit import private_torch
 from snugfit.errors import InputError, did_you_mean, warn
+from snugfit.private_torch import compiler
 from snugfit.techniques.base import ModelTechnique
 
 _WITHOUT_PARTITIONER = ("eager", "aot_eager")
@@ -48,10 +50,17 @@ class Compile(ModelTechnique):
             _compiled.discard(model)
             private_torch.forget_compiled(model)
 
-    def around_forward(self) -> AbstractContextManager[Any]:
-        """Returns the compiler's setting: the first call of each shape compiles."""
-        budget = self.setup.recipe.compile_memory_budget
-        if budget is None:
-            return nullcontext()
-        context: AbstractContextManager[Any] = private_torch.compiler_memory_budget(budget)
-        return context
+    @contextmanager
+    def around_forward(self) -> Iterator[None]:
+        """Context of the compiler's setting, in which the first call of each shape compiles.
+
+        Yields:
+            Nothing.
+        """
+        budget, before = self.setup.recipe.compile_memory_budget, compiler.graphs_made()
+        with nullcontext() if budget is None else private_torch.compiler_memory_budget(budget):
+            yield
+        if compiler.graphs_made() > before:
+            # Tracing leaves objects that refer to each other and to the arguments (logits, behind a break of the graph);
+            # Python's collector would come for them at a time of its own, perhaps many steps later.
+            gc.collect()

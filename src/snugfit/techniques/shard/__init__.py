@@ -155,6 +155,9 @@ _SPELLINGS = {
     ("shard-grad-op", "zero2", "zero-2", "stage-2"): ("gradients",),
     ("hsdp", "hybrid", "hybrid-shard"): ("hybrid:N",),
 }
+_TOO_FEW = (
+    "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs: each needs at least one sample. "
+)
 _ONCE = "{workload.ranks} GPUs share the batch: "
 
 TECHNIQUE = Technique(
@@ -174,6 +177,9 @@ TECHNIQUE = Technique(
         "shard is {recipe.shard!r}; give none, gradients, full or hybrid:N with the number of GPUs in a group.": lambda r: (
             _is_no_way(r.shard)
         ),
+        "shard='hybrid:1' leaves each GPU everything; that is shard='none'.": lambda r: (
+            numbered(r.shard, "hybrid") == 1
+        ),
         "shard_unit is {recipe.shard_unit!r}; give blocks or size:N with a number of parameters.": lambda r: (
             r.shard_unit != "blocks" and numbered(r.shard_unit, "size") is None
         ),
@@ -189,10 +195,10 @@ TECHNIQUE = Technique(
     misfits={
         "shard={recipe.shard!r} makes groups that {workload.ranks} GPUs cannot be divided into; give a divisor of "
         "{workload.ranks}.": lambda r, w: r.tensor_parallel == 1 and w.ranks % (numbered(r.shard, "hybrid") or 1) != 0,
-        "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs: each needs at least one sample. Give a "
-        "larger batch or fewer GPUs.": lambda r, w: (
-            r.tensor_parallel == 1 and w.batch_size is not None and w.batch_size < w.ranks
-        ),
+        _TOO_FEW + "Give a larger batch or fewer GPUs.": lambda r, w: r.tensor_parallel == 1 and w.least_group is None,
+        _TOO_FEW
+        + "Give a larger batch or fewer GPUs, or tensor_parallel={workload.least_group}: so many take the same "
+        "samples then.": lambda r, w: r.tensor_parallel == 1 and (w.least_group or 1) > 1,
         "{workload.optimizer} looks at whole matrices, which shard={recipe.shard!r} cuts. Use shard='none', or another "
         "optimizer.": _needs_whole_matrices,
     },

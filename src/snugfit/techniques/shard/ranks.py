@@ -174,9 +174,14 @@ class Ranks:
         torch._foreach_copy_(list(values), [part.view_as(value) for part, value in zip(parts, values, strict=True)])
 
 
+def is_simulated() -> bool:
+    """Returns whether the other processes do not exist: one of them is simulated."""
+    return "fake" in dist.get_backend()
+
+
 def _real_numbers() -> AbstractContextManager[Any]:
     """Where a process is simulated, what the host asks the others has numbers all the same: those of this process."""
-    return private_torch.without_modes() if "fake" in dist.get_backend() else nullcontext()
+    return private_torch.without_modes() if is_simulated() else nullcontext()
 
 
 def _mesh(device: torch.device, sharers: int, shard: int, tensor: int) -> DeviceMesh:

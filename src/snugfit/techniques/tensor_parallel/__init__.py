@@ -3,9 +3,9 @@
 In a pair of linear layers the first is cut by its outputs and the second by its inputs, so that what lies between them
 (activation function, dropout, attention heads) is cut, too, and nobody needs the other parts of it: weights, gradients,
 optimizer state and the activations between the two are divided by the degree. What each GPU has of the second layer's sums
-is added up among the group in forward, and in backward what each has of the gradient of the first layer's input; nothing
-can be computed meanwhile: keep a group inside of one machine, and small. Embeddings, norms, head, and residuals are whole
-on each.
+is added up among the group in forward, and in backward what each has of the gradient of the first layer's input, once for
+layers that share it (q, k and v; gate and up); nothing can be computed meanwhile: keep a group inside of one machine, and
+small. Embeddings, norms, head, and residuals are whole on each.
 
 It is for what sharing the batch cannot do: a layer or a sample that is too large for one GPU, or more GPUs than samples.
 `shard` goes with it, among the GPUs of all groups that hold the same part.
@@ -14,7 +14,11 @@ What is cut: the plan that a model brings (transformers' `tp_plan`); else, in th
 later one element by element, or head by head. That is tried on small numbers instead of read off names: each part of a block
 must come out as its part of the whole. Attention whose q, k and v are one matrix stays whole; its block's MLP is cut.
 
-Fidelity: exact (sums in another order); dropout draws other masks. Source: Shoeybi et al., Megatron-LM, 2019
+Dropout between layers that are cut draws masks of its own on each GPU of a group, and the same ones on all behind them:
+each GPU's generator is moved to a state made of the common one and its part's number, and on to another common one. In a
+loop of your own, seed the processes of a group alike; where they are not, the first step says so.
+
+Fidelity: exact (sums in another order); dropout draws other masks than on one. Source: Shoeybi et al., Megatron-LM, 2019
 (arXiv:1909.08053); carried out by torch's `parallelize_module`.
 """
 
@@ -51,6 +55,12 @@ def _uneven(recipe: Recipe, workload: Workload) -> bool:
 
 def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     return _cuts(recipe, workload) and sharers(recipe, workload.ranks) % (numbered(recipe.shard, "hybrid") or 1) != 0
+
+
+def _needed(recipe: Recipe, workload: Workload) -> Changes:
+    """Where there are fewer samples than GPUs, so many of them take the same ones."""
+    too_few = recipe.tensor_parallel == 1 and (workload.least_group or 1) > 1
+    return {"tensor_parallel": workload.least_group} if too_few else {}
 
 
 def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
@@ -91,7 +101,7 @@ TECHNIQUE = Technique(
             _no_such_groups
         ),
         "a batch of {workload.batch_size} cannot be shared by {workload.ranks} GPUs in groups of {recipe.tensor_parallel}: "
-        "each group needs at least one sample. Give a larger batch or fewer GPUs.": lambda r, w: (
+        "each group needs at least one sample. Give a larger batch, fewer GPUs or larger groups.": lambda r, w: (
             _cuts(r, w) and w.batch_size is not None and w.batch_size < sharers(r, w.ranks)
         ),
         "microbatch_size {recipe.microbatch_size} is larger than the share of the batch of {workload.batch_size} that a "
@@ -117,6 +127,7 @@ TECHNIQUE = Technique(
     moves=(),
     turns=(),
     trials=(),
+    needed=_needed,
     finishing=_finishing,
     because="no two simulated recipes differ in it alone",
     quiet=True,

@@ -9,7 +9,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from snugfit.errors import warn
 from snugfit.private_torch.collectives import styles_of_transposed
 from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.shard.ranks import is_simulated
 from snugfit.techniques.tensor_parallel import cuts
+from snugfit.techniques.tensor_parallel.masks import OwnMasks
+from snugfit.techniques.tensor_parallel.shared_input import SharedInput
 
 
 class TensorParallel(ModelTechnique):
@@ -24,6 +27,15 @@ class TensorParallel(ModelTechnique):
             return
         assert ranks.layers is not None
         found = cuts.cuts_of(model, ranks.tensor)
+        masks = OwnMasks(ranks) if self.setup.workload.dropout and not is_simulated() else None
+        for columns, row in found.pairs:
+            layers = [model.get_submodule(name) for name in columns]
+            if len(layers) > 1:
+                SharedInput(layers, ranks.layers)
+            if masks is not None and layers:
+                masks.surround(layers[0], model.get_submodule(row))
+        if masks is not None:
+            masks.check_before_first(model)
         done: set[nn.Module] = set()
         for name, style in found.styles.items():
             module = model.get_submodule(name)

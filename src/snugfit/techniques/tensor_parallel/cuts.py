@@ -42,6 +42,8 @@ class Cuts:
     """Module -> how it is cut."""
     counts: tuple[tuple[str, str, int], ...] = ()
     """Module, attribute, and the number of what it counts that one part has."""
+    pairs: tuple[tuple[tuple[str, ...], str], ...] = ()
+    """Modules cut by their outputs, and the one cut by its inputs that these feed."""
     whole: tuple[str, ...] = ()
     """Layers of the first block that stay whole, by their names in it."""
 
@@ -95,7 +97,11 @@ def _checked(model: nn.Module, plan: Mapping[str, str], degree: int) -> Cuts:
         if style != PARTLY_SEEN:
             units = math.gcd(units, _units(model, name, by_outputs=style in (COLUMNS, GATHERED)))
     _refuse_unless(degree, [number for number in range(2, _MOST + 1) if units % number == 0], model)
-    return Cuts(styles)
+    beside: dict[str, dict[str, list[str]]] = {}
+    for name, style in styles.items():
+        beside.setdefault(name.rpartition(".")[0], {}).setdefault(style, []).append(name)
+    pairs = [(tuple(one.get(COLUMNS, ())), one[ROWS][0]) for one in beside.values() if len(one.get(ROWS, ())) == 1]
+    return Cuts(styles, pairs=tuple(pairs))
 
 
 def _units(model: nn.Module, name: str, *, by_outputs: bool) -> int:
@@ -120,6 +126,7 @@ def _found(model: nn.Module, degree: int) -> Cuts:
     known: dict[object, tuple[list[Pair], list[Pair]]] = {}
     styles: dict[str, str] = {}
     counts: list[tuple[str, str, int]] = []
+    together: list[tuple[tuple[str, ...], str]] = []
     lacking: list[tuple[nn.Module, list[Pair]]] = []
     whole: tuple[str, ...] | None = None
     for prefix, block in blocks.items():
@@ -136,6 +143,7 @@ def _found(model: nn.Module, degree: int) -> Cuts:
                 continue
             styles.update(dict.fromkeys(inside.columns, COLUMNS), **{inside.row: ROWS})
             counts += inside.counts
+            together.append((inside.columns, inside.row))
         if whole is None and pairs:
             cut = {name for pair in pairs for name in (*pair.columns, pair.row)}
             whole = tuple(name for name, module in block.named_modules() if is_linear(module) and name not in cut)
@@ -149,7 +157,7 @@ def _found(model: nn.Module, degree: int) -> Cuts:
             f"tensor_parallel finds nothing to cut in {type(model).__name__}: it brings no plan (tp_plan), and no block of "
             "it has linear layers that feed another one element by element, or head by head. Use shard='full'."
         )
-    return Cuts(styles, tuple(counts), whole or ())
+    return Cuts(styles, tuple(counts), tuple(together), whole or ())
 
 
 def _refuse_unless(degree: int, degrees: list[int], model: nn.Module) -> None:

@@ -1,0 +1,74 @@
+"""Says which tensors of a recording are weights, gradients and optimizer state, from models and optimizers that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from snugfit.measure.module_path import ModulePath
+from snugfit.measure.storage_ledger import StorageLedger
+from snugfit.private_torch import collectives
+
+
+class Claims:
+    """Tells a ledger what belongs to the watched models."""
+
+    def __init__(self, ledger: StorageLedger, modules: ModulePath) -> None:
+        """Watches no model yet.
+
+        Args:
+            ledger: Is told.
+            modules: Knows the names of modules.
+        """
+        self._ledger, self._modules = ledger, modules
+        self._models: list[torch.nn.Module] = []
+        self.in_optimizer = 0
+        """How many optimizers are in the middle of their step, one inside another."""
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes a model, whose parameters and buffers are weights from now on."""
+        if all(model is not known for known in self._models):
+            self._models.append(model)
+        self._weights_of(model)
+
+    def weights(self) -> None:
+        """Parameters and buffers of all models are weights, those too that have come since."""
+        for model in self._models:
+            self._weights_of(model)
+
+    def _weights_of(self, model: torch.nn.Module) -> None:
+        """They are weights of the module that owns them, wherever they were made."""
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._ledger.claim((collectives.own_part(tensor),), "weights", name.rpartition(".")[0])
+
+    def gradients(self) -> None:
+        """What lies in `.grad` of parameters is gradients."""
+        for model in self._models:
+            parts = (collectives.own_part(parameter) for parameter in model.parameters())
+            self._ledger.claim((part.grad for part in parts), "gradients")
+
+    @contextmanager
+    def optimizers(self) -> Iterator[None]:
+        """Knows when an optimizer runs, which gradients it reads and which state it keeps."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        def before(optimizer: Any, *_: Any) -> None:
+            self._ledger.claim_left_by_backward()
+            self._ledger.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
+            self.in_optimizer += 1
+
+        def after(optimizer: Any, *_: Any) -> None:
+            self.in_optimizer -= 1
+            for parameter, state in optimizer.state.items():
+                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+                self._ledger.claim(tensors, "optimizer_state", self._modules.owner(parameter))
+
+        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,99 @@
+"""Ways to share a training among GPUs, as a plan tries them: which come first, which may fit, and which may win."""
+
+from __future__ import annotations
+
+from snugfit.planner.probe import Probe
+from snugfit.planner.search import HOPE, WORTH, Search
+from snugfit.planner.space import PLAIN, Space
+from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.shard import least_weights
+
+
+def in_order(ways: list[Space], capacity: int) -> list[Space]:
+    """Returns the ways to share of which something may fit, last those that must update elsewhere than the fastest recipes.
+
+    Args:
+        ways: One or more.
+        capacity: Memory there is.
+    """
+    if len(ways) == 1:
+        return ways
+    left = [space for space in ways if least_weights_of(space) <= capacity]
+    ways[0].laboratory.look(space.base for space in left)
+
+    def too_much(space: Space) -> bool:
+        plain = space.laboratory.probes.get(space.base)
+        return plain is not None and plain.profile.outside_bytes > capacity
+
+    return sorted(left, key=too_much)
+
+
+def may_win(space: Space, best: Probe, capacity: int, led_by: Search | None) -> bool:
+    """Returns whether some recipe of a way to share that may fit, nothing computed again, is faster than the best.
+
+    Args:
+        space: The way.
+        best: The best recipe so far.
+        capacity: Memory there is.
+        led_by: The search that found it; None before there is one.
+    """
+    plain = space.tried({})
+    if plain is None:
+        return False
+    # What a number format or another loss gains is much the same in all ways.
+    gains = [1.0]
+    if led_by is not None and PLAIN in led_by.compositions:
+        seen = led_by.compositions
+        gains = [one.large.seconds / seen[PLAIN].large.seconds for one in seen.values()]
+    limit = best.seconds * (1 - WORTH)
+    if plain.seconds * min(gains) * HOPE >= limit:
+        return False
+    space.look(*((change,) for change in space.variants().values()))
+    faster = [
+        change
+        for change in space.variants().values()
+        if (probe := space.seen(change)) is not None and probe.seconds < limit
+    ]
+    if any(probe.profile.outside_bytes <= capacity for change in faster if (probe := space.seen(change))):
+        return True
+    # Whatever is done to blocks, the update as it is does not fit.
+    others = [(change, update) for change in faster for update in space.updates().values() if update]
+    space.look(*others)
+    probes = [probe for pair in others if (probe := space.seen(*pair)) is not None]
+    return any(probe.seconds < limit and probe.profile.outside_bytes <= capacity for probe in probes)
+
+
+def fits_in(space: Space, capacity: int) -> bool:
+    """Returns whether something fits that was simulated of a way to share.
+
+    Args:
+        space: The way.
+        capacity: Memory there is.
+    """
+    return any(
+        space.has(probe.recipe)
+        and probe.need_bytes <= capacity
+        and space.constraints.refusal(probe.recipe, space.workload) is None
+        for probe in space.laboratory.probes.values()
+    )
+
+
+def least_weights_of(space: Space) -> float:
+    """Returns bytes of weights that every recipe of a way to share has on a GPU at some moment: what need not be simulated.
+
+    Args:
+        space: The way.
+    """
+    recorded = space.laboratory.need(space.constraints.base()).recorded
+    allowed = space.constraints.allow
+    # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
+    narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
+    if any(
+        getattr(space.base, name) != getattr(Recipe(), name)
+        for row in TECHNIQUES
+        if row.variants
+        for name in row.fields
+    ):
+        narrowest = 1 / 8
+    return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest

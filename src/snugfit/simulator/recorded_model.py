@@ -1,0 +1,120 @@
+"""The model and the batches of a request: built without memory, recorded, and what is known of them beside the recording."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+from snugfit.fake_device.captured import captured_tensors
+from snugfit.fake_device.materialise import without_memory
+from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.sparse_gradients import without_sparse_gradients
+from snugfit.recording.experts import expert_modules
+from snugfit.recording.recording import Recording
+from snugfit.simulator.batches import shape_in_words
+from snugfit.simulator.lazy_modules import give_shapes
+from snugfit.techniques.blocks import find_blocks
+from snugfit.workers import real_run, skeleton
+from snugfit.workers.real_run import Refused
+from snugfit.workloads.model_files import describe
+
+
+class RecordedModel:
+    """The model and the batches of a request, whatever kind of step it asks for."""
+
+    def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
+        """Builds the model without memory, where it is a function.
+
+        Args:
+            model: A module, or what builds one.
+            batch: One batch, or a list of them.
+            forward: How the model is called; None: with what the batch holds.
+        """
+        self.model: torch.nn.Module = _built(model)
+        self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
+        give_shapes(self.model, self.batches[0], forward)
+
+    def captured(self, *others: Any) -> list[torch.Tensor]:
+        """Returns the tensors that the code holds besides those and `others`."""
+        return captured_tensors(skeleton.arrived(), self.model, self.batches, *others)
+
+    def recorded(self, run: Callable[[], Recording], personality: Personality, **facts: Any) -> Recording:
+        """Returns what `run` records, with what is known of the model and its batches, and more facts."""
+        dense = without_sparse_gradients(self.model)
+        block_names = tuple(find_blocks(self.model))
+        weight_bytes, parameters = _weights(self.model)
+        without_logs()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", SnugfitWarning)
+            try:
+                recording = run()
+            except SnugfitError:
+                raise
+            except Exception as error:
+                raise _refused(error, self.model, personality) from error
+        return dataclasses.replace(
+            recording,
+            warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+            answered=(*recording.answered, *dense),
+            batch_shape=shape_in_words(self.batches),
+            batches=len(self.batches),
+            block_names=block_names,
+            weight_bytes=weight_bytes,
+            parameters=parameters,
+            expert_modules=expert_modules(self.model),
+            **facts,
+        )
+
+
+def _built(model: Any) -> Any:
+    """Returns the model itself, built without memory when it is a function."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    try:
+        made = without_memory(lambda _: model())
+    except SnugfitError:
+        raise
+    except Exception as error:
+        code = getattr(inspect.unwrap(model), "__code__", None)
+        where = Path(code.co_filename) if code is not None else None
+        raise InputError(f"the model function failed: {describe(error, where)}.") from error
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"the model function returned a {type(made).__name__}; it must return a torch.nn.Module.")
+    return made
+
+
+def _refused(error: Exception, model: torch.nn.Module, personality: Personality) -> Refused:
+    """An error of torch or of the user's code, with the module and the line in which it happened."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
+    return Refused(error, f"{real_run.line_of(error)}{module}", on_card=personality.kind != "cpu")
+
+
+def without_logs() -> None:
+    """Torch logs a traceback when a fake kernel refuses its arguments; the error that follows says all of it."""
+    for name, level in (("torch._subclasses.fake_tensor", logging.CRITICAL), ("torch.utils._pytree", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)
+
+
+def _weights(model: torch.nn.Module) -> tuple[dict[str, int], int]:
+    found: dict[str, int] = {}
+    count = 0
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
+        count += parameter.numel()
+    return found, count
