@@ -95,10 +95,12 @@ _AMONG_OTHERS = {"RANK", "SLURM_PROCID"}
 """Processes that have one of these end with all that Python does, so that what is left of a process group is seen."""
 LATE = frozenset(
     {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
+    | {"COLUMNS", "LINES"}
     | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "WRITE_NUMBERS", *_OF_RANKS}
 )
 """Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
-those by which processes of one run find each other. No import here reads them."""
+those by which processes of one run find each other. readline puts a terminal's size where only children find it. No import
+here reads them."""
 
 _KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds", "start_new_session"})
 _HIGH = 500
@@ -449,17 +451,15 @@ def _become(folder: str, request: dict) -> None:
     if "numpy" in sys.modules:  # Python's own random numbers begin anew in each process, torch's always in the same way
         sys.modules["numpy"].random.seed()
     imported, mapped = frozenset(sys.modules), _mapped()
+    status = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            raise  # Python says it
+        if _AMONG_OTHERS & os.environ.keys() or not isinstance(end.code, int | None):
+            raise
         status = end.code or 0
-    else:
-        status = 0
-    if _AMONG_OTHERS & os.environ.keys():
-        sys.exit(status)
-    _end(status, sys.modules.keys() - imported, mapped)
+    if not _AMONG_OTHERS & os.environ.keys():
+        _end(status, sys.modules.keys() - imported, mapped)
 
 
 def _end(status: int, brought: Set[str], mapped: Set[str]) -> None:
