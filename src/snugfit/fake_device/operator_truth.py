@@ -10,7 +10,6 @@ they are steady.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device.operator_call import Call
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.measure.process_memory import keep_freed_memory
 from snugfit.measure.processor import busy_clock
 from snugfit.private_torch.allocators import watched
 
@@ -120,23 +120,14 @@ def _run(call: Call, fill: int) -> Truth:
     return truth._replace(seconds=_seconds(lambda: call.operator(*args, **kwargs)))
 
 
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Lets the C library keep what is freed, as it does in the steps of a training run.
-
-    glibc hands the end of its heap back at once until a larger mapped block was freed (`M_MMAP_THRESHOLD` in mallopt(3),
-    at most 32 MiB); each run of an operator would then wait for the same pages again: one of 12 microseconds took 130.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
 def _seconds(run: Callable[[], object]) -> float:
     """The best of as many runs as it takes to become steady.
 
     The first runs walk through memory that was never touched (a product of 4 microseconds took 60), and oneDNN's first ones
-    take up to ten times as long as later ones, which are what a training step has.
+    take up to ten times as long as later ones, which are what a training step has. Nor does a step wait for the same pages
+    in each run, as here where the heap shrinks behind every operator, or where this process was started by a measured one.
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     clock, best, spent, steady = busy_clock(), math.inf, 0.0, 0
     while steady < _STEADY and spent < _TIMED_SECONDS:
         begin = clock()

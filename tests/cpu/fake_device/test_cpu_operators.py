@@ -1,8 +1,13 @@
 """What is said of an operator on this processor is what the allocator sees when it is called, whichever processor it is."""
 
 import operator as python
+import os
+import resource
+import subprocess
+import sys
 import warnings
 
+import patience
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -13,6 +18,7 @@ from snugfit.fake_device.cpu_operators import CpuOperators
 from snugfit.fake_device.operator_costs import cost_of
 from snugfit.fake_device.operator_truth import results_of
 from snugfit.measure.allocator_events import AllocatorEvents
+from snugfit.measure.fresh import TUNED_ENVIRONMENT
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -325,3 +331,27 @@ def test_results_take_memory_in_the_order_that_is_said(machine):
     last = {address: i for i, (nbytes, address) in enumerate(blocks) if nbytes > 0}
     order = tuple(owners[address] for address, _ in sorted(last.items(), key=python.itemgetter(1)) if address in owners)
     assert (inner.order or (0, 1, 2)) == order
+
+
+_PAGES_OF_TIMED_RUNS = """
+import resource
+import torch
+from snugfit.fake_device import operator_truth
+from snugfit.fake_device.operator_call import describe
+
+values = torch.zeros(2**17)
+operator_truth.run(describe(torch.ops.aten.mul.Tensor, (values, values), {}, None))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    values * values
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings are glibc's")
+def test_timed_operators_keep_their_memory_also_in_what_a_measured_process_starts():
+    done = subprocess.run(
+        [sys.executable, "-c", _PAGES_OF_TIMED_RUNS], env={**os.environ, **TUNED_ENVIRONMENT},
+        capture_output=True, text=True, timeout=patience.SECONDS, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) < 2 * 2**19 // resource.getpagesize()  # of 20 runs of 512 KiB each
