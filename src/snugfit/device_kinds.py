@@ -8,6 +8,7 @@ where the same things have the same names; a kind that lacks something does with
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -223,6 +224,27 @@ def seed_generator(device: torch.device, seed: int) -> None:
     import torch
 
     (module_of(device) or torch.default_generator).manual_seed(seed)
+
+
+def drawn_from(device: torch.device) -> bytes:
+    """Returns the state of the generator that operators on a device draw from, outside of torch's memory."""
+    import torch
+
+    state = generator_state(device)
+    if state is None:
+        state = torch.default_generator.get_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())  # no operator: a simulated step takes no notice of it
+
+
+def draw_from(device: torch.device, state: bytes) -> None:
+    """Puts the generator that operators on a device draw from back into a state of `drawn_from`."""
+    import torch
+
+    found, module = torch.frombuffer(bytearray(state), dtype=torch.uint8), module_of(device)
+    if module:
+        module.set_rng_state(found, device)
+    else:
+        torch.default_generator.set_state(found)
 
 
 def generator_states() -> dict[str, list[torch.Tensor]]:

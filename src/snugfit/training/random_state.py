@@ -6,7 +6,6 @@ same numbers as one that was never stopped, so dropout masks and augmentations a
 
 from __future__ import annotations
 
-import ctypes
 import random
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 
 from snugfit import device_kinds
+
+_HOST = torch.device("cpu")
 
 
 def seed_everything(seed: int) -> None:
@@ -65,9 +66,7 @@ def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
     Returns:
         The host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
     """
-    state = torch.default_generator.get_state()
-    host = ctypes.string_at(state.data_ptr(), state.numel())  # no operator: a simulated step takes no notice of it
-    return host, device_kinds.generator_state(device)
+    return device_kinds.drawn_from(_HOST), device_kinds.generator_state(device)
 
 
 def restore_generators(state: tuple[bytes, torch.Tensor | None], device: torch.device) -> None:
@@ -78,5 +77,5 @@ def restore_generators(state: tuple[bytes, torch.Tensor | None], device: torch.d
         device: Where training runs.
     """
     host, on_device = state
-    torch.default_generator.set_state(torch.frombuffer(bytearray(host), dtype=torch.uint8))
+    device_kinds.draw_from(_HOST, host)
     device_kinds.set_generator_state(device, on_device)

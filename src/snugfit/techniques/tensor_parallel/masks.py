@@ -10,7 +10,6 @@ the same masks.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.device_kinds import generator_state, seed_generator, set_generator_state
+from snugfit.device_kinds import draw_from, drawn_from, seed_generator
 from snugfit.errors import InputError
 from snugfit.techniques.shard.ranks import Ranks
 
@@ -48,30 +47,17 @@ class OwnMasks:
 
     def _begin(self, last: nn.Module, layer: nn.Module, inputs: Any) -> None:
         if layer.training:
-            common = self._state()
+            common = drawn_from(self._device)
             seed_generator(self._device, _number(common, self._part + 1))
-            self._common[last] = common, self._state()
+            self._common[last] = common, drawn_from(self._device)
 
     def _end(self, last: nn.Module, inputs: Any) -> None:
         if last in self._common:
             common, begun = self._common.pop(last)
-            if self._state() == begun:
-                self._go_back(common)
+            if drawn_from(self._device) == begun:
+                draw_from(self._device, common)
             else:
                 seed_generator(self._device, _number(common, 0))
-
-    def _state(self) -> bytes:
-        state = generator_state(self._device)
-        if state is None:
-            state = torch.default_generator.get_state()
-        return ctypes.string_at(state.data_ptr(), state.numel())
-
-    def _go_back(self, common: bytes) -> None:
-        state = torch.frombuffer(bytearray(common), dtype=torch.uint8)
-        if generator_state(self._device) is None:
-            torch.default_generator.set_state(state)
-        else:
-            set_generator_state(self._device, state)
 
     def check_before_first(self, model: nn.Module) -> None:
         """Sees to it that a first pass in training begins with equal generators in processes that take the same samples.
@@ -85,7 +71,7 @@ class OwnMasks:
                 return
             handle.remove()
             degree = self._ranks.tensor
-            told = [own for (own,) in self._ranks.agree([_number(self._state(), 0) % 2**52])]
+            told = [own for (own,) in self._ranks.agree([_number(drawn_from(self._device), 0) % 2**52])]
             if any(told[number] != told[number // degree * degree] for number in range(len(told))):
                 raise InputError(
                     f"tensor_parallel={degree} has {degree} processes take the same samples, and their random numbers "
