@@ -7,10 +7,13 @@ what `measure/host_speeds.py` measures, and the link to the host is left out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import Configuration, line
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.gpu.training_run import TrainingRun
-    from snugfit.recording.recording import Recording
 
 STEPS: tuple[Configuration, ...] = (
     line("vit_b_16", precision="bf16-mixed"),
@@ -36,6 +38,9 @@ STEPS: tuple[Configuration, ...] = (
 )
 """Plain steps; each is also timed with all blocks checkpointed."""
 _STEP = "step: "
+_TIMED_STEPS = 12
+_ROUNDS = {"cuda": 1, "cpu": 3}
+"""A processor is asked and measured in turn: one that is shared changes its speed from one second to the next."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}
@@ -96,20 +101,18 @@ def measure(name: str, place: Place) -> dict[str, Any]:
 def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     import torch
 
-    from benchmarks.gpu.training_run import record
     from snugfit.techniques.blocks import find_blocks
-    from snugfit.workers.pool import Pool
 
     plain = configuration.run(place.kind)
-    all_blocks = dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all"))
-    pool = Pool()
-    try:
-        recordings = [record(run, place, pool, threads=None) for run in (plain, all_blocks)]
-    finally:
-        pool.close()
-    predict = _predictor(place)
-    predicted = [predict(recording) for recording in recordings]
-    measured = [_step_seconds(run, place) for run in (plain, all_blocks)]
+    runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
+    predictions: list[list[float | None]] = []
+    seconds: list[list[float]] = [[], []]
+    for _ in range(_ROUNDS[place.kind]):
+        predictions.append(_predicted(runs, place))
+        for run, times in zip(runs, seconds, strict=True):
+            times.extend(_step_seconds(run, place))
+    predicted = [None if None in one else statistics.median(one) for one in zip(*predictions, strict=True)]
+    measured = [statistics.median(times) for times in seconds]
     with torch.device("meta"):
         blocks = len(find_blocks(plain.build()))
     found: dict[str, Any] = {
@@ -126,27 +129,46 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     return found
 
 
-def _predictor(place: Place) -> Callable[[Recording], float | None]:
-    """Returns what predicts the seconds of a recording's last step."""
-    from benchmarks.gpu.training_run import card_of
-    from snugfit.measure.host_speeds import host_speeds
+def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
+    """Seconds of the last step of each run; of a processor, all that it is asked for is asked anew."""
+    import torch
+
+    from benchmarks.gpu.training_run import card_of, record
+    from snugfit.measure.host_speeds import measured_speeds
     from snugfit.recording.clock import clock
     from snugfit.recording.cpu_clock import cpu_clock
+    from snugfit.workers.pool import Pool
 
+    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+        pool = Pool()
+        try:
+            recordings = [record(run, place, pool, threads=None) for run in runs]
+        finally:
+            pool.close()
     if place.kind == "cpu":
-        speeds = host_speeds()
-        return lambda recording: cpu_clock(recording.trace, speeds).step_seconds
+        speeds = measured_speeds.__wrapped__(torch.get_num_threads())
+        return [cpu_clock(recording.trace, speeds).step_seconds for recording in recordings]
     card = card_of(place)
-
-    def on_card(recording: Recording) -> float | None:
-        timing = None if card is None else clock(recording.trace, card)
-        return None if timing is None else timing.step_seconds
-
-    return on_card
+    timings = [None if card is None else clock(recording.trace, card) for recording in recordings]
+    return [None if timing is None else timing.step_seconds for timing in timings]
 
 
-def _step_seconds(run: TrainingRun, place: Place) -> float:
-    """Median seconds of a steady step; the batch is on the host, as a loader gives it."""
+@contextlib.contextmanager
+def _cache_in(folder: str) -> Iterator[None]:
+    """Workers that start meanwhile keep in a folder what they ask the processor."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["XDG_CACHE_HOME"]
+        else:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
+    """Seconds of steady steps; the batch is on the host, as a loader gives it."""
     import torch
 
     import snugfit
@@ -157,15 +179,14 @@ def _step_seconds(run: TrainingRun, place: Place) -> float:
     trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
     batch = run.batch()
     seconds: list[float] = []
-    count = 12 if device.type == "cuda" else 7
-    for _ in range(count):
+    for _ in range(_TIMED_STEPS):
         wait(device)
         started = time.perf_counter()
         trainer.step(batch)
         wait(device)
         seconds.append(time.perf_counter() - started)
     trainer.finish()
-    return statistics.median(seconds[2:])
+    return seconds[2:]
 
 
 # -- constants

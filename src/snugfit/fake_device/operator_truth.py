@@ -4,14 +4,13 @@ Zeros stand for all values. They are valid wherever an operator reads indices or
 of whole numbers), ones are tried. The offsets of grouped matrix products are numbers of rows, so there every group gets
 the same share.
 
-The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. More are timed, until
-they are steady.
+The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. More are timed, behind
+others as in a step.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +18,11 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device.operator_call import Call
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.process_memory import keep_freed_memory
-from snugfit.measure.processor import busy_clock
 from snugfit.private_torch.allocators import watched
 
 _CPU = torch.device("cpu")
-_STEADY, _TIMED_SECONDS = 8, 0.1
-"""Runs in a row that are no faster than those before them end the timing; and when no further one is begun."""
-_FASTER = 0.9
-"""What share of the best time a run must take to count as faster."""
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 
 
@@ -117,26 +112,10 @@ def _run(call: Call, fill: int) -> Truth:
     result, blocks = watched(lambda: call.operator(*args, **kwargs))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
     truth = _truth(new_tensors(result, given), blocks)
-    return truth._replace(seconds=_seconds(lambda: call.operator(*args, **kwargs)))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """The best of as many runs as it takes to become steady.
-
-    The first runs walk through memory that was never touched (a product of 4 microseconds took 60), and oneDNN's first ones
-    take up to ten times as long as later ones, which are what a training step has. Nor does a step wait for the same pages
-    in each run, as here where the heap shrinks behind every operator, or where this process was started by a measured one.
-    """
+    # A step does not wait for new pages in each run, as here where the heap shrinks behind every operator, or where this
+    # process was started by one whose memory is read to the byte.
     keep_freed_memory()
-    clock, best, spent, steady = busy_clock(), math.inf, 0.0, 0
-    while steady < _STEADY and spent < _TIMED_SECONDS:
-        begin = clock()
-        run()
-        taken = clock() - begin
-        spent += taken
-        steady = 0 if taken < _FASTER * best else steady + 1
-        best = min(best, taken)
-    return best
+    return truth._replace(seconds=seconds_in_a_step(lambda: call.operator(*args, **kwargs)))
 
 
 def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -2,16 +2,19 @@
 
 Small transformers are trained by the step itself, on next to nothing, and each differs from the first in one thing:
 operators that autograd notes, views, operators inside a `torch.autograd.Function`, more blocks, blocks that are computed
-again. What the one thing costs is how much longer the step takes, less what its operators take one by one. At larger sizes,
-what is left beside all that is memory that other operators used.
+again. What the one thing costs is how much longer the step takes, less what its operators take when Python calls the same
+ones in the same order. Autograd's own calls come from C++ and cost less than Python's, so what stands around an operator can
+be below nothing. At larger sizes, what is left beside all that is memory that other operators used.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from snugfit.device_kinds import wait_for
 from snugfit.measure import small_models
 from snugfit.measure.between_operators import caller, keeps_again
 from snugfit.measure.module_path import ModulePath
+from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.processor import busy_clock
 from snugfit.private_torch import DirectMode
 from snugfit.recipe import Recipe
@@ -29,11 +33,12 @@ from snugfit.training.prepare import prepare
 
 _OUTSIDE, _OPTIMIZER = "outside of all phases", "optimizer"
 _PASSES = ("forward", "backward")
+_PHASES = (*_PASSES, _OPTIMIZER, _OUTSIDE)
 _AGAIN, _MODULES, _PARAMETERS = "kept again", "modules", "parameters"
 _FEW, _MORE = 1, 10
 """Blocks of a model, and of two that differ in nothing else."""
 _SAMPLES = 4
-_STEPS, _FIRST = 12, 4
+_STEPS, _FIRST = 8, 3
 """Steps that are timed, and those before them, in which everything that is made once is made."""
 _REPEATS = 3
 
@@ -58,12 +63,8 @@ def best_seconds(run: Callable[[], object]) -> float:
     return best
 
 
-def around_operators(call_seconds: float) -> dict[str, float]:
-    """Returns what stands around operators, views, modules and the rest of a step, as fields of `HostSpeeds`.
-
-    Args:
-        call_seconds: What the call of an operator costs by itself.
-    """
+def around_operators() -> dict[str, float]:
+    """Returns what stands around operators, views, modules and the rest of a step, as fields of `HostSpeeds`."""
     plain, noted, viewing, coded, cut, deep, again = _timed(
         [
             _prepared(blocks=_FEW),
@@ -73,8 +74,7 @@ def around_operators(call_seconds: float) -> dict[str, float]:
             _prepared(blocks=_FEW, samples=_SAMPLES),
             _prepared(blocks=_MORE),
             _prepared(blocks=_MORE, checkpoint="all"),
-        ],
-        call_seconds,
+        ]
     )
     found: dict[str, float] = {}
 
@@ -92,8 +92,8 @@ def around_operators(call_seconds: float) -> dict[str, float]:
         ("backward_view_seconds", viewing, "backward", (ENGINE, "view")),
     ):
         seconds = left(step, plain, (phase,)) / (step.counts[what] - plain.counts[what])
-        found[field] = costs[phase][what] = max(seconds, 0.0)
-    found["code_operator_seconds"] = max(left(coded, plain) / (coded.counts[CODE] - plain.counts[CODE]), 0.0)
+        found[field] = costs[phase][what] = seconds
+    found["code_operator_seconds"] = left(coded, plain) / (coded.counts[CODE] - plain.counts[CODE])
     for field, phase, what in (
         ("module_seconds", "forward", _MODULES),
         ("gradient_seconds", "backward", _PARAMETERS),
@@ -103,7 +103,8 @@ def around_operators(call_seconds: float) -> dict[str, float]:
     found["kept_again_seconds"] = max(left(again, deep) / (again.counts[_AGAIN] - deep.counts[_AGAIN]), 0.0)
     found["pass_seconds"] = max(left(cut, plain) / (_SAMPLES - 1), 0.0)
     # Differences are surest between the best of many; how long a step takes is how long it takes on most occasions.
-    (large,) = _timed([_prepared(width=64, tokens=512)], call_seconds, of=_lower_quartile)
+    (large,) = _timed([_prepared(width=64, tokens=512)], of=_lower_quartile)
+    large.own = _as_predicted(large.found)
     updating = large.spent[_OPTIMIZER] - large.own[_OPTIMIZER] - found["code_operator_seconds"] * large.counts[CODE]
     found["parameter_seconds"] = max(updating / large.counts[_PARAMETERS], 0.0)
     found["step_seconds"] = large.spent[_OUTSIDE] + max(left(plain, None) - found["pass_seconds"], 0.0)
@@ -113,32 +114,45 @@ def around_operators(call_seconds: float) -> dict[str, float]:
 
 
 class _Step:
-    """A model that is trained on a batch, its time by phase, and what is counted in a step."""
+    """A model that is trained on a batch: its time by phase, that of its operators alone, and what is counted in a step."""
 
     def __init__(self, trainer: Any, batch: torch.Tensor) -> None:
         self.trainer, self.batch = trainer, batch
-        self.times: dict[str, list[float]] = {name: [] for name in (*_PASSES, _OPTIMIZER, _OUTSIDE)}
-        self.spent: dict[str, float] = {}
-        self.own: Counter[str] = Counter()
+        self.found: list[tuple[str, Callable[[], object]]] = []
         self.counts: Counter[Any] = Counter()
+        self.spent: dict[str, float] = {}
+        self.own: Mapping[str, float] = {}
+        self._rounds: list[tuple[Counter[str], Counter[str]]] = []
 
-    def time(self) -> None:
-        """Takes a step, and notes the time of each phase."""
-        with _Phases() as phases_:
+    def begin(self) -> None:
+        """Takes the steps in which everything that is made once is made, and looks at what happens in one."""
+        for _ in range(_FIRST):
             self.trainer.step(self.batch)
-        for name, times in self.times.items():
-            times.append(phases_.seconds.get(name, 0.0))
-
-    def count(self, seconds_of: Callable[[Callable[[], object]], float]) -> None:
-        """Takes a step, and looks at what happens in it; the operators are timed one by one."""
         with _Calls() as calls:
             self.trainer.step(self.batch)
-        self.trainer.finish()
-        self.counts = calls.counts
+        self.found, self.counts = calls.found, calls.counts
         self.counts[_PARAMETERS] = len(list(self.trainer.model.parameters())) * len(self.batch)
+
+    def time(self) -> None:
+        """Takes a step, then calls its operators alone, each time by phase: on a machine that is as busy for both."""
+        with _Phases() as phases_:
+            self.trainer.step(self.batch)
+        clock, own = busy_clock(), Counter[str]()
         with torch.no_grad():
-            for phase, call in calls.found:
-                self.own[phase] += seconds_of(call)  # type: ignore[assignment]
+            for phase, calls in itertools.groupby(self.found, key=operator.itemgetter(0)):
+                begin = clock()
+                for _, call in calls:
+                    call()
+                own[phase] += clock() - begin  # type: ignore[assignment]
+        self._rounds.append((phases_.seconds, own))
+
+    def end(self, of: Callable[[Iterable[float]], float]) -> None:
+        """Keeps one `of` the times of each phase."""
+        self.trainer.finish()
+        self.spent, self.own = (
+            {name: of(seconds[name] for seconds in rounds) for name in _PHASES}
+            for rounds in zip(*self._rounds, strict=True)
+        )
 
 
 def _prepared(*, width: int = 16, tokens: int = 4, samples: int = 1, checkpoint: str = "none", **model: Any) -> _Step:
@@ -150,31 +164,34 @@ def _prepared(*, width: int = 16, tokens: int = 4, samples: int = 1, checkpoint:
     return _Step(trainer, torch.randn(samples, tokens, width))
 
 
-def _timed(steps: list[_Step], call_seconds: float, of: Callable[[list[float]], float] = min) -> list[_Step]:
-    """Times steps in turn, so that none has a quieter machine than the others, and keeps one `of` the times of a phase."""
-    known: dict[Any, float] = {}
-
-    def seconds_of(call: Callable[[], object]) -> float:
-        key = _layouts(call)
-        if key not in known:
-            known[key] = max(best_seconds(call) - call_seconds, 0.0)
-        return known[key]
-
+def _timed(steps: list[_Step], of: Callable[[Iterable[float]], float] = min) -> list[_Step]:
+    """Times steps in turn, so that none has a quieter machine than the others."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        for number in range(_FIRST + _STEPS):
-            for step in steps:
-                if number < _FIRST:
-                    step.trainer.step(step.batch)
-                else:
-                    step.time()
         for step in steps:
-            step.spent = {name: of(times) for name, times in step.times.items()}
-            step.count(seconds_of)
+            step.begin()
+        for _ in range(_STEPS):
+            for step in steps:
+                step.time()
+        for step in steps:
+            step.end(of)
     return steps
 
 
-def _lower_quartile(times: list[float]) -> float:
-    return sorted(times)[len(times) // 4]
+def _as_predicted(found: list[tuple[str, Callable[[], object]]]) -> Mapping[str, float]:
+    """Seconds of operators by phase, as predictions count them."""
+    known, spent = dict[Any, float](), Counter[str]()
+    with torch.no_grad():
+        for phase, call in found:
+            key = _layouts(call)
+            if key not in known:
+                known[key] = seconds_in_a_step(call)
+            spent[phase] += known[key]  # type: ignore[assignment]
+    return spent
+
+
+def _lower_quartile(times: Iterable[float]) -> float:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]
 
 
 def _layouts(value: Any) -> Any:
@@ -213,7 +230,7 @@ class _Phases:
     """Times each phase of a step, the ones inside of it left out."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: Counter[str] = Counter()
         self._clock = busy_clock()
         self._stack = [_OUTSIDE]
         self._since = 0.0
@@ -237,7 +254,7 @@ class _Phases:
 
     def _book(self) -> None:
         now = self._clock()
-        self.seconds[self._stack[-1]] = self.seconds.get(self._stack[-1], 0.0) + now - self._since
+        self.seconds[self._stack[-1]] += now - self._since  # type: ignore[assignment]
         self._since = now
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.measure.around_operators import around_operators, best_seconds
+from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.processor import this_processor
 from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 
@@ -48,6 +49,7 @@ def measured_speeds(threads: int) -> HostSpeeds:
             a, b = torch.randn(side, side).to(dtype), torch.randn(side, side).to(dtype)
             factors[str(dtype).removeprefix("torch.")] = single / best_seconds(functools.partial(torch.mm, a, b))
         empty = best_seconds(functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1)))
+        called = seconds_in_a_step(functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1)))
         bytes_ = []
         for size in _FOOTPRINTS:
             a, b = torch.ones(size // 12), torch.ones(size // 12)
@@ -68,7 +70,7 @@ def measured_speeds(threads: int) -> HostSpeeds:
             "aten.native_dropout.default": (functools.partial(torch.native_dropout, wide, 0.1, True), 2),
         }
         weights = {name: best_seconds(run) / moved / plain for name, (run, moved) in special.items()}
-        around = around_operators(empty)
+        around = around_operators()
     return HostSpeeds(
         **around,
         product_rates=tuple(rates),
@@ -76,5 +78,5 @@ def measured_speeds(threads: int) -> HostSpeeds:
         byte_seconds=tuple(bytes_),
         operator_factors=weights,
         threads=threads,
-        call_seconds=empty,
+        call_seconds=called,
     )

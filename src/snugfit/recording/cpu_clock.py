@@ -1,9 +1,9 @@
 """How long a step takes on a processor: every operator after the other, at measured speeds.
 
-There is no card to run ahead of: operators cost what they took when this machine was asked for them one by one, and what
-modules and autograd add around a call. One that was not asked costs the larger of its arithmetic and its bytes. A
-processor's cache makes small operators cheaper a byte, and the table of speeds knows that; that a tensor may
-still lie in the cache from the operator before is not modelled.
+There is no card to run ahead of: operators cost what they took when this machine was asked for them, each behind others as
+in a step, and what modules and autograd add around a call. One that was not asked costs the larger of its arithmetic and its
+bytes. A processor's cache makes small operators cheaper a byte, and the table of speeds knows that; that a tensor may still
+lie in the cache from the operator before is not modelled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HostSpeeds:
     """Measured speeds of a processor."""
 
     operator_seconds: float
-    """What stands around an operator in forward: Python's call, and what autograd notes."""
+    """What stands around an operator in forward, beside its call from Python: what autograd notes."""
     product_rates: tuple[tuple[float, float], ...]
     """FLOPs of a matrix product in float32 -> FLOP/s, by rising size."""
     dtype_factors: Mapping[str, float]
@@ -37,10 +37,11 @@ class HostSpeeds:
     threads: int
     """Threads that torch computed with."""
     call_seconds: float | None = None
-    """An operator with next to nothing to do, called from Python by itself. Where it is known, operators that were timed one
-    by one on this machine count by their own time; None: all count by the speeds."""
+    """An operator with next to nothing to do, called from Python. Where it is known, operators that were timed on this
+    machine count by their own time; None: all count by the speeds."""
     backward_operator_seconds: float | None = None
-    """What stands around an operator that autograd calls in backward; None: as in forward."""
+    """What stands around an operator in backward. Autograd calls it from C++, which may be below nothing beside a call from
+    Python; None: as in forward."""
     code_operator_seconds: float | None = None
     """What stands around an operator that is called by code of which autograd notes nothing; None: as in forward."""
     view_seconds: float = 0.0
@@ -61,7 +62,7 @@ class HostSpeeds:
     step_seconds: float = 0.0
     """What of a step is outside of its phases."""
     busy_factor: float = 1.0
-    """How much longer operators take in a step, where caches hold other things, than one by one."""
+    """How much longer operators of larger tensors take in a step than behind a few others."""
 
     def around(self, run: OperatorRun) -> float:
         """Returns what stands around an operator.
@@ -80,6 +81,17 @@ class HostSpeeds:
             around = self.code_operator_seconds
         beside = run.modules * self.module_seconds + run.kept_again * self.kept_again_seconds
         return around + run.views * view + beside
+
+    def called(self, run: OperatorRun) -> float:
+        """Returns what an operator takes that has nothing to do.
+
+        Args:
+            run: The operator.
+
+        Returns:
+            Seconds.
+        """
+        return self.around(run) + (self.call_seconds or 0.0)
 
     def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
         """Returns the time of matrix products.
@@ -166,7 +178,7 @@ def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> T
             known[index] = cpu_run_seconds(run, speeds)
         seconds = known[index]
         total += seconds
-        issued += speeds.around(run) if run.kernels else 0.0
+        issued += min(seconds, speeds.called(run)) if run.kernels else 0.0
         flops += run.flops
         if run.device == "link":
             link += seconds
@@ -209,9 +221,9 @@ def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
     if run.kernels == 0 and run.device == "device":
         return 0.0
     if run.seconds is not None and speeds.call_seconds is not None:
-        return speeds.around(run) + max(run.seconds - speeds.call_seconds, 0.0) * speeds.busy_factor
+        return speeds.around(run) + run.seconds * speeds.busy_factor
     seconds = speeds.memory_seconds(run.read_bytes + run.written_bytes, run.operator)
     if run.flops:
         count = run.product[0] if run.product else 1
         seconds = max(seconds, speeds.product_seconds(run.flops, run.dtype, count))
-    return speeds.around(run) + seconds
+    return speeds.called(run) + seconds

@@ -1,0 +1,56 @@
+"""How operators are timed: behind others, until they are steady, and by what most runs take."""
+
+import itertools
+
+import pytest
+import torch
+
+from snugfit.measure import operator_seconds
+from snugfit.measure.operator_seconds import seconds_in_a_step
+
+
+class _Machine:
+    """A clock that only runs while an operator or the others do; asking for the time takes some, too."""
+
+    ASKING = 1e-6
+
+    def __init__(self, monkeypatch, durations):
+        self.now, self.durations, self.ran = 0.0, iter(durations), []
+        monkeypatch.setattr(operator_seconds, "busy_clock", lambda: self.clock)
+        monkeypatch.setattr(operator_seconds, "_others", self.others)
+
+    def clock(self):
+        self.now += self.ASKING
+        return self.now
+
+    def others(self):
+        self.now += 5.0
+        self.ran.append("others")
+
+    def run(self):
+        self.now += next(self.durations)
+        self.ran.append("run")
+
+
+def test_first_runs_and_single_slow_ones_do_not_count(monkeypatch):
+    durations = [9e-3, 4e-3, 1e-3, *[1e-3, 1e-3, 7e-3, 1e-3] * 2, *[1.0] * 100]
+    machine = _Machine(monkeypatch, durations)
+    assert seconds_in_a_step(machine.run) == pytest.approx(1e-3)
+    assert machine.ran == ["others", "run"] * 11
+
+
+def test_what_most_runs_take_counts_not_the_best(monkeypatch):
+    machine = _Machine(monkeypatch, itertools.cycle([1e-3, 1.05e-3, 1.05e-3]))
+    assert seconds_in_a_step(machine.run) == pytest.approx(1.05e-3)
+
+
+def test_a_long_run_is_timed_once(monkeypatch):
+    machine = _Machine(monkeypatch, [0.5])
+    assert seconds_in_a_step(machine.run) == pytest.approx(0.5)
+
+
+def test_the_others_draw_no_random_number_and_leave_gradients_alone():
+    state = torch.get_rng_state()
+    with torch.enable_grad():
+        operator_seconds._others()
+    assert torch.equal(torch.get_rng_state(), state)
