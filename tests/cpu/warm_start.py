@@ -40,8 +40,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
 ASKED_BY_EACH_STEP = (
-    "adapter", "attention", "checkpoint", "compile", "init", "inplace", "loss_impl", "mixed_precision", "offload_activations",
-    "tensor_parallel", "tf32",
+    "adapter", "attention", "checkpoint", "compile", "init", "inplace", "loss_impl", "mixed_precision",
+    "offload_activations", "tensor_parallel", "tf32",
 )  # fmt: skip
 """Techniques that say of each model what they could do, whatever the recipe."""
 IMPORTS = {
@@ -84,8 +84,8 @@ IMPORTS = {
     "planning": ("peft", "bitsandbytes.optim", "torchao.optim", "torchao.quantization"),
 }
 """Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks
-whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them; and for training
-that is asked for an adapter, which loads them before all else."""
+whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them; and for
+training that is asked for an adapter, which loads them before all else."""
 
 _WORKER = "snugfit.workers.worker"
 SERVER_OF = {

@@ -37,13 +37,8 @@ def captured_modules(*parts: object) -> list[nn.Module]:
         part = waiting.popleft()
         if id(part) not in seen and not isinstance(part, _HOLD_NOTHING):
             seen[id(part)] = part  # kept, so that no other object gets its id
-            waiting.extend(
-                [
-                    one
-                    for one in _held_by(part, kinds)
-                    if type(one) not in _PLAIN and not (type(one) in _TABLES and not one)
-                ]
-            )
+            held = [one for one in _held_by(part, kinds) if type(one) not in _PLAIN]
+            waiting.extend([one for one in held if type(one) not in _TABLES or one])
     return [part for part in seen.values() if isinstance(part, nn.Module)]
 
 

@@ -30,7 +30,7 @@ def without(*fields):
 
 
 FEW = without("microbatch_size", "init", "loss_impl", "optimizer_impl", "step_in_backward")
-"""A plan tries sixteen microbatches of 512 samples, one after the other; all there is to choose is planner/test_plan.py's."""
+"""A plan tries sixteen microbatches of 512 samples, one by one; all there is to choose is planner/test_plan.py's."""
 
 
 @pytest.fixture
