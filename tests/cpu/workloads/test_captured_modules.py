@@ -176,6 +176,18 @@ def test_circles_and_empty_cells():
     assert late in captured_modules(early)
 
 
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+def test_each_object_of_a_class_is_looked_into_and_empty_containers_are_modules_too():
+    first, second, empty = nn.Linear(2, 2), nn.Linear(2, 2), nn.Sequential()
+    assert captured_modules([Slotted(first), Slotted(second), {"none": empty, "nothing": {}}]) == [first, second, empty]
+
+
 OTHERS = ("adapter", "quantize", "step_in_backward", "optimizer_impl", "loss_impl", "init")
 """What a plan could choose beside microbatches."""
 
