@@ -27,7 +27,7 @@ CLEARLY = 1.25
 
 def build():
     torch.manual_seed(3)
-    return planned.Stack(width=48, blocks=8)
+    return planned.Stack(width=48, blocks=14)
 
 
 def data():
