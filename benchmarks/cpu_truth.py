@@ -11,7 +11,6 @@ run on this machine, in this process and its worker, so the numbers belong to it
 from __future__ import annotations
 
 import dataclasses
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -160,8 +159,7 @@ def measured(case: Case, recipe: Recipe) -> tuple[int, int]:
     Returns:
         Peak tensor bytes, and most bytes in the host pool.
     """
-    warm_up()
-    gc.collect()
+    warm_up()  # has collected garbage, too
     events = AllocatorEvents()
     events.start()
     trainer = snugfit.prepare(case.build(), recipe, loss=case.loss, device="cpu")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import sys
 import time
@@ -208,8 +207,7 @@ def run(model: str, name: str, subject: Subject, data: Any, pool: Pool) -> dict[
     }
     before = started(subject, given) if frozen else None
     torch.manual_seed(0)
-    warm_up()
-    gc.collect()
+    warm_up()  # has collected garbage, too
     events = AllocatorEvents()
     began = time.process_time()
     events.start()

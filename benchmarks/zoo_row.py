@@ -85,8 +85,7 @@ def trained(subject: Subject, recipe: Any, optimizer: Any, *, measure: bool) -> 
     """
     events = AllocatorEvents()
     if measure:
-        warm_up()
-        gc.collect()
+        warm_up()  # has collected garbage, too
         events.start()
     torch.manual_seed(0)
     if subject.again is not None:

@@ -39,6 +39,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
+ASKED_BY_EACH_STEP = (
+    "adapter", "attention", "checkpoint", "compile", "init", "inplace", "loss_impl", "mixed_precision",
+    "offload_activations", "tensor_parallel", "tf32",
+)  # fmt: skip
+"""Techniques that say of each model what they could do, whatever the recipe."""
 IMPORTS = {
     "plain": (
         "snugfit.cli.estimate",
@@ -56,16 +61,20 @@ IMPORTS = {
         "torch.utils.serialization.config",  # the first file does
         "safetensors.torch",
         "torch._inductor.compile_fx",  # bitsandbytes does
+        "torch._subclasses.schema_check_mode",  # the first fake step does
         "snugfit.cli.profile",
         "snugfit.cli.train",
+        "snugfit.measure.cpu",
         "snugfit.measure.host_speeds",
+        "snugfit.measure.meter",
         "snugfit.report.train_card",
+        "snugfit.runs.carrying_out",
         "snugfit.runs.given",
         "snugfit.runs.planned",
         "snugfit.runs.text_parts",
         "snugfit.runs.train",
         "snugfit.simulator.session",
-        "snugfit.techniques.adapter.apply",
+        *(f"snugfit.techniques.{name}.apply" for name in ASKED_BY_EACH_STEP),
         "snugfit.training.adapter_file",
         "snugfit.training.loop",
         "snugfit.training.tensorboard",
@@ -75,7 +84,8 @@ IMPORTS = {
     "planning": ("peft", "bitsandbytes.optim", "torchao.optim", "torchao.quantization"),
 }
 """Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks
-whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them."""
+whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them; and for
+training that is asked for an adapter, which loads them before all else."""
 
 _WORKER = "snugfit.workers.worker"
 SERVER_OF = {
@@ -131,7 +141,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             return None  # a fresh one says so
         if "--exact-rss" in words or _read_at_import(settings.get("env") or os.environ) != self.environment:
             return None
-        if self.plans and words[0] == _WORKER:
+        if (self.plans and words[0] == _WORKER) or (words[:2] == ["snugfit", "train"] and "--adapter" in words):
             return "planning"
         return SERVER_OF.get(tuple(words[:2])) or SERVER_OF.get(tuple(words[:1]))
 

@@ -80,7 +80,7 @@ class AllocatorEvents:
 
 
 def warm_up() -> None:
-    """Does one small training step and opens one window, so that code and buffers that any run needs are there.
+    """Does one small training step, opens one window and collects garbage: what any run needs is there, and no more.
 
     The first optimizer step imports large parts of torch, the first window loads the profiler's library, and the first
     matmuls of a common size let the matmul library take its packing buffers (about 10 MB, kept for good). None of that

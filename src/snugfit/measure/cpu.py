@@ -13,7 +13,6 @@ torch does not report the release of memory that was allocated between the windo
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -50,8 +49,7 @@ class CpuMeter:
 
     def start(self, model: torch.nn.Module | None = None) -> None:
         """Takes the baseline; the tensors of a model that is there already are counted, as torch will not report them."""
-        warm_up()
-        gc.collect()
+        warm_up()  # has collected garbage, too
         reset_peak()
         self._baseline = read_process_memory()
         self._off_the_record(self._events.start)

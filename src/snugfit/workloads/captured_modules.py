@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 import torch
@@ -19,6 +19,9 @@ from torch import nn
 MOST = 100_000
 """Objects that are looked into, the nearest first: a data set may be held as well."""
 _HOLD_NOTHING = (str, bytes, int, float, complex, types.NoneType, types.ModuleType, type, torch.Tensor, torch.dtype)
+# Most of what a module holds: numbers and empty tables, which need not wait for their turn.
+_PLAIN = frozenset({*_HOLD_NOTHING, bool, nn.Parameter})
+_TABLES = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
 def captured_modules(*parts: object) -> list[nn.Module]:
@@ -28,16 +31,20 @@ def captured_modules(*parts: object) -> list[nn.Module]:
         *parts: Models, functions that take part in a step, anything else.
     """
     seen: dict[int, object] = {}
+    kinds: dict[type, tuple[str, ...]] = {}
     waiting = deque(parts)
     while waiting and len(seen) < MOST:
         part = waiting.popleft()
-        if not isinstance(part, _HOLD_NOTHING) and id(part) not in seen:
+        if id(part) not in seen and not isinstance(part, _HOLD_NOTHING):
             seen[id(part)] = part  # kept, so that no other object gets its id
-            waiting.extend(_held_by(part))
+            held = [one for one in _held_by(part, kinds) if type(one) not in _PLAIN]
+            waiting.extend([one for one in held if type(one) not in _TABLES or one])
     return [part for part in seen.values() if isinstance(part, nn.Module)]
 
 
-def _held_by(part: object) -> Iterator[object]:
+def _held_by(part: object, kinds: dict[type, tuple[str, ...]]) -> Iterator[object]:
+    """What an object holds; what its class holds only for the first of a class, which `kinds` notes with its slots."""
+    kind = type(part)
     yield getattr(part, "__dict__", None)
     if isinstance(part, dict):
         yield from list(dict.values(part))  # a library's subclass may import things when it is asked
@@ -52,10 +59,10 @@ def _held_by(part: object) -> Iterator[object]:
         yield from _cells(part)
         yield from [part.__globals__.get(name) for name in _globals_named(part.__code__)]
     else:
-        kind = type(part)
-        yield from [getattr(kind, name, None) for name in ("__call__", "forward")]
-        slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]
-        yield from [getattr(part, name, None) for name in slots]
+        if kind not in kinds:
+            kinds[kind] = tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
+            yield from [getattr(kind, name, None) for name in ("__call__", "forward")]
+        yield from [getattr(part, name, None) for name in kinds[kind]]
 
 
 def _cells(function: types.FunctionType) -> Iterator[object]:

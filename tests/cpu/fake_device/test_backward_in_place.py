@@ -1,7 +1,5 @@
 """Formulas of gradients that a real run computes in place, or by looking at values: a simulated one takes the same bytes."""
 
-import gc
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,8 +61,7 @@ def test_a_gradient_takes_the_bytes_of_a_real_run(name):
         personality=Personality(kind="cpu"),
     ).trace  # fmt: skip
     predicted = replay(trace, TensorBytes()).peak_allocated_bytes
-    warm_up()
-    gc.collect()
+    warm_up()  # has collected garbage, too
     events = AllocatorEvents()
     events.start()
     model = Weight()

@@ -65,7 +65,7 @@ def cross_entropy(output, batch):
     return F.cross_entropy(output, batch[1])
 
 
-def batch_of(samples: int = 32, tokens: int = 64):
+def batch_of(samples: int = 16, tokens: int = 128):
     return ((samples, tokens, 16), torch.float32), ((samples,), torch.int64)
 
 

@@ -20,7 +20,7 @@ from snugfit.recording.tensor_bytes import TensorBytes
 TRAINED = {"loss": planned.cross_entropy, "optimizer": "adamw", "lr": 1e-3}
 
 
-def real_batch(samples=32, tokens=64):
+def real_batch(samples=16, tokens=128):
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(samples, tokens, 16, generator=generator)
     return inputs, torch.randint(0, 5, (samples,), generator=generator)
@@ -32,7 +32,7 @@ def plain_bytes(planner: Planner) -> int:
 
 @pytest.mark.parametrize("place", [planned.CPU, planned.CARD], ids=["cpu", "card"])
 def test_plans_fit_and_time_never_falls_with_the_budget(planning_pool, place):
-    batch = planned.batch_of(64, 128)
+    batch = planned.batch_of(16, 512)
     with planned.planner(planning_pool, place=place, batch=batch) as planner:
         whole = planner.budget_bytes(plain_bytes(planner))
         plans = [planner.at(int(whole * share)) for share in (1.5, 1.0, 0.8, 0.65)]
@@ -42,7 +42,7 @@ def test_plans_fit_and_time_never_falls_with_the_budget(planning_pool, place):
             assert replay(plan.estimate.trace, config, capacity).shortage is None
             assert plan.estimate.devices[0].fits and plan.fidelity.level == "exact"
             assert plan.recipe in planner.laboratory.probes
-            check_prepared(planned.Stack, plan, real_batch(64, 128), TRAINED)
+            check_prepared(planned.Stack, plan, real_batch(16, 512), TRAINED)
         seconds = [plan.step_seconds for plan in plans]
         assert seconds == sorted(seconds)
         assert plans[0].slowdown == 1.0 and plans[-1].slowdown == pytest.approx(seconds[-1] / seconds[0], rel=0.02)

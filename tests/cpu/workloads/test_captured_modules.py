@@ -176,6 +176,22 @@ def test_circles_and_empty_cells():
     assert late in captured_modules(early)
 
 
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+def test_each_object_of_a_class_is_looked_into_and_empty_containers_are_modules_too():
+    first, second, empty = nn.Linear(2, 2), nn.Linear(2, 2), nn.Sequential()
+    assert captured_modules([Slotted(first), Slotted(second), {"none": empty, "nothing": {}}]) == [first, second, empty]
+
+
+OTHERS = ("adapter", "quantize", "step_in_backward", "optimizer_impl", "loss_impl", "init")
+"""What a plan could choose beside microbatches."""
+
+
 @pytest.mark.parametrize("by_forward", [False, True])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_plan_knows_it_before_the_first_step(pool, mode, by_forward):
@@ -192,9 +208,9 @@ def test_a_plan_knows_it_before_the_first_step(pool, mode, by_forward):
     budget = int(0.7 * plain.peak_allocated_bytes)
     if mode == "train":
         with pytest.raises(snugfit.DoesNotFitError) as caught:
-            snugfit.plan(small(), batch, budget=2**19, device="cpu", pool=pool, optimizer="sgd", **held)
+            snugfit.plan(small(), batch, budget=2**19, device="cpu", pool=pool, optimizer="sgd", forbid=OTHERS, **held)
         budget = caught.value.smallest_budget_bytes["exact"]
-    plan = snugfit.plan(small(), batch, budget=budget, device="cpu", pool=pool, optimizer="sgd", **held)
+    plan = snugfit.plan(small(), batch, budget=budget, device="cpu", pool=pool, optimizer="sgd", forbid=OTHERS, **held)
     assert (plan.recipe.microbatch_size is None) == (mode == "train")
     torch.manual_seed(0)
     model = small()
