@@ -214,7 +214,7 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
     """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
     import torch.distributed as dist
 
-    from snugfit.private_torch.elastic import store_of_launcher
+    from snugfit.private_torch.collectives import store_of_launcher
 
     os.environ.update(where_to_meet(place, rdzv))
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
