@@ -31,6 +31,8 @@ def _serve(rank, world, ends):
     while True:
         task = ends.recv()
         if task is None:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
             return
         function, arguments = task
         try:
@@ -47,6 +49,7 @@ class Ranks:
         """Names their number and the module of what they do; they are started when needed, and again after one failed."""
         self.world, self._tasks = world, tasks
         self._ends, self._processes = [], []
+        self._folder, self._done = None, 0
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")
@@ -54,6 +57,7 @@ class Ranks:
         # Python 3.11's server looks there alone for what it shall import, and says nothing where it finds nothing.
         with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
+        self._folder, self._done = tempfile.TemporaryDirectory(), 0  # groups that stay meet in it again
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.world, theirs), daemon=True)
@@ -66,10 +70,10 @@ class Ranks:
         """Returns what a function returned on each rank; it gets a place to meet before its arguments."""
         if not self._processes:
             self._start()
-        with tempfile.TemporaryDirectory() as folder:
-            for ends in self._ends:
-                ends.send((function, (str(Path(folder) / "meeting"), *arguments)))
-            answers = [self._answer(ends) for ends in self._ends]
+        meeting, self._done = str(Path(self._folder.name) / f"meeting-{self._done}"), self._done + 1
+        for ends in self._ends:
+            ends.send((function, (meeting, *arguments)))
+        answers = [self._answer(ends) for ends in self._ends]
         failed = [f"rank {rank}: {said}" for rank, (well, said) in enumerate(answers) if not well]
         if failed:
             self.end()
@@ -89,6 +93,8 @@ class Ranks:
                 ends.send(None)
             process.join(2)
             process.kill()
+        if self._folder is not None:
+            self._folder.cleanup()
         self._ends, self._processes = [], []
 
 

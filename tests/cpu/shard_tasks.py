@@ -29,17 +29,11 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distribu
 
 @contextlib.contextmanager
 def among_others(rank, world, meeting):
-    """This rank in a process group over all ranks."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{meeting}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=SECONDS),
-    )
+    """This rank in a process group over all ranks, which stays for what they do next."""
+    if not dist.is_initialized():
+        timeout = datetime.timedelta(seconds=SECONDS)
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timeout)
     yield
-    dist.barrier()  # who has left is a lost connection for who still comes
-    dist.destroy_process_group()  # not after an error: others may wait for this rank, and learn of it when it is gone
 
 
 def share(batch, rank, world):

@@ -2,8 +2,10 @@
 
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from shard_tasks import among_others, share, whole
 from small_models import cross_entropy
 from torch import nn
@@ -12,6 +14,7 @@ from torchvision.models import VisionTransformer
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import snugfit
+from snugfit.techniques.shard import groups
 from snugfit.training.checkpoint_parts import Parts
 from snugfit.training.shares import collect
 
@@ -162,6 +165,24 @@ def train(rank, world, meeting, name, fields, settings, sizes, dtype=torch.float
         held = sum(weight.numel() for group in trainer.optimizer.param_groups for weight in group["params"])
         weights = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}
         return losses, weights, held
+
+
+def train_anew(rank, world, meeting, *case):
+    """Returns what `train` does where the processes have left each other, and met anew in groups of other names.
+
+    Before that: how often layouts were forgotten by a second trainer of the same processes, and by one after that.
+    """
+    train(rank, world, meeting, *case)
+    forgotten = []
+    with mock.patch.object(groups.collectives, "forget_layouts", wraps=groups.collectives.forget_layouts) as forgets:
+        train(rank, world, meeting, *case)
+        forgotten.append(forgets.call_count)
+        dist.barrier()  # who has left is a lost connection for who still comes
+        dist.destroy_process_group()
+        with among_others(rank, world, f"{meeting}-anew"):
+            dist.new_group()
+            found = train(rank, world, meeting, *case)
+        return [*forgotten, forgets.call_count], found
 
 
 def masks(rank, world, meeting, fields, apart=0):

@@ -47,6 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
     """
+    code = _main(argv)
+    if (joining := sys.modules.get("snugfit.runs.joining")) is not None:  # where a run has several processes
+        joining.end_at_once(code)
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     with warnings.catch_warnings(), _notes_on_stderr(), on_command_line():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)

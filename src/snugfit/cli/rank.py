@@ -40,4 +40,8 @@ def main(file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    from snugfit.runs.joining import end_at_once
+
+    code = main(Path(sys.argv[1]))
+    end_at_once(code)
+    sys.exit(code)

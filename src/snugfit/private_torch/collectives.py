@@ -303,3 +303,10 @@ def gathering() -> tuple[Any, ...]:
 def knows_groups() -> bool:
     """Returns whether there are process groups, so that DTensors and collectives may come."""
     return dist.is_available() and dist.is_initialized()
+
+
+def store_of_launcher(timeout: Any) -> Any:
+    """Returns the store that torch elastic holds for the processes that it has started."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(rendezvous("env://", timeout=timeout))[0]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.distributed.rendezvous import rendezvous
 
 
 class NotMetError(Exception):
@@ -83,7 +83,8 @@ def run_processes(command: Sequence[str], meeting: Meeting) -> dict[int, int]:
             **{one: value for one, value in newer.items() if one in known},
         )
         try:
-            elastic_launch(config, sys.executable)(*command)
+            with _names_of_methods_left_out():
+                elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
             return {number: one.exitcode for number, one in error.failures.items()}
         except (RendezvousError, RuntimeError) as error:
@@ -91,6 +92,12 @@ def run_processes(command: Sequence[str], meeting: Meeting) -> dict[int, int]:
     return {}
 
 
-def store_of_launcher(timeout: Any) -> Any:
-    """Returns the store that torch elastic holds for the processes that it has started."""
-    return next(rendezvous("env://", timeout=timeout))[0]
+@contextlib.contextmanager
+def _names_of_methods_left_out() -> Iterator[None]:
+    """Spares each note of the rendezvous a look through all modules for its method's name, which nobody reads."""
+    before = dynamic_rendezvous.get_method_name
+    dynamic_rendezvous.get_method_name = lambda depth=2: ""
+    try:
+        yield
+    finally:
+        dynamic_rendezvous.get_method_name = before

@@ -5,6 +5,7 @@ Where a process stands is known from its environment (`standing.py`). Loads torc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -214,7 +215,7 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
     """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
     import torch.distributed as dist
 
-    from snugfit.private_torch.elastic import store_of_launcher
+    from snugfit.private_torch.collectives import store_of_launcher
 
     os.environ.update(where_to_meet(place, rdzv))
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -297,6 +298,24 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(LOST_EXIT)
+
+
+def end_at_once(code: int) -> None:
+    """Ends this process where it has left the others without a word; returns where there are none, or it took its leave.
+
+    A thread of gloo that lets go of a tensor while Python takes everything apart is a process ended by SIGABRT, and the
+    launcher would name it as the one that failed first.
+
+    Args:
+        code: The exit code.
+    """
+    if current is None:
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody is left to read it
+            stream.flush()
+    os._exit(code)
 
 
 def ended_by(error: BaseException) -> int | None:

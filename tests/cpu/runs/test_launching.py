@@ -99,7 +99,7 @@ def test_memory_that_runs_out_in_one_process_is_answered_by_all(folder):
     run = [
         *of_model("large"),
         "--max-steps",
-        "4",
+        "2",
         "--save-every",
         "1",
         "--optimizer",

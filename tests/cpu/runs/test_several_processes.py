@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
+from run_code import run_code
 from several_processes import (
     MODEL,
     RUN,
@@ -185,3 +187,28 @@ def test_a_number_beyond_the_count_is_an_error(monkeypatch):
     variables(monkeypatch, RANK=2, WORLD_SIZE=2)
     with pytest.raises(InputError, match="counted from 0"):
         place_here()
+
+
+@pytest.mark.parametrize(("among_others", "code"), [("object()", 7), ("None", -signal.SIGABRT)])
+def test_who_has_lost_the_others_ends_before_python_takes_everything_apart(among_others, code):
+    """What is taken apart may abort: here a module's object, in truth a thread of gloo that lets go of a tensor."""
+    done = run_code(
+        f"""
+import atexit, os, sys, types
+from snugfit.runs import joining
+
+class Held:
+    def __del__(self, abort=os.abort):
+        abort()
+
+sys.modules["held"] = types.ModuleType("held")
+sys.modules["held"].one = Held()
+joining.current = {among_others}
+atexit.register(print, "left")
+print("said")
+joining.end_at_once(7)
+sys.stdout.flush()
+"""
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.split() == ["said", "left"]

@@ -65,6 +65,10 @@ def _check(ranks, name, fields, settings, sizes=SIZES, *, dtype=torch.float64, c
     """Losses and weights of every rank are those of one process by the same recipe, without what is cut or shared out."""
     settings = {"batch_size": sizes[0], **settings}
     found = ranks.do(tensor_parallel_tasks.train, name, fields, settings, sizes, dtype)
+    _hold(found, name, fields, settings, sizes, dtype=dtype, close=close)
+
+
+def _hold(found, name, fields, settings, sizes, *, dtype=torch.float64, close=1e-9):
     several = ("tensor_parallel", *snugfit.techniques.shard.TECHNIQUE.fields)
     alone = {field: value for field, value in fields.items() if field not in several}
     trainer, losses = trained(name, alone, settings, make_batches(name, sizes, dtype), dtype)
@@ -99,6 +103,14 @@ def test_two_processes_that_cut_layers_train_as_one(two, case):
 )
 def test_four_processes_share_the_batch_and_cut_layers(four, name, fields, settings, sizes):
     _check(four, name, {**TWO, **fields}, settings, sizes)
+
+
+def test_trainers_use_the_same_groups_until_the_processes_meet_anew(two):
+    """Layouts that torch has worked out name groups, which are others then."""
+    settings = {"batch_size": SIZES[0], **CLIPPED}
+    found = two.do(tensor_parallel_tasks.train_anew, "decoder", TWO, settings, SIZES)
+    assert [forgotten for forgotten, _ in found] == [[0, 1]] * 2
+    _hold([one for _, one in found], "decoder", TWO, settings, SIZES)
 
 
 def test_eight_processes_share_out_in_groups_what_is_cut(eight):

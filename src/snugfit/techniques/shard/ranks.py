@@ -14,8 +14,8 @@ from torch import Tensor
 from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
-from snugfit.private_torch import collectives
 from snugfit.techniques import each_builds
+from snugfit.techniques.shard import groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -82,10 +82,8 @@ class Ranks:
         self.sharer = self.number // tensor
         """Which of them this process is, or is a part of."""
         self.device = device
-        if tensor > 1:  # groups of an earlier run may have had other names
-            collectives.forget_layouts()
         with _real_numbers():
-            meshes = _mesh(device, self.sharers, shard, tensor)
+            meshes = groups.mesh_of(device, sharers=self.sharers, shard=shard, tensor=tensor)
             names = [name for name in meshes.mesh_dim_names or () if name != "tensor"]
             self.mesh = meshes[tuple(names)] if tensor > 1 else meshes
             self.layers: DeviceMesh | None = meshes["tensor"] if tensor > 1 else None
@@ -93,7 +91,7 @@ class Ranks:
             # Those with the same part of the layers, group by group: all of them where layers are not cut.
             self._alike: list[Any] = [meshes.get_group(name) for name in names] if tensor > 1 else [None]
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
-        self.hosts: Any = dist.new_group(backend="gloo") if device.type not in (CPU, SIMULATED) else None
+        self.hosts: Any = groups.of_hosts() if device.type not in (CPU, SIMULATED) else None
         self.wish: Callable[[], int] = lambda: 0
         """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
         self.wished = 0
@@ -182,15 +180,3 @@ def is_simulated() -> bool:
 def _real_numbers() -> AbstractContextManager[Any]:
     """Where a process is simulated, what the host asks the others has numbers all the same: those of this process."""
     return private_torch.without_modes() if is_simulated() else nullcontext()
-
-
-def _mesh(device: torch.device, sharers: int, shard: int, tensor: int) -> DeviceMesh:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if shard in (1, sharers):
-        sizes = {"replicate" if shard == 1 else "shard": sharers}
-    else:
-        sizes = {"replicate": sharers // shard, "shard": shard}
-    if tensor > 1:
-        sizes["tensor"] = tensor
-    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
