@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,7 @@ _FEW, _MORE = 1, 10
 _SAMPLES = 4
 _STEPS, _FIRST = 8, 3
 """Steps that are timed, and those before them, in which everything that is made once is made."""
+_LARGE_STEPS = 5
 _REPEATS = 3
 
 
@@ -78,10 +80,13 @@ def around_operators() -> dict[str, float]:
     )
     found: dict[str, float] = {}
 
+    def explained(step: _Step, phases_: Iterable[str]) -> float:
+        """Seconds of a step around its operators, as far as they are known yet."""
+        return sum(seconds * step.counts[what] for name in phases_ for what, seconds in costs[name].items())
+
     def left(step: _Step, less: _Step | None, phases_: Iterable[str] = _PASSES) -> float:
         """Seconds of a step that are not explained yet, less those of another."""
-        mine = sum(step.spent[name] - step.own[name] for name in phases_)
-        mine -= sum(seconds * step.counts[what] for name in phases_ for what, seconds in costs[name].items())
+        mine = sum(step.spent[name] - step.own[name] for name in phases_) - explained(step, phases_)
         return mine if less is None else mine - left(less, None, phases_)
 
     costs: dict[str, dict[Any, float]] = {"forward": {}, "backward": {}}
@@ -103,13 +108,17 @@ def around_operators() -> dict[str, float]:
     found["kept_again_seconds"] = max(left(again, deep) / (again.counts[_AGAIN] - deep.counts[_AGAIN]), 0.0)
     found["pass_seconds"] = max(left(cut, plain) / (_SAMPLES - 1), 0.0)
     # Differences are surest between the best of many; how long a step takes is how long it takes on most occasions.
-    (large,) = _timed([_prepared(width=64, tokens=512)], of=_lower_quartile)
-    large.own = _as_predicted(large.found)
-    updating = large.spent[_OPTIMIZER] - large.own[_OPTIMIZER] - found["code_operator_seconds"] * large.counts[CODE]
+    large, predicted = _large()
+    own, spent = (_medians(one) for one in (predicted, large.rounds))
+    updating = spent[_OPTIMIZER] - own[_OPTIMIZER] - found["code_operator_seconds"] * large.counts[CODE]
     found["parameter_seconds"] = max(updating / large.counts[_PARAMETERS], 0.0)
-    found["step_seconds"] = large.spent[_OUTSIDE] + max(left(plain, None) - found["pass_seconds"], 0.0)
-    computing = sum(large.own[name] for name in _PASSES)
-    found["busy_factor"] = max(1.0 + (left(large, None) - found["pass_seconds"]) / computing, 1.0)
+    found["step_seconds"] = spent[_OUTSIDE] + max(left(plain, None) - found["pass_seconds"], 0.0)
+    around = found["pass_seconds"] + explained(large, _PASSES)
+    factors = [
+        (sum(step[name] for name in _PASSES) - around) / sum(operators[name] for name in _PASSES)
+        for step, operators in zip(large.rounds, predicted, strict=True)
+    ]
+    found["busy_factor"] = max(statistics.median(factors), 1.0)
     return found
 
 
@@ -120,9 +129,11 @@ class _Step:
         self.trainer, self.batch = trainer, batch
         self.found: list[tuple[str, Callable[[], object]]] = []
         self.counts: Counter[Any] = Counter()
-        self.spent: dict[str, float] = {}
+        self.rounds: list[Counter[str]] = []
+        """Seconds of each step by phase."""
+        self.spent: Mapping[str, float] = {}
         self.own: Mapping[str, float] = {}
-        self._rounds: list[tuple[Counter[str], Counter[str]]] = []
+        self._own_rounds: list[Counter[str]] = []
 
     def begin(self) -> None:
         """Takes the steps in which everything that is made once is made, and looks at what happens in one."""
@@ -134,9 +145,13 @@ class _Step:
         self.counts[_PARAMETERS] = len(list(self.trainer.model.parameters())) * len(self.batch)
 
     def time(self) -> None:
-        """Takes a step, then calls its operators alone, each time by phase: on a machine that is as busy for both."""
+        """Takes a step, and notes its time by phase."""
         with _Phases() as phases_:
             self.trainer.step(self.batch)
+        self.rounds.append(phases_.seconds)
+
+    def call(self) -> None:
+        """Calls the operators of a step alone, in their order, and notes their time by phase."""
         clock, own = busy_clock(), Counter[str]()
         with torch.no_grad():
             for phase, calls in itertools.groupby(self.found, key=operator.itemgetter(0)):
@@ -144,14 +159,14 @@ class _Step:
                 for _, call in calls:
                     call()
                 own[phase] += clock() - begin  # type: ignore[assignment]
-        self._rounds.append((phases_.seconds, own))
+        self._own_rounds.append(own)
 
-    def end(self, of: Callable[[Iterable[float]], float]) -> None:
-        """Keeps one `of` the times of each phase."""
+    def end(self) -> None:
+        """Keeps the best time of each phase."""
         self.trainer.finish()
         self.spent, self.own = (
-            {name: of(seconds[name] for seconds in rounds) for name in _PHASES}
-            for rounds in zip(*self._rounds, strict=True)
+            {name: min(seconds[name] for seconds in rounds) for name in _PHASES}
+            for rounds in (self.rounds, self._own_rounds)
         )
 
 
@@ -164,20 +179,33 @@ def _prepared(*, width: int = 16, tokens: int = 4, samples: int = 1, checkpoint:
     return _Step(trainer, torch.randn(samples, tokens, width))
 
 
-def _timed(steps: list[_Step], of: Callable[[Iterable[float]], float] = min) -> list[_Step]:
-    """Times steps in turn, so that none has a quieter machine than the others."""
+def _timed(steps: list[_Step]) -> list[_Step]:
+    """Times steps and their operators in turn, so that none has a quieter machine than the others."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for step in steps:
             step.begin()
         for _ in range(_STEPS):
             for step in steps:
                 step.time()
+                step.call()
         for step in steps:
-            step.end(of)
+            step.end()
     return steps
 
 
-def _as_predicted(found: list[tuple[str, Callable[[], object]]]) -> Mapping[str, float]:
+def _large() -> tuple[_Step, list[Counter[str]]]:
+    """Takes steps with tensors that do not all fit into a core's own cache; each time its operators are timed anew."""
+    step, predicted = _prepared(blocks=_MORE, width=64, tokens=512), list[Counter[str]]()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        step.begin()
+        for _ in range(_LARGE_STEPS):
+            step.time()
+            predicted.append(_as_predicted(step.found))
+        step.trainer.finish()
+    return step, predicted
+
+
+def _as_predicted(found: list[tuple[str, Callable[[], object]]]) -> Counter[str]:
     """Seconds of operators by phase, as predictions count them."""
     known, spent = dict[Any, float](), Counter[str]()
     with torch.no_grad():
@@ -189,9 +217,8 @@ def _as_predicted(found: list[tuple[str, Callable[[], object]]]) -> Mapping[str,
     return spent
 
 
-def _lower_quartile(times: Iterable[float]) -> float:
-    ordered = sorted(times)
-    return ordered[len(ordered) // 4]
+def _medians(rounds: list[Counter[str]]) -> dict[str, float]:
+    return {name: statistics.median(seconds[name] for seconds in rounds) for name in _PHASES}
 
 
 def _layouts(value: Any) -> Any:

@@ -136,7 +136,7 @@ def test_devices_that_cannot_be_planned_for(folder, capsys, monkeypatch, device,
 def test_the_largest_batch(folder):
     done = run_command(
         "plan", "net.py:build", "--image-size", "64", "--device", "rtx-3090", "--budget", "450MiB", "--maximize",
-        "batch-size", "--json", *FEW, cwd=folder,
+        "batch-size", "--json", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
