@@ -7,14 +7,14 @@ what `measure/host_speeds.py` measures, and the link to the host is left out.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place, percent
@@ -139,7 +139,7 @@ def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
     from snugfit.recording.cpu_clock import cpu_clock
     from snugfit.workers.pool import Pool
 
-    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
         pool = Pool()
         try:
             recordings = [record(run, place, pool, threads=None) for run in runs]
@@ -151,20 +151,6 @@ def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
     card = card_of(place)
     timings = [None if card is None else clock(recording.trace, card) for recording in recordings]
     return [None if timing is None else timing.step_seconds for timing in timings]
-
-
-@contextlib.contextmanager
-def _cache_in(folder: str) -> Iterator[None]:
-    """Workers that start meanwhile keep in a folder what they ask the processor."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = folder
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["XDG_CACHE_HOME"]
-        else:
-            os.environ["XDG_CACHE_HOME"] = before
 
 
 def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
