@@ -31,6 +31,10 @@ _STEP_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others in a step, planning included: what NCCL and gloo were made for."""
 _WATCH = timedelta(seconds=6)
 """Where the others are alive and do something else, asking them takes so long; where one is gone, no time at all."""
+_SAID = "snugfit/said"
+"""How many processes have asked whether they are to tell of an error."""
+_HOLD_SECONDS = 3.0
+"""How long the process that holds the store stays for the others to ask; where one is stuck, it never does."""
 
 
 class Processes:
@@ -91,6 +95,7 @@ class Joined:
         self.watch: Any = None
         """A group that only `lost` uses."""
         self._told = False
+        self._asked = False
 
     def wait_for_all(self, seconds: float) -> None:
         """Waits for the others.
@@ -121,10 +126,22 @@ class Joined:
         """Returns whether this process is the one that tells of an error: the first that asks."""
         if self._told:
             return False
+        self._asked = True
         try:
-            return bool(self.store.add("snugfit/said", 1) == 1)
+            return bool(self.store.add(_SAID, 1) == 1)
         except RuntimeError:  # the one that held the store is gone
             return self.place.number == 1
+
+    def let_others_ask(self) -> None:
+        """Waits until the others have asked who tells of an error, which ends most runs in all processes at once.
+
+        The store ends with the first process, and who finds none would tell of the error once more.
+        """
+        if self.place.number > 0 or not self._asked or _by_launcher():
+            return
+        until = time.monotonic() + _HOLD_SECONDS
+        while self.store.add(_SAID, 0) < self.place.count and time.monotonic() < until:
+            time.sleep(0.01)
 
     def lost(self) -> bool:
         """Returns whether another process is gone, once something has failed here."""
@@ -221,7 +238,7 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     wait = timedelta(seconds=timeout)
     try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if _by_launcher():
             return store_of_launcher(wait)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store: Any = dist.TCPStore  # type: ignore[attr-defined]
@@ -239,6 +256,11 @@ def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
             f"process {place.number} of {place.count} found nobody at {where} within {timeout:g} s: {cause}. Is the "
             "first process running there?"
         ) from error
+
+
+def _by_launcher() -> bool:
+    """Whether torch elastic holds the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _answered(make: Callable[[], T], seconds: float) -> T:
@@ -315,6 +337,7 @@ def end_at_once(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody is left to read it
             stream.flush()
+    current.let_others_ask()
     os._exit(code)
 
 

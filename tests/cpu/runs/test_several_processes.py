@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from run_code import run_code
@@ -16,6 +17,7 @@ from several_processes import (
     command,
     difference,
     ended,
+    free_port,
     of_model,
     started,
 )
@@ -189,7 +191,33 @@ def test_a_number_beyond_the_count_is_an_error(monkeypatch):
         place_here()
 
 
-@pytest.mark.parametrize(("among_others", "code"), [("object()", 7), ("None", -signal.SIGABRT)])
+def test_who_asks_late_hears_that_the_first_process_has_told():
+    """It holds the store, and ends as soon as it has told of the error; the other one is slower here."""
+    both_ask = """
+import os, sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from snugfit.runs import joining
+
+number = {number}
+store = dist.TCPStore("127.0.0.1", {port}, 2, number == 0, timeout=timedelta(seconds=60), wait_for_workers=False)
+place = joining.Place(number=number, count=2, local_number=number, local_count=2, ours=False)
+joining.current = joining.Joined(place, store)
+joining.current.wait_for_all(60)
+time.sleep(number)
+print(joining.current.speaks())
+joining.end_at_once(2)
+"""
+    port = free_port()
+    with ThreadPoolExecutor() as at_once:
+        done = [*at_once.map(run_code, [both_ask.format(number=number, port=port) for number in range(2)])]
+    assert [(one.returncode, one.stdout) for one in done] == [(2, "True\n"), (2, "False\n")], done
+
+
+ONE_OF_TWO = "joining.Joined(joining.Place(number=1, count=2, local_number=1, local_count=2, ours=False), None)"
+
+
+@pytest.mark.parametrize(("among_others", "code"), [(ONE_OF_TWO, 7), ("None", -signal.SIGABRT)])
 def test_who_has_lost_the_others_ends_before_python_takes_everything_apart(among_others, code):
     """What is taken apart may abort: here a module's object, in truth a thread of gloo that lets go of a tensor."""
     done = run_code(
