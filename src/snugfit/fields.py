@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import linecache
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -28,8 +29,9 @@ T = TypeVar("T")
 class FieldInfo:
     """One field of a settings class, as people meet it."""
 
+    owner: type
+    """The class whose field it is."""
     name: str
-    doc: str
     default: Any
     choices: tuple[str, ...]
     """Allowed words; empty when the field is not a choice of words."""
@@ -39,6 +41,11 @@ class FieldInfo:
     """Whether None is allowed."""
 
     @property
+    def doc(self) -> str:
+        """The docstring that stands under it, there or in a base; read from the source when it is asked for."""
+        return field_docs(self.owner).get(self.name, "")
+
+    @property
     def option(self) -> str:
         """The option's name on the command line."""
         return "--" + self.name.replace("_", "-")
@@ -46,7 +53,7 @@ class FieldInfo:
 
 @functools.cache
 def field_infos(cls: Any) -> dict[str, FieldInfo]:
-    """Returns the fields of a settings class by name, with the docstring that stands under each, there or in a base.
+    """Returns the fields of a settings class by name.
 
     Args:
         cls: A dataclass whose source is at hand.
@@ -55,11 +62,10 @@ def field_infos(cls: Any) -> dict[str, FieldInfo]:
         Field name -> description, in the order of the class.
     """
     hints = typing.get_type_hints(cls)
-    docs = field_docs(cls)
     infos = {}
     for field in dataclasses.fields(cls):
         choices, kinds, optional = _allowed(hints[field.name])
-        infos[field.name] = FieldInfo(field.name, docs.get(field.name, ""), field.default, choices, kinds, optional)
+        infos[field.name] = FieldInfo(cls, field.name, field.default, choices, kinds, optional)
     return infos
 
 
@@ -70,8 +76,7 @@ def field_docs(cls: type) -> dict[str, str]:
     Args:
         cls: A class whose source is at hand.
     """
-    body = ast.parse(inspect.getsource(cls).lstrip()).body[0]
-    assert isinstance(body, ast.ClassDef)
+    body = _classes(inspect.getsourcefile(cls) or "")[cls.__qualname__]
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     for item, after in zip(body.body, body.body[1:], strict=False):
         if (
@@ -83,6 +88,13 @@ def field_docs(cls: type) -> dict[str, str]:
         ):
             docs[item.target.id] = " ".join(after.value.value.split())
     return docs
+
+
+@functools.cache
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    """The classes of a source file by name; `inspect.getsource` would read the file once for each of them."""
+    body = ast.parse("".join(linecache.getlines(file))).body
+    return {item.name: item for item in body if isinstance(item, ast.ClassDef)}
 
 
 def _allowed(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
