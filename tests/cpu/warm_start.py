@@ -94,6 +94,7 @@ SERVER_OF = {
     ("snugfit", "estimate"): "plain",
     ("snugfit", "plan"): "plain",
     (_WORKER,): "torch",
+    ("snugfit.measure.device_probe",): "torch",
     ("snugfit.cli.rank",): "torch",
     ("run_code",): "torch",
     ("torch.distributed.run",): "torch",

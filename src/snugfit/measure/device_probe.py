@@ -10,15 +10,6 @@ import sys
 from snugfit import device_kinds
 from snugfit.errors import InputError
 
-_PROGRAM = """
-import json
-from snugfit.device_kinds import computes_in_bf16, default_device, name_of
-import torch
-device = torch.device(default_device())
-print(json.dumps({"kind": device.type, "bf16": computes_in_bf16(device), "name": name_of(device)}))
-"""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProbe:
     """What the probing process found."""
@@ -48,10 +39,23 @@ def probe_device(asked: str) -> DeviceProbe:
     """
     if asked == device_kinds.CPU:
         return CPU
-    run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
     if run.returncode != 0:
         raise InputError(f"torch does not start: {run.stderr.strip().splitlines()[-1:]}")
     found = DeviceProbe(**json.loads(run.stdout.splitlines()[-1]))
     if asked not in ("auto", found.kind):
         raise InputError(f"device {asked!r} is not there; torch finds {found.kind}. Use --device cpu, or leave it out.")
     return found
+
+
+def _tell() -> None:
+    """What the probing process does."""
+    import torch
+
+    device = torch.device(device_kinds.default_device())
+    bf16, name = device_kinds.computes_in_bf16(device), device_kinds.name_of(device)
+    print(json.dumps({"kind": device.type, "bf16": bf16, "name": name}))
+
+
+if __name__ == "__main__":
+    _tell()
