@@ -10,6 +10,7 @@ import sys
 from snugfit import device_kinds
 from snugfit.errors import InputError
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProbe:
     """What the probing process found."""
@@ -54,7 +55,7 @@ def _tell() -> None:
 
     device = torch.device(device_kinds.default_device())
     bf16, name = device_kinds.computes_in_bf16(device), device_kinds.name_of(device)
-    print(json.dumps({"kind": device.type, "bf16": bf16, "name": name}))
+    sys.stdout.write(json.dumps({"kind": device.type, "bf16": bf16, "name": name}))
 
 
 if __name__ == "__main__":
