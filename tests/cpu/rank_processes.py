@@ -19,8 +19,6 @@ SECONDS = patience.SECONDS
 """After which ranks that do not answer are ended."""
 TASKS = ("rank_tasks", "shard_tasks", "tensor_parallel_tasks")
 """The modules of what ranks do. One server forks all ranks of a process of tests, and none imports anew what it has."""
-LATER = ("torch._dynamo", "torch._inductor.compile_fx")
-"""What the first optimizer and the first compilation import."""
 
 
 def _serve(rank, world, ends):
@@ -53,7 +51,7 @@ class Ranks:
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*TASKS, *LATER])
+        context.set_forkserver_preload([*TASKS, "rank_server"])
         # Python 3.11's server looks there alone for what it shall import, and says nothing where it finds nothing.
         with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()

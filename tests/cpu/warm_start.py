@@ -312,20 +312,25 @@ def _serve(files: list[int]) -> dict:
     """Forks on request; returns in each process that it forks, with what that shall run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     listening = [socket.socket(fileno=file) for file in files]
-    for name, modules in IMPORTS.items():
-        for module in modules:
-            importlib.import_module(module)
-        if name == "torch" and _may_compute():
-            importlib.import_module("snugfit.measure.allocator_events").first_step(1)
-        for ending in weakref.finalize._registry:  # type: ignore[attr-defined]
-            ending.atexit = False  # of libraries
-        gc.collect()
-        gc.freeze()  # a page that no collection looks through stays shared
+    for name in IMPORTS:
+        bring(name)
         request = _Server(listening).run()
         if request is not None:
             return request
         del listening[0]
     raise AssertionError("the last server has no next one")
+
+
+def bring(name: str) -> None:
+    """Imports what a server has, and does what is done once in a process, where it survives a fork."""
+    for module in IMPORTS[name]:
+        importlib.import_module(module)
+    if name == "torch" and _may_compute():
+        importlib.import_module("snugfit.measure.allocator_events").first_step(1)
+    for ending in weakref.finalize._registry:  # type: ignore[attr-defined]
+        ending.atexit = False  # of libraries
+    gc.collect()
+    gc.freeze()  # a page that no collection looks through stays shared
 
 
 def _may_compute() -> bool:
