@@ -7,6 +7,8 @@ THREADS ?= 1
 TORCH ?= torch
 # each process takes whole stretches of the suite, so that what the tests of a file share is mostly made once
 SPLIT = -n 2 --dist worksteal
+# hundreds of processes that tests start read what the first has compiled, also where a shell forbids to write that down
+TESTED = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest
 
 .PHONY: demo demo-gpus test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
 
@@ -18,18 +20,18 @@ demo-gpus: $(VENV)/.demo  ## four processes on this CPU: memory by process, pred
 	PYTHONPATH=src:. $(RUN) -m benchmarks.demo_gpus --out runs/demo-gpus
 
 test: $(VENV)/.dev  ## the whole test suite; THREADS=2: with two threads of computation in each process
-	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest $(SPLIT)
+	$(TESTED) $(SPLIT)
 
 test-fast: $(VENV)/.dev  ## what a change most likely breaks, in under 90 seconds on two cores
-	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest $(SPLIT) -m "not slow"
+	$(TESTED) $(SPLIT) -m "not slow"
 
 slow-tests: $(VENV)/.dev  ## times the whole suite, and writes down what test-fast leaves out
 	mkdir -p build
-	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest $(SPLIT) --junitxml build/tests.xml
+	$(TESTED) $(SPLIT) --junitxml build/tests.xml
 	$(RUN) tests/slow_tests.py build/tests.xml
 
 test-card: $(VENV)/.dev  ## what needs a card, on the pretend card (or a GPU, where there is one); part of make test
-	OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest -n 2 tests/gpu tests/cpu/pretend_card
+	$(TESTED) -n 2 tests/gpu tests/cpu/pretend_card
 
 card-mutants: $(VENV)/.dev  ## takes out each wait and event of the copying code, and says which the tests notice
 	OMP_NUM_THREADS=1 $(RUN) tests/card_mutants.py --write
