@@ -7,13 +7,13 @@ from pathlib import Path
 import patience
 
 
-def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end; torch may be loaded there already, no other library is."""
+def run_code(code: str, *, without_torch: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end; torch may be loaded there already, where it need not be without, and no other library is."""
     return subprocess.run(
-        [sys.executable, "-m", "run_code", code],
+        [sys.executable, "-m", "run_code", *(["--without-torch"] if without_torch else []), code],
         cwd=Path(__file__).parent, capture_output=True, text=True, timeout=patience.SECONDS, check=False,
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    exec(sys.argv[1], {"__name__": "__main__"})
+    exec(sys.argv[-1], {"__name__": "__main__"})

@@ -97,6 +97,7 @@ SERVER_OF = {
     ("snugfit.measure.device_probe",): "torch",
     ("snugfit.cli.rank",): "torch",
     ("run_code",): "torch",
+    ("run_code", "--without-torch"): "plain",
     ("torch.distributed.run",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
@@ -254,13 +255,20 @@ def warm_start() -> Iterator[_Servers | None]:
         return
     with tempfile.TemporaryDirectory(prefix="warm") as folder:
         servers = _Servers(folder)
-        before = subprocess.Popen
-        subprocess.Popen = _popen(folder, servers.start_again)  # type: ignore[misc]
+        before, warm = subprocess.Popen, _popen(folder, servers.start_again)
+        _replace_popen(before, warm)
         try:
             yield servers
         finally:
-            subprocess.Popen = before  # type: ignore[misc]
+            _replace_popen(warm, before)
             servers.end()
+
+
+def _replace_popen(old: type, new: type) -> None:
+    """Also where a module has taken the class itself, as torch elastic's has, which starts ranks."""
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__dict__", {}).get("Popen") is old:
+            module.Popen = new  # type: ignore[attr-defined]
 
 
 def _listening(path: str) -> socket.socket:

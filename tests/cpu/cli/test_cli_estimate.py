@@ -3,10 +3,10 @@
 import json
 import pickle
 import re
-import sys
 
 import pytest
 from command_line import run_command
+from run_code import run_code
 
 from snugfit.cli import main
 
@@ -53,15 +53,17 @@ def test_the_whole_command_without_torch_in_its_process(folder):
     found = json.loads(done.stdout)
     assert sum(found["anatomy_bytes"].values()) == found["peak_allocated_bytes"]
     assert found["devices"][0]["name"] == "rtx-4090" and found["devices"][0]["fits"]
-    code = (
-        "import sys\nfrom snugfit.cli import main\nassert main(sys.argv[1:]) == 0\nassert 'torch' not in sys.modules\n"
+    words = ["estimate", *map(str, WORDS), "--device", "cpu"]
+    checked = run_code(
+        f"""
+import os, sys
+from snugfit.cli import main
+os.chdir({str(folder)!r})
+assert main({words}) == 0
+assert "torch" not in sys.modules
+""",
+        without_torch=True,
     )
-    import subprocess
-
-    checked = subprocess.run(
-        [sys.executable, "-c", code, "estimate", *WORDS, "--device", "cpu"], cwd=folder, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
     assert checked.returncode == 0, checked.stderr
 
 
