@@ -8,7 +8,7 @@ import patience
 
 
 def run_code(code: str, *, without_torch: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end; torch may be loaded there already, where it need not be without, and no other library is."""
+    """Runs it to its end; torch may be loaded there already unless it is asked for without, and no other library is."""
     return subprocess.run(
         [sys.executable, "-m", "run_code", *(["--without-torch"] if without_torch else []), code],
         cwd=Path(__file__).parent, capture_output=True, text=True, timeout=patience.SECONDS, check=False,

@@ -54,8 +54,8 @@ def _tell() -> None:
     import torch
 
     device = torch.device(device_kinds.default_device())
-    bf16, name = device_kinds.computes_in_bf16(device), device_kinds.name_of(device)
-    sys.stdout.write(json.dumps({"kind": device.type, "bf16": bf16, "name": name}))
+    found = DeviceProbe(device.type, device_kinds.computes_in_bf16(device), device_kinds.name_of(device))
+    sys.stdout.write(json.dumps(dataclasses.asdict(found)))
 
 
 if __name__ == "__main__":
