@@ -15,10 +15,10 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
+from snugfit.planner.solver import silent_solver
 from snugfit.planner.space import PLAIN
 from snugfit.recipe import Recipe
 
@@ -231,12 +231,9 @@ class Composition:
 
     def _knapsack(self, size: int, update: str, room_bytes: float, ways: list[Way]) -> dict[int, Way] | None:
         """What to do to which blocks, with the least extra time whose every stretch fits."""
-        import highspy
-
         scale = size / self.largest
-        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.silent()
-        for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3), ("threads", 1)):
+        solver = silent_solver()
+        for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3)):
             solver.setOptionValue(option, value)
         unit = max([cost for way in self.ways(size) if way is not None for cost in way.seconds], default=0) or 1e-12
         taken = [[solver.addBinary(obj=cost / unit) for cost in way.seconds] for way in ways]
