@@ -18,7 +18,7 @@ from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, di
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import WORKERS, Place
+from snugfit.planner.probe import WORKERS, Laboratory, Place
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import BY_BLOCK, SIZE
 from snugfit.simulator.request import NamedModel
@@ -74,13 +74,18 @@ def plan_for_largest(
         return named_subject(dataclasses.replace(named, seq_len=size), workload)
 
     with contextlib.closing(Pool(WORKERS)) if pool is None else contextlib.nullcontext(pool) as workers:
+        largest: Laboratory | None = None
 
         def fits(size: int, smaller: int) -> bool:
+            nonlocal largest
             with Planner(at(size), place, constraints, pool=workers) as planner:
-                return _fits(planner, budget_bytes, smaller)
+                found = _fits(planner, budget_bytes, smaller)
+            if found:
+                largest = planner.laboratory
+            return found
 
         size = _largest(fits) or 1  # where 1 does not fit, planning for it raises, and names the smallest budget
-        with Planner(at(size), place, constraints, pool=workers) as planner:
+        with Planner(at(size), place, constraints, pool=workers, before=largest) as planner:
             plan = planner.at(budget_bytes)
     found = {"batch_size": size * workload.ranks} if name == "batch-size" else {"seq_len": size}
     return dataclasses.replace(plan, maximized=found)
@@ -119,9 +124,8 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     for space in reversed(spaces):
-        for seen in itertools.chain(
-            planner.ever_leaner(Smallest(space)), [space.tried(BY_BLOCK["away"][1].everywhere)]
-        ):
+        away = map(space.tried, [BY_BLOCK["away"][1].everywhere])  # only once nothing before it has fitted
+        for seen in itertools.chain(planner.ever_leaner(Smallest(space)), away):
             if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
                 return True
     return False

@@ -34,6 +34,7 @@ from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
+    from snugfit.workload import Workload
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
@@ -54,6 +55,7 @@ class Planner:
         *,
         pool: Pool | None = None,
         check: Check | None = None,
+        before: Laboratory | None = None,
     ) -> None:
         """Starts without having simulated anything.
 
@@ -63,11 +65,12 @@ class Planner:
             constraints: What plans must keep to.
             pool: Workers to use; None: two of its own.
             check: Tries whether microbatches add up to the batch; None: the first step of training does.
+            before: What the same training was simulated by before.
         """
         self.subject = subject
         self.place = place
         self.constraints = constraints.for_workload(subject.workload)
-        self.laboratory = Laboratory(subject, place, pool)
+        self.laboratory = Laboratory(subject, place, pool, before)
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
         self._led_by: Search | None = None
@@ -329,7 +332,7 @@ class Planner:
         fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
             warn(message)
-        estimate = self._estimate(best, budget_bytes)
+        estimate = self._estimate(best, search.space.workload, budget_bytes)
         return Plan(
             recipe=best.recipe,
             estimate=estimate,
@@ -357,13 +360,13 @@ class Planner:
             del found["coupled_samples"]  # of random values; the first step has those that count
         return found
 
-    def _estimate(self, best: Probe, budget_bytes: int) -> Estimate:
+    def _estimate(self, best: Probe, workload: Workload, budget_bytes: int) -> Estimate:
         """The estimate on a card of the size of the budget less the margin."""
-        place = among(self.place.card, groups_of(best.recipe, self.search.space.workload.ranks))
+        place = among(self.place.card, groups_of(best.recipe, workload.ranks))
         card = dataclasses.replace(place, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
         made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
         devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
-        found = fidelity(best.recipe, self.search.space.workload)
+        found = fidelity(best.recipe, workload)
         return dataclasses.replace(made, step_seconds=best.seconds, devices=devices, fidelity=found)
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
@@ -396,7 +399,8 @@ class Planner:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
         if leanest is not None:
             samples = at_once(leanest.recipe, leanest.recorded.workload)
-            ways = ways_elsewhere(self._estimate(leanest, budget_bytes), samples=samples, fits=False)
+            estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
+            ways = ways_elsewhere(estimate, samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
         error = DoesNotFitError(
             f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "

@@ -166,18 +166,23 @@ def no_speeds(card: Device, ranks: int = 1) -> InputError:
 class Laboratory:
     """Simulates recipes, several at a time, each once."""
 
-    def __init__(self, subject: Subject, place: Place, pool: Pool | None = None) -> None:
+    def __init__(
+        self, subject: Subject, place: Place, pool: Pool | None = None, before: Laboratory | None = None
+    ) -> None:
         """Starts empty.
 
         Args:
             subject: What is trained.
             place: Where.
             pool: Workers; None: two of its own, which `close` ends.
+            before: What the same training was simulated by before; it is asked first, and what it has counts as simulated
+                only where it is asked for here.
         """
         self.subject = subject
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
+        self._before: dict[Recipe, Probe | Refusal] = {} if before is None else {**before.probes, **before.refusals}
         self._pool = pool or Pool(WORKERS)
         self._owns_pool = pool is None
         if self._owns_pool:
@@ -214,7 +219,8 @@ class Laboratory:
             CannotSimulateError: It needs values.
         """
         if recipe not in self.probes:
-            self.probes[recipe] = self._simulated(recipe)
+            known = self._before.get(recipe)
+            self.probes[recipe] = known if isinstance(known, Probe) else self._simulated(recipe)
         return self.probes[recipe]
 
     def as_it_runs(self, found: Probe) -> Probe:
@@ -243,6 +249,8 @@ class Laboratory:
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:
+        if recipe in self._before:
+            return self._before[recipe]
         try:
             return self._simulated(recipe)
         except (InputError, CannotSimulateError) as error:

@@ -15,7 +15,7 @@ def silent_solver() -> Any:
 
     class Silent(highspy.Highs):
         def enableCallbacks(self) -> None:  # the name is HiGHS's
-            self.silent()  # type: ignore[no-untyped-call]
+            self.silent()
             super().enableCallbacks()  # type: ignore[no-untyped-call]
 
     solver = Silent()  # type: ignore[no-untyped-call]
