@@ -6,14 +6,16 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
-import torch
-from warm_start import warm_start
+from warm_start import servers, warm_start
 
 THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 MANY_MODULES = 50
+SHARED = pytest.StashKey()
 _kept = {"modules": 0}
 """How many were imported when the garbage collector was last told to leave alone what is there."""
 
@@ -27,6 +29,25 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting tests imports much and drops next to nothing
+    if config.getoption("numprocesses", default=None) and sys.platform == "linux":
+        config.stash[SHARED] = _shared_by_processes(config)
+
+
+def _shared_by_processes(config):
+    """What xdist's processes of tests share as long as this one runs, which starts them: caches, and the servers' folder."""
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="caches"))
+    if config.getoption("fresh_processes"):
+        return {"caches": caches}
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=caches):
+        return {"caches": caches, "servers": stack.enter_context(servers()).folder}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tells a process of tests what it shares."""
+    node.workerinput["shared"] = node.config.stash.get(SHARED, {})
 
 
 def pytest_collection_finish():
@@ -57,26 +78,29 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _threads():
+    import torch  # here, because this file is read by the process too that only starts those of the tests
+
     torch.set_num_threads(THREADS)
 
 
+@pytest.fixture(scope="session")
+def _shared(pytestconfig):
+    return getattr(pytestconfig, "workerinput", {}).get("shared", {})
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _own_caches(tmp_path_factory):
+def _own_caches(_shared, tmp_path_factory):
     """What operators take is asked anew by each session, by one of its processes, and not kept among the user's answers."""
-    session = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        session = session.parent
-    caches = session / "caches"
-    caches.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(caches))
+        patch.setenv("XDG_CACHE_HOME", _shared.get("caches") or str(tmp_path_factory.mktemp("caches")))
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _warm_start(_own_caches, pytestconfig):
+def _warm_start(_own_caches, _shared, pytestconfig):
     """Commands and workers that tests start need not import torch (`warm_start.py`)."""
-    with contextlib.nullcontext() if pytestconfig.getoption("fresh_processes", default=False) else warm_start():
+    fresh = pytestconfig.getoption("fresh_processes", default=False)
+    with contextlib.nullcontext() if fresh else warm_start(_shared.get("servers")):
         yield
 
 

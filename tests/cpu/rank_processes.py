@@ -6,22 +6,22 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import traceback
-from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
-from unittest import mock
 
 import patience
 
 SECONDS = patience.SECONDS
 """After which ranks that do not answer are ended."""
-TASKS = ("rank_tasks", "shard_tasks", "tensor_parallel_tasks")
-"""The modules of what ranks do. One server forks all ranks of a process of tests, and none imports anew what it has."""
 
 
 def _serve(rank, world, ends):
+    # Where the modules of tasks are found; and by what ranks know one another that hand tensors over.
+    sys.path[:], multiprocessing.current_process().authkey = ends.recv()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
@@ -43,26 +43,23 @@ def _serve(rank, world, ends):
 class Ranks:
     """Processes that do one thing after the other together."""
 
-    def __init__(self, world, tasks="rank_tasks"):
-        """Names their number and the module of what they do; they are started when needed, and again after one failed."""
-        self.world, self._tasks = world, tasks
+    def __init__(self, world):
+        """Names their number; they are started when needed, and again after one failed."""
+        self.world = world
         self._ends, self._processes = [], []
         self._folder, self._done = None, 0
 
     def _start(self):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*TASKS, "rank_server"])
-        # Python 3.11's server looks there alone for what it shall import, and says nothing where it finds nothing.
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-            forkserver.ensure_running()
         self._folder, self._done = tempfile.TemporaryDirectory(), 0  # groups that stay meet in it again
         for rank in range(self.world):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, theirs), daemon=True)
-            process.start()
+            ours, theirs = multiprocessing.Pipe()
+            words = [str(word) for word in (rank, self.world, theirs.fileno())]
+            command = [sys.executable, "-m", "rank_processes", *words]
+            started = subprocess.Popen(command, cwd=Path(__file__).parent, pass_fds=[theirs.fileno()])
+            self._processes.append(started)
             theirs.close()
+            ours.send((sys.path, bytes(multiprocessing.current_process().authkey)))
             self._ends.append(ours)
-            self._processes.append(process)
 
     def do(self, function, *arguments):
         """Returns what a function returned on each rank; it gets a place to meet before its arguments."""
@@ -89,8 +86,11 @@ class Ranks:
         for ends, process in zip(self._ends, self._processes, strict=True):
             with contextlib.suppress(OSError):
                 ends.send(None)
-            process.join(2)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
             process.kill()
+            process.wait()
+            ends.close()
         if self._folder is not None:
             self._folder.cleanup()
         self._ends, self._processes = [], []
@@ -123,3 +123,9 @@ def card_among_others(rank, world, meeting, seed, **card):
         )
         yield present
         dist.destroy_process_group()  # not after an error: others may wait for this rank, and learn of it when it is gone
+
+
+if __name__ == "__main__":
+    number, among, file = map(int, sys.argv[1:])
+    with contextlib.suppress(EOFError):  # who asks is gone
+        _serve(number, among, Connection(file))

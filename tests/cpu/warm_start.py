@@ -9,10 +9,10 @@ ends as a fresh one does. What starts with another environment (allocator settin
 Real start-up stays tested: `estimate`, `profile` and `train` are run as the installed command too (`installed=True`), `plan`
 by an interpreter that must not load torch, and what is not in `SERVER_OF` (`devices`, `ladder`, `techniques`) always.
 
-Each process of tests has three servers of its own, in a session of their own. The first has imported no torch, for commands
-that ask a worker and never import it themselves. Each further one is a fork of the one before, made when it or one after it
-is first asked for, and has imported more. Where one is gone, the tests are told what it said last, all are started again,
-and what they could not fork starts afresh.
+The processes of one run of tests share four servers, which are in a session of their own. The first has imported no torch,
+for commands that ask a worker and never import it themselves. Each other one is a fork of a server (`FORKED_FROM`), made
+when it or one that comes of it is first asked for, and has imported more. Where one is gone, the tests are told what it said
+last, and what could not be forked starts afresh.
 """
 
 from __future__ import annotations
@@ -82,10 +82,13 @@ IMPORTS = {
         "snugfit.workers.skeleton",
     ),
     "planning": ("peft", "bitsandbytes.optim", "torchao.optim", "torchao.quantization"),
+    "ranks": ("snugfit.pretend_card.present", "shard_tasks", "tensor_parallel_tasks"),
 }
-"""Server -> what it imports beside what the one before has. No library that a model may bring, because some code asks
-whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of them; and for
-training that is asked for an adapter, which loads them before all else."""
+"""Server -> what it imports beside what the one that it is forked from has. No library that a model may bring, because some
+code asks whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of
+them; for training that is asked for an adapter, which loads them before all else; and for what tests have ranks do."""
+FORKED_FROM = {"torch": "plain", "planning": "torch", "ranks": "torch"}
+"""Server -> the one that it is a fork of."""
 
 _WORKER = "snugfit.workers.worker"
 SERVER_OF = {
@@ -99,6 +102,7 @@ SERVER_OF = {
     ("run_code",): "torch",
     ("run_code", "--without-torch"): "plain",
     ("torch.distributed.run",): "torch",
+    ("rank_processes",): "ranks",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 
@@ -115,6 +119,7 @@ those by which processes of one run find each other. readline puts a terminal's 
 here reads them."""
 
 _KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds", "start_new_session"})
+_ENVIRONMENT, _ERRORS = "environment.json", "errors.txt"
 _HIGH = 500
 """Files that travel are put above all others before they take their places, so that none takes another's."""
 _NUMBER = struct.Struct("!i")
@@ -126,6 +131,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
     folder: str
     environment: dict[str, str]
+    """What imports read, as it was when the servers were started."""
     plans: bool
     gone: Callable[[], None]
     _status: socket.socket | None = None
@@ -218,16 +224,17 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 class _Servers:
-    """The servers of one process of tests, in a session of their own: no signal to the tests' group reaches them."""
+    """The servers of one run of tests, in a session of their own: no signal to the tests' group reaches them."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self._errors = folder, Path(folder, "errors.txt")
+        self.folder = folder
         self._start()
 
     def _start(self) -> None:
+        Path(self.folder, _ENVIRONMENT).write_text(json.dumps(_read_at_import(os.environ)), encoding="utf-8")
         listening = [_listening(f"{self.folder}/{name}") for name in IMPORTS]
         files = [one.fileno() for one in listening]
-        with self._errors.open("wb") as errors:
+        with Path(self.folder, _ERRORS).open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, self.folder, *map(str, files)],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=files, start_new_session=True,
@@ -237,8 +244,7 @@ class _Servers:
 
     def start_again(self) -> None:
         """After one of them is gone: the others too, and says so; what could not be forked starts afresh meanwhile."""
-        said = self._errors.read_text(encoding="utf-8", errors="replace")
-        warnings.warn(f"a server of warm processes is gone (tests/cpu/warm_start.py); it said: {said or 'nothing'}")
+        _tell_gone(self.folder)
         self.end()
         self._start()
 
@@ -247,21 +253,40 @@ class _Servers:
         self._process.communicate()
 
 
+def _tell_gone(folder: str) -> None:
+    said = Path(folder, _ERRORS).read_text(encoding="utf-8", errors="replace")
+    warnings.warn(f"a server of warm processes is gone (tests/cpu/warm_start.py); it said: {said or 'nothing'}")
+
+
 @contextlib.contextmanager
-def warm_start() -> Iterator[_Servers | None]:
-    """Has what `SERVER_OF` lists forked by servers, in this process and in those that it starts so."""
+def servers() -> Iterator[_Servers]:
+    """Servers with the imports and the environment of now, while the context is open."""
+    with tempfile.TemporaryDirectory(prefix="warm") as folder:
+        made = _Servers(folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@contextlib.contextmanager
+def warm_start(shared: str | None = None) -> Iterator[_Servers | None]:
+    """Has what `SERVER_OF` lists forked by servers, in this process and in those that it starts so.
+
+    Args:
+        shared: The folder of servers that another process keeps; None: servers of its own.
+    """
     if sys.platform != "linux":
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="warm") as folder:
-        servers = _Servers(folder)
-        before, warm = subprocess.Popen, _popen(folder, servers.start_again)
+    with contextlib.nullcontext() if shared else servers() as own:
+        gone = own.start_again if own else lambda: _tell_gone(str(shared))
+        before, warm = subprocess.Popen, _popen(own.folder if own else str(shared), gone)
         _replace_popen(before, warm)
         try:
-            yield servers
+            yield own
         finally:
             _replace_popen(warm, before)
-            servers.end()
 
 
 def _replace_popen(old: type, new: type) -> None:
@@ -288,7 +313,8 @@ def _words(args: object) -> list[str]:
 
 
 def _popen(folder: str, gone: Callable[[], None] = lambda: None, plans: bool = False) -> type:
-    own = {"folder": folder, "environment": _read_at_import(os.environ), "gone": staticmethod(gone), "plans": plans}
+    environment = json.loads(Path(folder, _ENVIRONMENT).read_text(encoding="utf-8"))
+    own = {"folder": folder, "environment": environment, "gone": staticmethod(gone), "plans": plans}
     return type("WarmPopen", (WarmPopen,), own)
 
 
@@ -319,17 +345,22 @@ def _number(of: socket.socket) -> int:
 def _serve(files: list[int]) -> dict:
     """Forks on request; returns in each process that it forks, with what that shall run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-    listening = [socket.socket(fileno=file) for file in files]
-    for name in IMPORTS:
-        bring(name)
-        request = _Server(listening).run()
-        if request is not None:
-            return request
-        del listening[0]
-    raise AssertionError("the last server has no next one")
+    listening = {name: socket.socket(fileno=file) for name, file in zip(IMPORTS, files, strict=True)}
+    name = next(iter(IMPORTS))
+    while True:
+        _bring(name)
+        forked = _Server(name, listening).run()
+        if not isinstance(forked, str):
+            return forked
+        name = forked
 
 
-def bring(name: str) -> None:
+def _comes_of(name: str, other: str) -> bool:
+    """Whether a server is another one, or a fork of it or of one of its forks."""
+    return name == other or (name in FORKED_FROM and _comes_of(FORKED_FROM[name], other))
+
+
+def _bring(name: str) -> None:
     """Imports what a server has, and does what is done once in a process, where it survives a fork."""
     for module in IMPORTS[name]:
         importlib.import_module(module)
@@ -349,9 +380,9 @@ def _may_compute() -> bool:
 class _Server:
     """Waits for requests, for the end of what it has forked, and for that of the tests."""
 
-    def __init__(self, listening: list[socket.socket]) -> None:
-        """The first socket is its own, the others those of the servers after it."""
-        self._listening, self._own = listening, listening[0]
+    def __init__(self, name: str, listening: dict[str, socket.socket]) -> None:
+        """Has its own socket, and those of the servers that come of it, by name."""
+        self._name, self._listening = name, listening
         self._ended, wakeup = socket.socketpair()
         wakeup.setblocking(False)
         self._ended.setblocking(False)
@@ -360,17 +391,19 @@ class _Server:
         self._running: dict[int, socket.socket] = {}
         self._closing = [self._ended, wakeup]
         self._waiting = selectors.DefaultSelector()
-        for file in (0, self._ended, *listening):
+        for file in (0, self._ended):
             self._waiting.register(file, selectors.EVENT_READ)
+        for server, one in listening.items():
+            self._waiting.register(one, selectors.EVENT_READ, server)
 
-    def run(self) -> dict | None:
-        """Returns in a forked process: with its request, or with None where it is the next server."""
+    def run(self) -> dict | str:
+        """Returns in a forked process: with its request, or with its name where it is another server."""
         try:
             return self._run()
         finally:
             self._kill()
 
-    def _run(self) -> dict | None:
+    def _run(self) -> dict | str:
         while True:
             for key, _ in self._waiting.select():
                 if key.fileobj == 0:
@@ -382,22 +415,28 @@ class _Server:
                 if key.fileobj is self._ended:
                     with contextlib.suppress(BlockingIOError):
                         self._ended.recv(4096)
-                elif key.fileobj is self._own:
+                elif key.data == self._name:
                     if (request := self._forked()) is not None:
                         return request
-                elif os.fork() == 0:
-                    self._own.close()
-                    self._forget()
-                    return None
-                else:
-                    for later in self._listening[1:]:
-                        self._waiting.unregister(later)
-                        later.close()
-                    break
+                elif key.data in self._listening and (server := self._next_server(key.data)) is not None:
+                    return server
             self._tell()
 
+    def _next_server(self, wanted: str) -> str | None:
+        """Forks the server that a server comes of, or that itself, and hands on the sockets; its name in that process."""
+        server = next(one for one, before in FORKED_FROM.items() if before == self._name and _comes_of(wanted, one))
+        in_server = os.fork() == 0
+        if in_server:
+            self._forget()
+        for name in [name for name in self._listening if _comes_of(name, server) != in_server]:
+            one = self._listening.pop(name)
+            if not in_server:
+                self._waiting.unregister(one)
+            one.close()
+        return server if in_server else None
+
     def _forked(self) -> dict | None:
-        asking, _ = self._own.accept()
+        asking, _ = self._listening[self._name].accept()
         files: list[int] = []
         try:
             head, files, _, _ = socket.recv_fds(asking, _LENGTH.size, 64)
@@ -421,7 +460,7 @@ class _Server:
         """In a forked process: takes its files and folder, and says its number."""
         self._forget()
         high = fcntl.fcntl(asking, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-        for one in (asking, *self._listening):
+        for one in (asking, *self._listening.values()):
             one.close()
         if request["session"]:
             os.setsid()

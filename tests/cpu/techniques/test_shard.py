@@ -39,14 +39,14 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def two():
-    ranks = Ranks(2, "shard_tasks")
+    ranks = Ranks(2)
     yield ranks
     ranks.end()
 
 
 @pytest.fixture(scope="module")
 def four():
-    ranks = Ranks(4, "shard_tasks")
+    ranks = Ranks(4)
     yield ranks
     ranks.end()
 

@@ -42,21 +42,21 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def two():
-    ranks = Ranks(2, "tensor_parallel_tasks")
+    ranks = Ranks(2)
     yield ranks
     ranks.end()
 
 
 @pytest.fixture(scope="module")
 def four():
-    ranks = Ranks(4, "tensor_parallel_tasks")
+    ranks = Ranks(4)
     yield ranks
     ranks.end()
 
 
 @pytest.fixture
 def eight():
-    ranks = Ranks(8, "tensor_parallel_tasks")
+    ranks = Ranks(8)
     yield ranks
     ranks.end()
 
