@@ -7,6 +7,8 @@ done when somebody waits for it. Host tensors are ordinary ones.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -25,13 +27,14 @@ from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import Ranks
 from snugfit.pretend_card.streams import Streams
-from snugfit.pretend_card.values import arguments, twin, work_of
+from snugfit.pretend_card.values import arguments, work_of
 from snugfit.private_torch import FakeTensor, collectives
 from snugfit.recording.allocator import AllocatorConfig
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
+_device = torch.ops.prim.device.default
 _set_swaps = torch.__future__.set_swap_module_params_on_conversion
 _POISON = 0xFF
 """Byte that fills a block when it is handed out: not a number in every floating-point dtype, -1 in whole numbers."""
@@ -136,6 +139,8 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on the card, or on the host where the card has no part in it."""
+        if func is _device and type(args[0]) is FakeTensor:  # more than half of all calls
+            return args[0].fake_device
         kwargs = kwargs or {}
         found = self._of_ranks(func, types, args, kwargs)
         if found is not NOT_OF_RANKS:
@@ -207,8 +212,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         """Returns the CPU tensor with a tensor's numbers; of the host's, what they are now unless they are page-locked."""
         if type(tensor) is not FakeTensor:
             return tensor if tensor.untyped_storage() in self._pinned else tensor.clone()
-        number = self._ledger.number(tensor)
-        return twin(tensor, None if number is None else self.memory.bytes_of(number))
+        return self.memory.twin(tensor, self._ledger.number(tensor))
 
     def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
         """Queues an operator, behind the poison for the blocks that it got."""
@@ -254,8 +258,8 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         kept = torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values
         return kept.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def _poison(self, block: torch.Tensor, stream: int) -> None:
-        self.streams.put(stream, lambda: block.fill_(_POISON))
+    def _poison(self, address: int, nbytes: int, stream: int) -> None:
+        self.streams.put(stream, functools.partial(ctypes.memset, address, _POISON, nbytes))
 
     def _leave_ranks(self) -> None:
         with private_torch.without_modes():

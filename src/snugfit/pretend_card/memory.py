@@ -36,7 +36,7 @@ class CardMemory:
         config: AllocatorConfig | None = None,
         *,
         wait_for_all: Callable[[], None] = lambda: None,
-        on_block: Callable[[torch.Tensor, int], None] = lambda block, stream: None,
+        on_block: Callable[[int, int, int], None] = lambda address, nbytes, stream: None,
     ) -> None:
         """Starts with an empty card.
 
@@ -44,13 +44,16 @@ class CardMemory:
             capacity_bytes: What the card has for this process's segments; None for no end.
             config: The allocator's options.
             wait_for_all: Called before a segment goes back to the card, as the driver waits for the device there.
-            on_block: Told of the bytes of every block that is handed out, and of the stream that gets it.
+            on_block: Told of every block that is handed out: its address in this process, its bytes, the stream that gets
+                it.
         """
         self.allocator = allocator_for(config, capacity_bytes, self._on_segment)
         self._wait_for_all = wait_for_all
         self._on_block = on_block
         self._pages = _pages()
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._first_address = self._bytes.data_ptr()
+        self._as_dtype: dict[torch.dtype, torch.Tensor] = {}
         self._blocks: dict[int, tuple[int, int, int]] = {}  # storage's number -> address, bytes asked for, stream
         self._categories: dict[int, str] = {}
         self._made = 0
@@ -146,11 +149,28 @@ class CardMemory:
         block = self._blocks.get(storage)
         return None if block is None else self._bytes[block[0] : block[0] + block[1]]
 
+    def twin(self, tensor: torch.Tensor, storage: int | None) -> torch.Tensor:
+        """Returns the CPU tensor that has a card's tensor's numbers.
+
+        Args:
+            tensor: A fake tensor of the card.
+            storage: The number of its storage; None for one that the card does not have.
+        """
+        dtype = tensor.dtype
+        block = None if storage is None else self._blocks.get(storage)
+        if block is None:
+            return torch.empty(tensor.shape, dtype=dtype)
+        all_bytes = self._as_dtype.get(dtype)
+        if all_bytes is None:
+            all_bytes = self._as_dtype[dtype] = self._bytes.view(dtype)
+        offset = block[0] // dtype.itemsize + int(tensor.storage_offset())
+        return all_bytes.as_strided(tensor.shape, tensor.stride(), offset)
+
     def _malloc(self, nbytes: int, stream: int) -> int:
         allocator = self.allocator
         try:
             address = allocator.malloc(nbytes, stream)
-            self._on_block(self._bytes[address : address + nbytes], stream)
+            self._on_block(self._first_address + address, nbytes, stream)
             return address
         except OutOfMemory as full:
             room = allocator.capacity_bytes - full.reserved_bytes

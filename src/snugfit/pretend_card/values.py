@@ -21,21 +21,6 @@ _UNFILLED = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new
 """Operators that make memory and put nothing into it."""
 
 
-def twin(tensor: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor:
-    """Returns the CPU tensor that has a card's tensor's numbers.
-
-    Args:
-        tensor: A fake tensor of the card.
-        block: The bytes of its storage, uint8; None for an empty storage.
-    """
-    if block is None:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    storage = block.untyped_storage()
-    step = tensor.dtype.itemsize
-    offset = block.storage_offset() // step + int(tensor.storage_offset())
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.shape, tensor.stride())
-
-
 def arguments(value: Any, find: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Returns an operator's arguments for the CPU.
 
@@ -82,17 +67,24 @@ def work_of(
         return None
     own_args = arguments(args, find)
     own_kwargs = {name: arguments(value, find) for name, value in kwargs.items() if name != "pin_memory"}
-    targets = [find(one) if new else None for one, new in zip(results, fresh, strict=True)]
+    targets = [(number, find(one)) for number, (one, new) in enumerate(zip(results, fresh, strict=True)) if new]
     run = only_on_cards.KERNELS.get(operator, operator)
 
     def work() -> None:
         made = _computed(run, operator, own_args, own_kwargs)
-        for target, value in zip(targets, made if isinstance(made, list | tuple) else [made], strict=False):
-            # Some kernels of the CPU leave a result empty that nobody reads, as the saved mean of a norm in evaluation.
-            if target is not None and isinstance(value, torch.Tensor) and value.numel():
-                target.copy_(value.reshape(target.shape) if value.shape != target.shape else value)
+        if targets:
+            values = made if isinstance(made, list | tuple) else [made]
+            for number, target in targets:
+                _put(values[number], target)
 
     return work
+
+
+def _put(value: Any, target: torch.Tensor) -> None:
+    """Puts what a kernel made where the card has it."""
+    # Some kernels of the CPU leave a result empty that nobody reads, as the saved mean of a norm in evaluation.
+    if isinstance(value, torch.Tensor) and value.numel():
+        target.copy_(value.reshape(target.shape) if value.shape != target.shape else value)
 
 
 _HALVES = (torch.float16, torch.bfloat16)
