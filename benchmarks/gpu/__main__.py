@@ -22,17 +22,6 @@ examples:
   python -m benchmarks.gpu --device cpu --only accuracy --match vit --again
 """
 
-_PROBE = """
-import json, torch
-cuda = torch.cuda.is_available()
-found = {"kind": "cuda" if cuda else "cpu", "card": "cpu", "torch_version": torch.__version__.partition("+")[0]}
-if cuda:
-    card = torch.cuda.get_device_properties(0)
-    found |= {"card": card.name, "capability": [card.major, card.minor], "memory_bytes": card.total_memory}
-    found["bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
-print(json.dumps(found))
-"""
-
 
 def find_place(device: str) -> Place | None:
     """Returns where rows are measured, found out in a process of its own so that none here holds the card.
@@ -46,7 +35,7 @@ def find_place(device: str) -> Place | None:
     Raises:
         InputError: torch does not start.
     """
-    run = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "benchmarks.gpu.place_probe"], capture_output=True, text=True)
     if run.returncode:
         raise InputError(f"torch does not start: {run.stderr.strip().splitlines()[-1:]}")
     found = json.loads(run.stdout.splitlines()[-1])

@@ -3,10 +3,9 @@
 import argparse
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
+from run_code import run_code
 
 from snugfit import calibrations
 from snugfit.cli import devices as command
@@ -174,7 +173,7 @@ def test_the_command_as_json(capsys):
 def test_torch_is_not_imported():
     modules = "snugfit.cli.devices, snugfit.recording.clock, snugfit.recording.snapshot, snugfit.recording.anatomy"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_code(code, without_torch=True).returncode == 0
 
 
 def test_a_file_is_a_card_in_another_machine(tmp_path):

@@ -102,6 +102,9 @@ SERVER_OF = {
     ("run_code",): "torch",
     ("run_code", "--without-torch"): "plain",
     ("torch.distributed.run",): "torch",
+    ("benchmarks.gpu",): "plain",
+    ("benchmarks.gpu.place_probe",): "torch",
+    ("benchmarks.zoo_row",): "torch",
     ("rank_processes",): "ranks",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
@@ -147,11 +150,15 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             return None
         if not Path(settings.get("cwd") or ".").is_dir():
             return None  # a fresh one says so
-        if "--exact-rss" in words or _read_at_import(settings.get("env") or os.environ) != self.environment:
+        if "--exact-rss" in words:
             return None
+        server = SERVER_OF.get(tuple(words[:2])) or SERVER_OF.get(tuple(words[:1]))
         if (self.plans and words[0] == _WORKER) or (words[:2] == ["snugfit", "train"] and "--adapter" in words):
-            return "planning"
-        return SERVER_OF.get(tuple(words[:2])) or SERVER_OF.get(tuple(words[:1]))
+            server = "planning"
+        now, then = _read_at_import(settings.get("env") or os.environ), self.environment
+        if server in ("plain", "torch"):  # have not imported what reads at import where caches are (transformers)
+            now, then = ({**variables, "XDG_CACHE_HOME": ""} for variables in (now, then))
+        return server if now == then else None
 
     def _execute_child(
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,

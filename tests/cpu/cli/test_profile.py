@@ -2,12 +2,11 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import environment, run_command
+from command_line import run_command
+from run_code import run_code
 
 SCRIPT = """
 import os, subprocess, sys
@@ -117,7 +116,7 @@ def test_the_example_gets_advice(tmp_path):
 
 def test_the_command_imports_no_torch_for_its_help():
     code = "import sys, snugfit.cli.profile; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+    assert run_code(code, without_torch=True).returncode == 0
 
 
 def test_compiled_code_runs_and_says_nothing(folder):

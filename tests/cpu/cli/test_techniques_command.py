@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-import patience
 import pytest
+from run_code import run_code
 
 from snugfit.cli import main
 from snugfit.cli.techniques import not_here
@@ -49,7 +47,7 @@ def test_no_torch_is_loaded():
     program = (
         "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=patience.SECONDS)
+    assert run_code(program, without_torch=True).returncode == 0
 
 
 TYPED = {

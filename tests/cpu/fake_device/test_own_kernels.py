@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from run_code import run_code
 from torch import nn
 
 import snugfit
@@ -118,7 +117,8 @@ by one, in files of their own."""
 @knows_cuda
 def test_autograd_takes_the_same_way_on_the_simulated_card_as_on_cuda_for_every_operator():
     """What the dispatcher itself says: kernel of autograd, or body with autograd inside."""
-    done = subprocess.run([sys.executable, "-c", _TABLES], capture_output=True, text=True, check=True)
+    done = run_code(_TABLES)
+    assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
     assert sum("autograd kernel" in row for row in rows) > 1000
     assert [row for row in rows if row.split()[1] != "1" and not _CHOSEN_BY_US.match(row)] == []

@@ -1,11 +1,11 @@
 """Paged AdamW: plain AdamW's update, state in fp32 that is paged on a card, saved bit for bit, under every update."""
 
-import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
+from run_code import run_code
 from torch import nn
 
 import snugfit
@@ -177,7 +177,8 @@ def test_nothing_is_paged_on_cpu_and_that_is_said():
 
 def test_the_library_is_imported_only_when_asked_for():
     code = "import sys, snugfit.training.optimizers; assert not {'bitsandbytes'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_library_that_is_missing(monkeypatch):

@@ -53,7 +53,9 @@ def test_clips_have_the_length_that_weights_state():
         batch_for(model, "torchvision:resnet18", "image-classification", batch_size=1, frames=4)
 
 
-@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "maskrcnn_resnet50_fpn", "ssd300_vgg16"])
+@pytest.mark.parametrize(
+    "name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "maskrcnn_resnet50_fpn", "ssdlite320_mobilenet_v3_large"]
+)
 def test_a_detector_trains_on_its_batch(name):
     spec = f"torchvision:{name}"
     arguments = {} if name.startswith("ssd") else {"min_size": 64, "max_size": 64, "box_batch_size_per_image": 16}
