@@ -1,6 +1,7 @@
 """`snugfit calibrate` on this processor: what is measured, what is kept, and who uses it."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from snugfit.cli import main
 from snugfit.device_kinds import CUDA
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.cpu_operators import of_this_processor
+from snugfit.fields import as_data
 from snugfit.measure import card_speeds, host_speeds
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
@@ -22,8 +24,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path, monkeypatch):
-    """A folder of caches of its own."""
+    """A folder of caches of its own; and a processor is measured once, where a minute is not the point."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(calibration, "_PASSES", 1)
 
 
 def estimated():
@@ -37,11 +40,24 @@ def mse(output, batch):
 def test_what_is_kept_of_a_processor_is_what_the_clock_takes():
     assert estimated().step_seconds is None
     kept = calibrate(CPU)
-    speeds = host_speeds.host_speeds()
-    assert speeds is not host_speeds.measured_speeds(torch.get_num_threads())
-    assert dataclasses.asdict(speeds) == dataclasses.asdict(host_speeds.measured_speeds(torch.get_num_threads()))
+    assert as_data(host_speeds.host_speeds()) == as_data(kept["speeds"])
     assert kept["identity"]["torch"] == torch.__version__
     assert 1e-7 < estimated().step_seconds < 10
+
+
+def test_a_processor_is_measured_several_times_and_its_fastest_pass_counts(monkeypatch):
+    took, now = iter([5.0, 3.0, 1.0, 2.0, 4.0]), [0.0]
+
+    @functools.cache
+    def measured(threads):
+        now[0] += next(took)
+        return now[0]
+
+    monkeypatch.setattr(calibration, "_PASSES", 5)
+    monkeypatch.setattr(calibration, "_APART_SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "measured_speeds", measured)
+    monkeypatch.setattr(calibration, "busy_clock", lambda: lambda: now[0])
+    assert calibration._at_full_speed(1) == 9.0
 
 
 def test_operators_that_were_timed_before_are_asked_again():
@@ -101,6 +117,7 @@ def test_the_command_measures_keeps_and_checks(monkeypatch, capsys):
 def test_stopped_before_its_end_it_leaves_the_earlier_one(monkeypatch, capsys):
     kept = calibrate(CPU)
 
+    @functools.cache
     def stopped(threads):
         raise KeyboardInterrupt
 

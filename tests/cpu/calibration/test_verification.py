@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from snugfit.calibration import calibrate as calibration
 from snugfit.calibration import verification
 from snugfit.calibration.calibrate import calibrate
 from snugfit.cli import main
@@ -67,6 +68,7 @@ def test_a_real_run_of_the_stock_model_takes_the_predicted_bytes(tmp_path, monke
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(verification, "STEPS", 11)
+    monkeypatch.setattr(calibration, "_PASSES", 1)
     calibrate(torch.device("cpu"))
     words = [verification.STOCK, "--image-size", str(verification.STOCK_IMAGE_SIZE), "--device", "cpu"]
     row = verification.verify("plain", {"precision": "bf16-mixed"}, words, batch_size=2)
