@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import operator
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from snugfit.fake_device import cpu_operators
 from snugfit.fields import as_data
 from snugfit.measure.card_speeds import CardSpeeds, card_speeds
 from snugfit.measure.host_speeds import measured_speeds
-from snugfit.measure.processor import busy_clock, this_processor
-from snugfit.recording.cpu_clock import HostSpeeds, processor_identity
+from snugfit.measure.processor import this_processor
+from snugfit.recording.cpu_clock import processor_identity
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 _PASSES, _APART_SECONDS = 5, 0.5
-"""A processor is measured several times: one that is shared with others has a slower speed, for seconds at a time."""
+"""A processor is measured several times: what is little, as the cost of a pass, came out up to three times as large as before."""
 
 
 def calibrate(device: torch.device) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def calibrate(device: torch.device) -> dict[str, Any]:
         identity = processor_identity(processor.in_words(), torch.__version__)
         # Operators that were timed before, perhaps on a busy machine, are asked again.
         cpu_operators.of_this_processor().forget()
-        found["speeds"] = as_data(_at_full_speed(processor.threads))
+        found["speeds"] = _speeds(processor.threads)
     else:
         identity = card_identity(name_of(device), torch.__version__)
         speeds = card_speeds(device)
@@ -50,16 +51,24 @@ def calibrate(device: torch.device) -> dict[str, Any]:
     return {"identity": identity, **found, "path": str(calibrations.keep(identity, found))}
 
 
-def _at_full_speed(threads: int) -> HostSpeeds:
-    """Measures a processor several times, and takes the time in which that took it least."""
-    clock, passes = busy_clock(), []
+def _speeds(threads: int) -> dict[str, Any]:
+    """Measures a processor several times, and takes the middle of each number."""
+    passes = []
     for number in range(_PASSES):
         if number:
             time.sleep(_APART_SECONDS)
-        begin = clock()
-        speeds = measured_speeds.__wrapped__(threads)
-        passes.append((clock() - begin, speeds))
-    return min(passes, key=operator.itemgetter(0))[1]
+        passes.append(as_data(measured_speeds.__wrapped__(threads)))
+    found: dict[str, Any] = _middle(passes)
+    return found
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _middle([value[name] for value in values]) for name in first}
+    if isinstance(first, list | tuple):
+        return [_middle(parts) for parts in zip(*values, strict=True)]
+    return statistics.median(values)
 
 
 def row_of(speeds: CardSpeeds) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Planner:
             subject: What is trained.
             place: Where.
             constraints: What plans must keep to.
-            pool: Workers to use; None: two of its own.
+            pool: Workers to use; None: its own.
             check: Tries whether microbatches add up to the batch; None: the first step of training does.
             before: What the same training was simulated by before.
         """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from snugfit.device_kinds import CPU
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
@@ -164,7 +165,7 @@ def no_speeds(card: Device, ranks: int = 1) -> InputError:
 
 
 class Laboratory:
-    """Simulates recipes, several at a time, each once."""
+    """Simulates recipes, each once: several at a time, but on a processor."""
 
     def __init__(
         self, subject: Subject, place: Place, pool: Pool | None = None, before: Laboratory | None = None
@@ -174,7 +175,7 @@ class Laboratory:
         Args:
             subject: What is trained.
             place: Where.
-            pool: Workers; None: two of its own, which `close` ends.
+            pool: Workers; None: some of its own, which `close` ends.
             before: What the same training was simulated by before; it is asked first, and what it has counts as simulated
                 only where it is asked for here.
         """
@@ -183,11 +184,13 @@ class Laboratory:
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
         self._before: dict[Recipe, Probe | Refusal] = {} if before is None else {**before.probes, **before.refusals}
-        self._pool = pool or Pool(WORKERS)
+        # A processor's operators are timed while they are simulated, and two that are timed at once slow each other.
+        workers = 1 if place.personality.kind == CPU else WORKERS
+        self._pool = pool or Pool(workers)
         self._owns_pool = pool is None
         if self._owns_pool:
-            self._pool.start(WORKERS)
-        self._threads = ThreadPoolExecutor(WORKERS)
+            self._pool.start(workers)
+        self._threads = ThreadPoolExecutor(workers)
 
     def close(self) -> None:
         """Ends the workers it started."""

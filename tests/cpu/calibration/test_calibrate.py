@@ -45,19 +45,27 @@ def test_what_is_kept_of_a_processor_is_what_the_clock_takes():
     assert 1e-7 < estimated().step_seconds < 10
 
 
-def test_a_processor_is_measured_several_times_and_its_fastest_pass_counts(monkeypatch):
-    took, now = iter([5.0, 3.0, 1.0, 2.0, 4.0]), [0.0]
+def test_a_processor_is_measured_several_times_and_the_middle_of_each_number_counts(monkeypatch):
+    speeds = host_speeds.measured_speeds(torch.get_num_threads())
+    rates = iter([5.0, 3.0, 1.0, 2.0, 4.0])
 
     @functools.cache
     def measured(threads):
-        now[0] += next(took)
-        return now[0]
+        rate = next(rates)
+        return dataclasses.replace(
+            speeds, pass_seconds=rate, product_rates=((1.0, 6.0 - rate),), dtype_factors={"float16": rate}
+        )
 
     monkeypatch.setattr(calibration, "_PASSES", 5)
     monkeypatch.setattr(calibration, "_APART_SECONDS", 0.0)
     monkeypatch.setattr(calibration, "measured_speeds", measured)
-    monkeypatch.setattr(calibration, "busy_clock", lambda: lambda: now[0])
-    assert calibration._at_full_speed(1) == 9.0
+    found = calibration._speeds(1)
+    assert (found["pass_seconds"], found["product_rates"], found["dtype_factors"]) == (
+        3.0,
+        [[1.0, 3.0]],
+        {"float16": 3.0},
+    )
+    assert found["operator_seconds"] == speeds.operator_seconds and found["threads"] == speeds.threads
 
 
 def test_operators_that_were_timed_before_are_asked_again():

@@ -1,0 +1,38 @@
+"""How recipes are simulated for a plan: several at once on a card; on a processor, whose operators are timed, one by one."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from snugfit import Recipe
+from snugfit.devices import device_named
+from snugfit.errors import InputError
+from snugfit.fake_device.personality import Personality
+from snugfit.planner.probe import WORKERS, Laboratory, Place
+
+
+class Workers:
+    """Stands for a pool: counts how many simulations run at once, and waits a moment for another one."""
+
+    def __init__(self):
+        self.running, self.most, self._changed = 0, 0, threading.Condition()
+
+    def call(self, *_, **__):
+        with self._changed:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= WORKERS, timeout=0.2)
+            self.running -= 1
+        raise InputError("nothing is simulated here")
+
+
+@pytest.mark.parametrize(("card", "kind", "at_once"), [("rtx-4090", "cuda", WORKERS), ("cpu", "cpu", 1)])
+def test_how_many_at_once(card, kind, at_once):
+    workers, place = Workers(), Place(card=device_named(card), personality=Personality(kind=kind))
+    laboratory = Laboratory(SimpleNamespace(title="a model"), place, workers)
+    recipes = [Recipe(microbatch_size=size) for size in (1, 2, 4)]
+    laboratory.look(recipes)
+    laboratory.close()
+    assert laboratory.refusals.keys() == set(recipes) and workers.most == at_once
