@@ -22,7 +22,7 @@ from snugfit.recording.cpu_clock import processor_identity
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 _PASSES, _APART_SECONDS = 5, 0.5
-"""A processor is measured several times: what is little, as the cost of a pass, came out up to three times as large as before."""
+"""A processor is measured several times: what is little, as the cost of a pass, came out up to three times as large."""
 
 
 def calibrate(device: torch.device) -> dict[str, Any]:
