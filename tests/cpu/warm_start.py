@@ -86,7 +86,8 @@ IMPORTS = {
 }
 """Server -> what it imports beside what the one that it is forked from has. No library that a model may bring, because some
 code asks whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of
-them; for training that is asked for an adapter, which loads them before all else; and for what tests have ranks do."""
+them; for workers of the tests themselves, which answer one test after the other and soon have them; for training that is asked
+for an adapter, which loads them before all else; and for what tests have ranks do."""
 FORKED_FROM = {"torch": "plain", "planning": "torch", "ranks": "torch"}
 """Server -> the one that it is a fork of."""
 
@@ -135,7 +136,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
     folder: str
     environment: dict[str, str]
     """What imports read, as it was when the servers were started."""
-    plans: bool
+    with_libraries: bool
+    """Whether workers come with libraries that techniques use."""
     gone: Callable[[], None]
     _status: socket.socket | None = None
 
@@ -153,7 +155,9 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         if "--exact-rss" in words:
             return None
         server = SERVER_OF.get(tuple(words[:2])) or SERVER_OF.get(tuple(words[:1]))
-        if (self.plans and words[0] == _WORKER) or (words[:2] == ["snugfit", "train"] and "--adapter" in words):
+        if (self.with_libraries and words[0] == _WORKER) or (
+            words[:2] == ["snugfit", "train"] and "--adapter" in words
+        ):
             server = "planning"
         now, then = _read_at_import(settings.get("env") or os.environ), self.environment
         if server in ("plain", "torch"):  # have not imported what reads at import where caches are (transformers)
@@ -288,7 +292,7 @@ def warm_start(shared: str | None = None) -> Iterator[_Servers | None]:
         return
     with contextlib.nullcontext() if shared else servers() as own:
         gone = own.start_again if own else lambda: _tell_gone(str(shared))
-        before, warm = subprocess.Popen, _popen(own.folder if own else str(shared), gone)
+        before, warm = subprocess.Popen, _popen(own.folder if own else str(shared), gone, with_libraries=True)
         _replace_popen(before, warm)
         try:
             yield own
@@ -319,9 +323,9 @@ def _words(args: object) -> list[str]:
     return words[2:] if words[:2] == [sys.executable, "-m"] else []
 
 
-def _popen(folder: str, gone: Callable[[], None] = lambda: None, plans: bool = False) -> type:
+def _popen(folder: str, gone: Callable[[], None] = lambda: None, with_libraries: bool = False) -> type:
     environment = json.loads(Path(folder, _ENVIRONMENT).read_text(encoding="utf-8"))
-    own = {"folder": folder, "environment": environment, "gone": staticmethod(gone), "plans": plans}
+    own = {"folder": folder, "environment": environment, "gone": staticmethod(gone), "with_libraries": with_libraries}
     return type("WarmPopen", (WarmPopen,), own)
 
 
@@ -511,7 +515,7 @@ def _take_places(files: list[int], places: list[int]) -> None:
 def _become(folder: str, request: dict) -> None:
     """Makes this process what a fresh one would be that was started so."""
     module, *words = request["words"]
-    subprocess.Popen = _popen(folder, plans="plan" in words or "--budget" in words)  # type: ignore[misc]
+    subprocess.Popen = _popen(folder, with_libraries="plan" in words or "--budget" in words)  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.SIG_IGN if request["ignores_sigint"] else signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
