@@ -86,8 +86,8 @@ IMPORTS = {
 }
 """Server -> what it imports beside what the one that it is forked from has. No library that a model may bring, because some
 code asks whether one is loaded, but for workers of a command that plans: techniques that it tries load these, in each of
-them; for workers of the tests themselves, which answer one test after the other and soon have them; for training that is asked
-for an adapter, which loads them before all else; and for what tests have ranks do."""
+them; for workers of the tests themselves, which answer one test after the other and soon have them; for training that is
+asked for an adapter, which loads them before all else; and for what tests have ranks do."""
 FORKED_FROM = {"torch": "plain", "planning": "torch", "ranks": "torch"}
 """Server -> the one that it is a fork of."""
 
