@@ -7,7 +7,6 @@ done when somebody waits for it. Host tensors are ordinary ones.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import weakref
 from collections.abc import Sequence
@@ -259,7 +258,8 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return kept.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def _poison(self, address: int, nbytes: int, stream: int) -> None:
-        self.streams.put(stream, functools.partial(ctypes.memset, address, _POISON, nbytes))
+        # By the memory's own method: a queued call keeps alive the pages that it writes to.
+        self.streams.put(stream, functools.partial(self.memory.fill, address, nbytes, _POISON))
 
     def _leave_ranks(self) -> None:
         with private_torch.without_modes():

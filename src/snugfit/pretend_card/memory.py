@@ -7,6 +7,7 @@ numbers. Nobody is asked whether a queued operator still does: that is what even
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 from collections.abc import Callable
@@ -44,8 +45,7 @@ class CardMemory:
             capacity_bytes: What the card has for this process's segments; None for no end.
             config: The allocator's options.
             wait_for_all: Called before a segment goes back to the card, as the driver waits for the device there.
-            on_block: Told of every block that is handed out: its address in this process, its bytes, the stream that gets
-                it.
+            on_block: Told of every block that is handed out: its address, its bytes, and the stream that gets it.
         """
         self.allocator = allocator_for(config, capacity_bytes, self._on_segment)
         self._wait_for_all = wait_for_all
@@ -149,6 +149,16 @@ class CardMemory:
         block = self._blocks.get(storage)
         return None if block is None else self._bytes[block[0] : block[0] + block[1]]
 
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Writes one byte over a block.
+
+        Args:
+            address: Where it begins.
+            nbytes: How long it is.
+            byte: 0 to 255.
+        """
+        ctypes.memset(self._first_address + address, byte, nbytes)
+
     def twin(self, tensor: torch.Tensor, storage: int | None) -> torch.Tensor:
         """Returns the CPU tensor that has a card's tensor's numbers.
 
@@ -170,7 +180,7 @@ class CardMemory:
         allocator = self.allocator
         try:
             address = allocator.malloc(nbytes, stream)
-            self._on_block(self._first_address + address, nbytes, stream)
+            self._on_block(address, nbytes, stream)
             return address
         except OutOfMemory as full:
             room = allocator.capacity_bytes - full.reserved_bytes
