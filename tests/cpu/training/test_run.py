@@ -92,7 +92,8 @@ def test_the_weights_and_the_document_are_those_of_the_command_line(here):
     assert "test accuracy" in str(result)
 
 
-def test_a_function_and_a_module_learn_what_the_named_model_learns(here):
+def test_a_function_and_a_module_learn_what_the_named_model_learns(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
     import model
 
     by_name = snugfit.train("model.py:build", "random", run_dir="a", progress=False, **SMALL)

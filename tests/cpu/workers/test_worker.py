@@ -151,10 +151,10 @@ def test_what_a_worker_writes_still_reaches_the_person(pool, capfd):
 
 def test_an_interrupted_request_does_not_answer_the_next(pool):
     pool.call(lambda: None)
-    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        pool.call(lambda: time.sleep(5) or "late")
+        pool.call(lambda: time.sleep(3) or "late")
     assert pool.call(lambda: "next") == "next"
 
 
