@@ -29,7 +29,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting tests imports much and drops next to nothing
-    if config.getoption("numprocesses", default=None) and sys.platform == "linux":
+    if config.getoption("numprocesses", default=None):
         config.stash[SHARED] = _shared_by_processes(config)
 
 
@@ -38,7 +38,7 @@ def _shared_by_processes(config):
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="caches"))
-    if config.getoption("fresh_processes"):
+    if config.getoption("fresh_processes") or sys.platform != "linux":
         return {"caches": caches}
     with mock.patch.dict(os.environ, XDG_CACHE_HOME=caches):
         return {"caches": caches, "servers": stack.enter_context(servers()).folder}
