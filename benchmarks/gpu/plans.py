@@ -168,8 +168,6 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
     rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
     _limit(place, budget)
     rounds = _rounds(configuration, [row["recipe"] for row in rows], place)
-    if place.kind == "cpu":
-        rounds = [[min(filter(None, one)) for one in zip(*rounds, strict=True)]]
     times = [None if None in one else statistics.median(filter(None, one)) for one in zip(*rounds, strict=True)]
     found = [
         {
@@ -258,7 +256,7 @@ def behind_fastest(rounds: Sequence[Sequence[Any]], others: Sequence[int]) -> fl
 
 
 def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[list[float | None]]:
-    """Seconds of a step by each recipe, in each round."""
+    """Seconds of a step by each recipe, in each round; of a CPU, one row with the fastest round of each."""
     if place.kind != "cpu":
         return [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(ROUNDS[place.kind])]
     import torch
@@ -271,11 +269,11 @@ def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -
     trainers = [snugfit.prepare(built(run, device), recipe, device=device, **run.arguments) for recipe in recipes]
     batch = run.batch()
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    rounds: list[list[float | None]] = []
+    rounds: list[list[float]] = []
     numbers = list(range(len(trainers)))
     order = random.Random(0)
     for _ in range(WARM_UP + ROUNDS["cpu"]):
-        rounds.append([None] * len(trainers))
+        rounds.append([0.0] * len(trainers))
         order.shuffle(numbers)  # what ran before leaves its caches and heap to the next
         for number in numbers:
             trainers[number].step(batch)
@@ -284,7 +282,7 @@ def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -
             rounds[-1][number] = now() - started
     for trainer in trainers:
         trainer.finish()
-    return rounds[WARM_UP:]
+    return [[min(one) for one in zip(*rounds[WARM_UP:], strict=True)]]
 
 
 def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:
