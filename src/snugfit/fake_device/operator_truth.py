@@ -18,6 +18,7 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device.operator_call import Call
 from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.measure.full_speed import FullSpeed
 from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.process_memory import keep_freed_memory
 from snugfit.private_torch.allocators import watched
@@ -82,11 +83,12 @@ def results_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
     return tuple(found)
 
 
-def run(call: Call) -> Truth:
+def run(call: Call, full_speed: FullSpeed | None = None) -> Truth:
     """Runs an operator twice and says what the second run took.
 
     Args:
         call: The operator and its arguments.
+        full_speed: Waits for the machine's full speed where it is timed; None: it is timed at the speed of the moment.
 
     Returns:
         What it took.
@@ -96,15 +98,15 @@ def run(call: Call) -> Truth:
     """
     with private_torch.nothing_above(call.gradients):
         try:
-            return _run(call, 0)
+            return _run(call, 0, full_speed)
         except Exception:
             try:
-                return _run(call, 1)
+                return _run(call, 1, full_speed)
             except Exception as error:
                 raise CannotRun(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
-def _run(call: Call, fill: int) -> Truth:
+def _run(call: Call, fill: int, full_speed: FullSpeed | None) -> Truth:
     args, kwargs = call.on(_CPU, fill)
     if call.operator._opname in _GROUPED:
         _share_rows(args, kwargs)
@@ -115,7 +117,7 @@ def _run(call: Call, fill: int) -> Truth:
     # A step does not wait for new pages in each run, as here where the heap shrinks behind every operator, or where this
     # process was started by one whose memory is read to the byte.
     keep_freed_memory()
-    return truth._replace(seconds=seconds_in_a_step(lambda: call.operator(*args, **kwargs)))
+    return truth._replace(seconds=seconds_in_a_step(lambda: call.operator(*args, **kwargs), full_speed))
 
 
 def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

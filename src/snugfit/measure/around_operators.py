@@ -23,6 +23,7 @@ import torch
 from snugfit.device_kinds import wait_for
 from snugfit.measure import small_models
 from snugfit.measure.between_operators import caller, keeps_again
+from snugfit.measure.full_speed import FullSpeed
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.processor import busy_clock
@@ -65,8 +66,12 @@ def best_seconds(run: Callable[[], object]) -> float:
     return best
 
 
-def around_operators() -> dict[str, float]:
-    """Returns what stands around operators, views, modules and the rest of a step, as fields of `HostSpeeds`."""
+def around_operators(full_speed: FullSpeed) -> dict[str, float]:
+    """Returns what stands around operators, views, modules and the rest of a step, as fields of `HostSpeeds`.
+
+    Args:
+        full_speed: Waits for the machine's full speed before each step.
+    """
     plain, noted, viewing, coded, cut, deep, again = _timed(
         [
             _prepared(blocks=_FEW),
@@ -76,7 +81,8 @@ def around_operators() -> dict[str, float]:
             _prepared(blocks=_FEW, samples=_SAMPLES),
             _prepared(blocks=_MORE),
             _prepared(blocks=_MORE, checkpoint="all"),
-        ]
+        ],
+        full_speed,
     )
     found: dict[str, float] = {}
 
@@ -108,7 +114,7 @@ def around_operators() -> dict[str, float]:
     found["kept_again_seconds"] = max(left(again, deep) / (again.counts[_AGAIN] - deep.counts[_AGAIN]), 0.0)
     found["pass_seconds"] = max(left(cut, plain) / (_SAMPLES - 1), 0.0)
     # Differences are surest between the best of many; how long a step takes is how long it takes on most occasions.
-    large, predicted = _large()
+    large, predicted = _large(full_speed)
     own, spent = (_medians(one) for one in (predicted, large.rounds))
     updating = spent[_OPTIMIZER] - own[_OPTIMIZER] - found["code_operator_seconds"] * large.counts[CODE]
     found["parameter_seconds"] = max(updating / large.counts[_PARAMETERS], 0.0)
@@ -179,40 +185,43 @@ def _prepared(*, width: int = 16, tokens: int = 4, samples: int = 1, checkpoint:
     return _Step(trainer, torch.randn(samples, tokens, width))
 
 
-def _timed(steps: list[_Step]) -> list[_Step]:
+def _timed(steps: list[_Step], full_speed: FullSpeed) -> list[_Step]:
     """Times steps and their operators in turn, so that none has a quieter machine than the others."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for step in steps:
             step.begin()
         for _ in range(_STEPS):
             for step in steps:
+                full_speed.wait()
                 step.time()
+                full_speed.wait()
                 step.call()
         for step in steps:
             step.end()
     return steps
 
 
-def _large() -> tuple[_Step, list[Counter[str]]]:
+def _large(full_speed: FullSpeed) -> tuple[_Step, list[Counter[str]]]:
     """Takes steps with tensors that do not all fit into a core's own cache; each time its operators are timed anew."""
     step, predicted = _prepared(blocks=_MORE, width=64, tokens=512), list[Counter[str]]()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         step.begin()
         for _ in range(_LARGE_STEPS):
+            full_speed.wait()
             step.time()
-            predicted.append(_as_predicted(step.found))
+            predicted.append(_as_predicted(step.found, full_speed))
         step.trainer.finish()
     return step, predicted
 
 
-def _as_predicted(found: list[tuple[str, Callable[[], object]]]) -> Counter[str]:
+def _as_predicted(found: list[tuple[str, Callable[[], object]]], full_speed: FullSpeed) -> Counter[str]:
     """Seconds of operators by phase, as predictions count them."""
     known, spent = dict[Any, float](), Counter[str]()
     with torch.no_grad():
         for phase, call in found:
             key = _layouts(call)
             if key not in known:
-                known[key] = seconds_in_a_step(call)
+                known[key] = seconds_in_a_step(call, full_speed)
             spent[phase] += known[key]  # type: ignore[assignment]
     return spent
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.measure.around_operators import around_operators, best_seconds
+from snugfit.measure.full_speed import FullSpeed, few_operators_seconds
 from snugfit.measure.operator_seconds import seconds_in_a_step
 from snugfit.measure.processor import this_processor
 from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
@@ -22,6 +23,8 @@ from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 _SIDES = (48, 192, 640)
 _FOOTPRINTS = (2**14, 2**18, 2**21, 2**24, 2**26)
 _SPECIAL_ELEMENTS = 2**18
+_PATIENCE_SECONDS = 3.0
+"""Most seconds that a measurement waits for the machine's full speed."""
 
 
 def host_speeds() -> HostSpeeds:
@@ -38,6 +41,8 @@ def measured_speeds(threads: int) -> HostSpeeds:
         threads: The present number of threads.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        few = few_operators_seconds()
+        full_speed = FullSpeed(few, _PATIENCE_SECONDS)
         rates = []
         for side in _SIDES:
             a, b = torch.randn(side, side), torch.randn(side, side)
@@ -48,8 +53,9 @@ def measured_speeds(threads: int) -> HostSpeeds:
         for dtype in (torch.float64, torch.bfloat16, torch.float16):
             a, b = torch.randn(side, side).to(dtype), torch.randn(side, side).to(dtype)
             factors[str(dtype).removeprefix("torch.")] = single / best_seconds(functools.partial(torch.mm, a, b))
-        empty = best_seconds(functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1)))
-        called = seconds_in_a_step(functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1)))
+        one = functools.partial(torch.ops.aten.add.Tensor, torch.ones(1), torch.ones(1))
+        empty = best_seconds(one)
+        called = seconds_in_a_step(one, full_speed)
         bytes_ = []
         for size in _FOOTPRINTS:
             a, b = torch.ones(size // 12), torch.ones(size // 12)
@@ -70,7 +76,7 @@ def measured_speeds(threads: int) -> HostSpeeds:
             "aten.native_dropout.default": (functools.partial(torch.native_dropout, wide, 0.1, True), 2),
         }
         weights = {name: best_seconds(run) / moved / plain for name, (run, moved) in special.items()}
-        around = around_operators()
+        around = around_operators(full_speed)
     return HostSpeeds(
         **around,
         product_rates=tuple(rates),
@@ -79,4 +85,5 @@ def measured_speeds(threads: int) -> HostSpeeds:
         operator_factors=weights,
         threads=threads,
         call_seconds=called,
+        few_operators_seconds=few,
     )

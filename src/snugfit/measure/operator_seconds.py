@@ -7,14 +7,11 @@ operator takes up to twice as long. So a few others run before every run that co
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-
+from snugfit.measure.full_speed import FullSpeed, few_operators
 from snugfit.measure.processor import busy_clock
 
 _STEADY, _TIMED_SECONDS = 8, 0.1
@@ -23,7 +20,7 @@ _FASTER = 0.9
 """What share of the best time a run must take to count as faster."""
 
 
-def seconds_in_a_step(run: Callable[[], object]) -> float:
+def seconds_in_a_step(run: Callable[[], object], full_speed: FullSpeed | None = None) -> float:
     """Returns how long an operator takes behind others: the median of as many runs as it takes to become steady.
 
     The first runs walk through memory that was never touched (a product of 4 microseconds took 60), and oneDNN's first ones
@@ -31,12 +28,15 @@ def seconds_in_a_step(run: Callable[[], object]) -> float:
 
     Args:
         run: Runs it.
+        full_speed: Waits for the machine's full speed before each run; None: it is timed at the speed of the moment.
     """
     clock, best, spent, steady = busy_clock(), math.inf, 0.0, 0
     asking = min(-clock() + clock() for _ in range(_STEADY))
     recent: deque[float] = deque(maxlen=_STEADY)
     while steady < _STEADY and spent < _TIMED_SECONDS:
-        _others()
+        few_operators()  # also before a wait: behind an operator with large tensors the first ones are slow at any speed
+        if full_speed is not None:
+            full_speed.wait()
         begin = clock()
         run()
         taken = clock() - begin - asking
@@ -45,21 +45,3 @@ def seconds_in_a_step(run: Callable[[], object]) -> float:
         best = min(best, taken)
         recent.append(taken)
     return sorted(recent)[(len(recent) - 1) // 2]
-
-
-def _others() -> None:
-    """What a step runs between two runs of the same operator, in little: other code, and other memory."""
-    rows, scale = _tensors()
-    F.layer_norm(rows, scale.shape, scale, scale)
-    torch.softmax(rows, -1)
-    torch.mm(rows, rows)
-    rows.t().contiguous()
-    F.gelu(rows)
-    rows.to(torch.bfloat16)
-    torch.cat([rows, rows])
-    torch.add(rows, rows * 2)
-
-
-@functools.cache
-def _tensors() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ones(64, 64), torch.ones(64)

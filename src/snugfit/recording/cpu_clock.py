@@ -63,6 +63,8 @@ class HostSpeeds:
     """What of a step is outside of its phases."""
     busy_factor: float = 1.0
     """How much longer operators of larger tensors take in a step than behind a few others."""
+    few_operators_seconds: float | None = None
+    """What a few small operators take at the machine's full speed, by which it is known when it is slower; None: unknown."""
 
     def around(self, run: OperatorRun) -> float:
         """Returns what stands around an operator.

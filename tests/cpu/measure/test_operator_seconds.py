@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from snugfit.measure import operator_seconds
 from snugfit.measure.operator_seconds import seconds_in_a_step
@@ -17,7 +16,7 @@ class _Machine:
     def __init__(self, monkeypatch, durations):
         self.now, self.durations, self.ran = 0.0, iter(durations), []
         monkeypatch.setattr(operator_seconds, "busy_clock", lambda: self.clock)
-        monkeypatch.setattr(operator_seconds, "_others", self.others)
+        monkeypatch.setattr(operator_seconds, "few_operators", self.others)
 
     def clock(self):
         self.now += self.ASKING
@@ -49,7 +48,8 @@ def test_a_long_run_is_timed_once(monkeypatch):
     assert seconds_in_a_step(machine.run) == pytest.approx(0.5)
 
 
-def test_the_others_draw_no_random_number():
-    state = torch.get_rng_state()
-    operator_seconds._others()
-    assert torch.equal(torch.get_rng_state(), state)
+def test_each_run_waits_for_full_speed_behind_the_others(monkeypatch):
+    machine = _Machine(monkeypatch, itertools.repeat(1e-3))
+    machine.wait = lambda: machine.ran.append("wait")
+    assert seconds_in_a_step(machine.run, machine) == pytest.approx(1e-3)
+    assert machine.ran == ["others", "wait", "run"] * 9
