@@ -8,13 +8,10 @@ what `measure/host_speeds.py` measures, and the link to the host is left out.
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place, percent
@@ -23,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.measure.full_speed import FullSpeed
 
 STEPS: tuple[Configuration, ...] = (
     line("vit_b_16", precision="bf16-mixed"),
@@ -38,10 +36,10 @@ STEPS: tuple[Configuration, ...] = (
 )
 """Plain steps; each is also timed with all blocks checkpointed."""
 _STEP = "step: "
-_TIMED_STEPS = 12
+_FIRST, _TIMED_STEPS = 2, 10
 _ROUNDS = {"cuda": 1, "cpu": 5}
-"""A processor is asked and measured in turn, and the fastest round of each counts: one that is shared has a slower speed,
-for seconds at a time, which a prediction and its measurement would otherwise meet in different rounds."""
+_PATIENCE_SECONDS = 20.0
+"""Most seconds that steps of a processor wait for its full speed, at which it was calibrated."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}
@@ -102,17 +100,19 @@ def measure(name: str, place: Place) -> dict[str, Any]:
 def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     import torch
 
+    from benchmarks.gpu.training_run import calibrated
     from snugfit.techniques.blocks import find_blocks
 
     plain = configuration.run(place.kind)
     runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
-    predictions: list[list[float | None]] = []
-    seconds: list[list[float]] = []
+    with calibrated(place):
+        predicted = _predicted(runs, place)
+        full_speed = _full_speed(place)
+    seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(_ROUNDS[place.kind]):
-        predictions.append(_predicted(runs, place))
-        seconds.append([statistics.median(_step_seconds(run, place)) for run in runs])
-    predicted = [None if None in one else min(one) for one in zip(*predictions, strict=True)]
-    measured = [min(one) for one in zip(*seconds, strict=True)]
+        for run, found_ in zip(runs, seconds, strict=True):
+            found_ += _step_seconds(run, place, full_speed)
+    measured = [statistics.median(one) for one in seconds]
     with torch.device("meta"):
         blocks = len(find_blocks(plain.build()))
     found: dict[str, Any] = {
@@ -130,31 +130,39 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
 
 
 def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
-    """Seconds of the last step of each run; of a processor, all that it is asked for is asked anew."""
-    import torch
-
+    """Seconds of the last step of each run."""
     from benchmarks.gpu.training_run import card_of, record
-    from snugfit.measure.host_speeds import measured_speeds
+    from snugfit.measure.host_speeds import host_speeds
     from snugfit.recording.clock import clock
     from snugfit.recording.cpu_clock import cpu_clock
     from snugfit.workers.pool import Pool
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
-        pool = Pool()
-        try:
-            recordings = [record(run, place, pool, threads=None) for run in runs]
-        finally:
-            pool.close()
+    pool = Pool()
+    try:
+        recordings = [record(run, place, pool, threads=None) for run in runs]
+    finally:
+        pool.close()
     if place.kind == "cpu":
-        speeds = measured_speeds.__wrapped__(torch.get_num_threads())
-        return [cpu_clock(recording.trace, speeds).step_seconds for recording in recordings]
+        return [cpu_clock(recording.trace, host_speeds()).step_seconds for recording in recordings]
     card = card_of(place)
     timings = [None if card is None else clock(recording.trace, card) for recording in recordings]
     return [None if timing is None else timing.step_seconds for timing in timings]
 
 
-def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
-    """Seconds of steady steps; the batch is on the host, as a loader gives it."""
+def _full_speed(place: Place) -> FullSpeed | None:
+    """What waits for the speed at which a processor was calibrated."""
+    from snugfit.measure.full_speed import FullSpeed
+    from snugfit.measure.host_speeds import host_speeds
+
+    few = host_speeds().few_operators_seconds if place.kind == "cpu" else None
+    return None if few is None else FullSpeed(few, _PATIENCE_SECONDS)
+
+
+def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) -> list[float]:
+    """Seconds of steady steps; the batch is on the host, as a loader gives it.
+
+    Of a processor those that begin and end at full speed, unless there is none.
+    """
     import torch
 
     import snugfit
@@ -166,15 +174,21 @@ def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
     torch.manual_seed(0)
     trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
     batch = run.batch()
+    for _ in range(_FIRST):
+        trainer.step(batch)
     seconds: list[float] = []
+    at_full_speed: list[float] = []
     for _ in range(_TIMED_STEPS):
+        fast = full_speed is None or full_speed.wait()
         wait(device)
         started = now()
         trainer.step(batch)
         wait(device)
         seconds.append(now() - started)
+        if fast and (full_speed is None or full_speed.is_here()):
+            at_full_speed.append(seconds[-1])
     trainer.finish()
-    return seconds[2:]
+    return at_full_speed or seconds
 
 
 # -- constants

@@ -13,14 +13,11 @@ round.
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place
@@ -102,15 +99,10 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     Returns:
         `plan` with its recipe, predicted and measured seconds; `others` likewise; how the plan compares with the fastest.
     """
-    import torch
+    from benchmarks.gpu.training_run import calibrated
 
-    from snugfit.calibration.calibrate import calibrate
-
-    if place.kind == "cpu":
-        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
-            calibrate(torch.device("cpu"))
-            return _planned_and_timed(name, place)
-    return _planned_and_timed(name, place)
+    with calibrated(place):
+        return _planned_and_timed(name, place)
 
 
 def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:

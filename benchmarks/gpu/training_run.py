@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -224,6 +228,23 @@ def card_of(place: Place) -> Device | None:
         return device_named(place.card)
     except snugfit.InputError:
         return None
+
+
+@contextlib.contextmanager
+def calibrated(place: Place) -> Iterator[None]:
+    """Caches of their own, in which a processor is calibrated, so that nothing in them is of another day.
+
+    Args:
+        place: Where.
+    """
+    if place.kind != "cpu":
+        yield
+        return
+    from snugfit.calibration.calibrate import calibrate
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+        calibrate(torch.device("cpu"))
+        yield
 
 
 def wait(device: torch.device) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from snugfit.measure.processor import busy_clock
 
-_SLOWER = 1.15
+SLOWER = 1.15
 """How many times as long as at full speed the few operators may take."""
 _RUNS, _BEST = 1000, 0.1
 """Runs of the few operators by which full speed is known, some 60 ms, and the part of them that is no slower than it."""
@@ -70,6 +70,14 @@ class FullSpeed:
         self.missed = 0
         """Waits that ended before full speed came."""
 
+    def is_here(self) -> bool:
+        """Returns whether the machine computes at full speed at this moment, also behind operators with large tensors."""
+        few_operators()
+        return self._is_fast()
+
+    def _is_fast(self) -> bool:
+        return _few_seconds() <= SLOWER * self._seconds
+
     def wait(self) -> bool:
         """Waits for full speed.
 
@@ -80,10 +88,10 @@ class FullSpeed:
         """
         begin = time.perf_counter()
         limit = min(self.patience, _WAIT_SECONDS)
-        while not (fast := _few_seconds() <= _SLOWER * self._seconds) and time.perf_counter() - begin < limit:
+        while not (fast := self._is_fast()) and time.perf_counter() - begin < limit:
             pass
         waited = time.perf_counter() - begin
-        if waited > 2 * _SLOWER * self._seconds:  # what looking once takes is no waiting
+        if waited > 2 * SLOWER * self._seconds:  # what looking once takes is no waiting
             self.patience = max(self.patience - waited, 0.0)
         self.missed += not fast
         return fast
