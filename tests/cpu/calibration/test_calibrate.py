@@ -68,6 +68,31 @@ def test_a_processor_is_measured_several_times_and_the_middle_of_each_number_cou
     assert found["operator_seconds"] == speeds.operator_seconds and found["threads"] == speeds.threads
 
 
+def test_passes_that_knew_no_full_speed_do_not_count(monkeypatch):
+    speeds = host_speeds.measured_speeds(torch.get_num_threads())
+    monkeypatch.setattr(calibration, "_PASSES", 3)
+    monkeypatch.setattr(calibration, "_MOST_PASSES", 6)
+    monkeypatch.setattr(calibration, "_APART_SECONDS", 0.0)
+
+    def measure(*few):
+        left = iter(few)
+
+        @functools.cache
+        def measured(threads):
+            seconds = next(left)
+            return dataclasses.replace(speeds, few_operators_seconds=seconds, pass_seconds=seconds)
+
+        monkeypatch.setattr(calibration, "measured_speeds", measured)
+        found = calibration._speeds(1)
+        assert found["few_operators_seconds"] == found["pass_seconds"]
+        return found["pass_seconds"], len(list(left))
+
+    assert measure(9.0, 8.9, 5.0, 9.1, 5.1, 5.2) == (5.1, 0)
+    assert measure(5.2, 5.0, 5.1, 1.0) == (5.1, 1)
+    assert measure(9.0, 9.0, 9.0, 1.0) == (9.0, 1)
+    assert measure(9.0, 9.0, 5.0, 9.0, 9.0, 5.4, 1.0) == (pytest.approx(5.2), 1)
+
+
 def test_operators_that_were_timed_before_are_asked_again():
     estimated()
     operators = of_this_processor()
