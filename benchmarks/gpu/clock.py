@@ -38,8 +38,6 @@ STEPS: tuple[Configuration, ...] = (
 _STEP = "step: "
 _FIRST, _TIMED_STEPS = 2, 10
 _ROUNDS = {"cuda": 1, "cpu": 5}
-_PATIENCE_SECONDS = 20.0
-"""Most seconds that steps of a processor wait for its full speed, at which it was calibrated."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}
@@ -100,14 +98,14 @@ def measure(name: str, place: Place) -> dict[str, Any]:
 def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     import torch
 
-    from benchmarks.gpu.training_run import calibrated
+    from benchmarks.gpu.training_run import calibrated, full_speed_of
     from snugfit.techniques.blocks import find_blocks
 
     plain = configuration.run(place.kind)
     runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
     with calibrated(place):
         predicted = _predicted(runs, place)
-        full_speed = _full_speed(place)
+        full_speed = full_speed_of(place)
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(_ROUNDS[place.kind]):
         for run, found_ in zip(runs, seconds, strict=True):
@@ -147,15 +145,6 @@ def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
     card = card_of(place)
     timings = [None if card is None else clock(recording.trace, card) for recording in recordings]
     return [None if timing is None else timing.step_seconds for timing in timings]
-
-
-def _full_speed(place: Place) -> FullSpeed | None:
-    """What waits for the speed at which a processor was calibrated."""
-    from snugfit.measure.full_speed import FullSpeed
-    from snugfit.measure.host_speeds import host_speeds
-
-    few = host_speeds().few_operators_seconds if place.kind == "cpu" else None
-    return None if few is None else FullSpeed(few, _PATIENCE_SECONDS)
 
 
 def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) -> list[float]:

@@ -6,8 +6,8 @@ CPU by their tensor bytes and what they keep in the host pool, which is memory o
 gets no more memory than the budget, and what then runs out of it does not count as fitting. On a CPU with one thread the
 process's own time counts, so that other processes of the machine do not, and `snugfit calibrate` comes before the plan.
 All are timed in turn, round after round (on a CPU after each step). On a card they are compared within each round, and the
-median of the rounds' ratios counts; on a CPU, which may be shared and then slower for seconds at a time, each one's fastest
-round.
+median of the rounds' ratios counts; on a CPU, which may be shared and then slower for seconds at a time, the median of each
+one's steps at full speed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ sample at a time) to what plain training needs."""
 MOST_OTHERS = 14
 """Other recipes that are timed at most."""
 WARM_UP = 2
-ROUNDS = {"cuda": 3, "cpu": 15}
+ROUNDS = {"cuda": 3, "cpu": 60}
+_LEAST_AT_FULL_SPEED = 10
+"""Steps of each recipe that a processor must have taken at full speed for only those to count."""
 
 
 def cases(place: Place) -> Sequence[Case]:
@@ -248,33 +250,38 @@ def behind_fastest(rounds: Sequence[Sequence[Any]], others: Sequence[int]) -> fl
 
 
 def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[list[float | None]]:
-    """Seconds of a step by each recipe, in each round; of a CPU, one row with the fastest round of each."""
+    """Seconds of a step by each recipe, in each round; of a CPU, one row: the median of each one's steps at full speed."""
     if place.kind != "cpu":
         return [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(ROUNDS[place.kind])]
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built
+    from benchmarks.gpu.training_run import built, full_speed_of
 
-    run, device = configuration.run("cpu"), torch.device("cpu")
+    run, device, full_speed = configuration.run("cpu"), torch.device("cpu"), full_speed_of(place)
     torch.manual_seed(0)
     trainers = [snugfit.prepare(built(run, device), recipe, device=device, **run.arguments) for recipe in recipes]
     batch = run.batch()
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    rounds: list[list[float]] = []
+    every: list[list[float]] = [[] for _ in trainers]
+    at_full_speed: list[list[float]] = [[] for _ in trainers]
     numbers = list(range(len(trainers)))
     order = random.Random(0)
     for _ in range(WARM_UP + ROUNDS["cpu"]):
-        rounds.append([0.0] * len(trainers))
         order.shuffle(numbers)  # what ran before leaves its caches and heap to the next
         for number in numbers:
             trainers[number].step(batch)
+            fast = full_speed is None or full_speed.wait()
             started = now()
             trainers[number].step(batch)
-            rounds[-1][number] = now() - started
+            every[number].append(now() - started)
+            if fast and (full_speed is None or full_speed.is_here()):
+                at_full_speed[number].append(every[number][-1])
     for trainer in trainers:
         trainer.finish()
-    return [[min(one) for one in zip(*rounds[WARM_UP:], strict=True)]]
+    least = min(map(len, at_full_speed))
+    counted = at_full_speed if least >= _LEAST_AT_FULL_SPEED else [one[WARM_UP:] for one in every]
+    return [[statistics.median(one) for one in counted]]
 
 
 def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:

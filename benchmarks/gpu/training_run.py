@@ -19,6 +19,8 @@ from benchmarks.gpu.part import Place
 from benchmarks.held_out import take_course
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.personality import Personality
+from snugfit.measure.full_speed import FullSpeed
+from snugfit.measure.host_speeds import host_speeds
 from snugfit.measure.meter import Meter, meter_for
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
@@ -31,6 +33,8 @@ from snugfit.workers.pool import Pool
 
 MORE_STEPS = 3
 """Steps after those that the simulation also takes; they are timed."""
+PATIENCE_SECONDS = 20.0
+"""Most seconds that the steps of a case wait for a processor's full speed, at which it was calibrated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,6 +249,16 @@ def calibrated(place: Place) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
         calibrate(torch.device("cpu"))
         yield
+
+
+def full_speed_of(place: Place) -> FullSpeed | None:
+    """Returns what waits for the speed at which a processor was calibrated; None where nothing waits.
+
+    Args:
+        place: Where.
+    """
+    few = host_speeds().few_operators_seconds if place.kind == "cpu" else None
+    return None if few is None else FullSpeed(few, PATIENCE_SECONDS)
 
 
 def wait(device: torch.device) -> None:
