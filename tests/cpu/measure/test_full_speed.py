@@ -60,6 +60,15 @@ def test_one_wait_does_not_use_up_all_patience(monkeypatch):
     assert machine.now == pytest.approx(3.0, abs=1e-3) and speed.patience == pytest.approx(97.0, abs=1e-3)
 
 
+def test_behind_a_step_the_first_few_may_be_slow(monkeypatch):
+    _Machine(monkeypatch, [4 * FAST, 2 * FAST, 1.5 * FAST, FAST])
+    assert FullSpeed(FAST, patience=1.0).is_here()
+    _Machine(monkeypatch, itertools.repeat(SLOW))
+    speed = FullSpeed(FAST, patience=1.0)
+    assert not speed.is_here()
+    assert (speed.patience, speed.missed) == (1.0, 0)
+
+
 def test_full_speed_is_what_the_fastest_tenth_is_within(monkeypatch):
     _Machine(monkeypatch, itertools.cycle([SLOW, SLOW, SLOW, SLOW, FAST]))
     assert full_speed.few_operators_seconds() == pytest.approx(FAST)
