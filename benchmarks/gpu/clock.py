@@ -38,6 +38,7 @@ STEPS: tuple[Configuration, ...] = (
 _STEP = "step: "
 _FIRST, _TIMED_STEPS = 2, 10
 _ROUNDS = {"cuda": 1, "cpu": 5}
+"""Each round takes steps of a model that is built anew, plain and checkpointed in turn."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}
@@ -108,8 +109,8 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
         full_speed = full_speed_of(place)
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(_ROUNDS[place.kind]):
-        for run, found_ in zip(runs, seconds, strict=True):
-            found_ += _step_seconds(run, place, full_speed)
+        for run, times in zip(runs, seconds, strict=True):
+            times += _step_seconds(run, place, full_speed)
     measured = [statistics.median(one) for one in seconds]
     with torch.device("meta"):
         blocks = len(find_blocks(plain.build()))
@@ -155,7 +156,7 @@ def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) 
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, wait
+    from benchmarks.gpu.training_run import built, timed_step, wait
     from snugfit.measure.processor import busy_clock
 
     device = torch.device(place.kind)
@@ -165,19 +166,15 @@ def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) 
     batch = run.batch()
     for _ in range(_FIRST):
         trainer.step(batch)
-    seconds: list[float] = []
-    at_full_speed: list[float] = []
-    for _ in range(_TIMED_STEPS):
-        fast = full_speed is None or full_speed.wait()
-        wait(device)
-        started = now()
+
+    def step() -> None:
         trainer.step(batch)
         wait(device)
-        seconds.append(now() - started)
-        if fast and (full_speed is None or full_speed.is_here()):
-            at_full_speed.append(seconds[-1])
+
+    wait(device)
+    steps = [timed_step(step, now, full_speed) for _ in range(_TIMED_STEPS)]
     trainer.finish()
-    return at_full_speed or seconds
+    return [seconds for seconds, fast in steps if fast] or [seconds for seconds, _ in steps]
 
 
 # -- constants

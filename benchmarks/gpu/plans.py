@@ -13,6 +13,7 @@ one's steps at full speed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 import time
@@ -256,32 +257,26 @@ def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, full_speed_of
+    from benchmarks.gpu.training_run import built, full_speed_of, timed_step
 
     run, device, full_speed = configuration.run("cpu"), torch.device("cpu"), full_speed_of(place)
     torch.manual_seed(0)
     trainers = [snugfit.prepare(built(run, device), recipe, device=device, **run.arguments) for recipe in recipes]
     batch = run.batch()
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    every: list[list[float]] = [[] for _ in trainers]
-    at_full_speed: list[list[float]] = [[] for _ in trainers]
+    steps: list[list[tuple[float, bool]]] = [[] for _ in trainers]
     numbers = list(range(len(trainers)))
     order = random.Random(0)
     for _ in range(WARM_UP + ROUNDS["cpu"]):
         order.shuffle(numbers)  # what ran before leaves its caches and heap to the next
         for number in numbers:
             trainers[number].step(batch)
-            fast = full_speed is None or full_speed.wait()
-            started = now()
-            trainers[number].step(batch)
-            every[number].append(now() - started)
-            if fast and (full_speed is None or full_speed.is_here()):
-                at_full_speed[number].append(every[number][-1])
+            steps[number].append(timed_step(functools.partial(trainers[number].step, batch), now, full_speed))
     for trainer in trainers:
         trainer.finish()
-    least = min(map(len, at_full_speed))
-    counted = at_full_speed if least >= _LEAST_AT_FULL_SPEED else [one[WARM_UP:] for one in every]
-    return [[statistics.median(one) for one in counted]]
+    steady = [one[WARM_UP:] for one in steps]
+    enough = all(sum(fast for _, fast in one) >= _LEAST_AT_FULL_SPEED for one in steady)
+    return [[statistics.median(seconds for seconds, fast in one if fast or not enough) for one in steady]]
 
 
 def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:

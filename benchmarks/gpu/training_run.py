@@ -261,6 +261,26 @@ def full_speed_of(place: Place) -> FullSpeed | None:
     return None if few is None else FullSpeed(few, PATIENCE_SECONDS)
 
 
+def timed_step(
+    step: Callable[[], object], now: Callable[[], float], full_speed: FullSpeed | None
+) -> tuple[float, bool]:
+    """Takes a step as soon as a processor is at full speed.
+
+    Args:
+        step: Takes it, and waits for its end.
+        now: The clock.
+        full_speed: Waits for full speed; None: nothing waits, and every speed is the full one.
+
+    Returns:
+        Its seconds, and whether it began and ended at full speed.
+    """
+    fast = full_speed is None or full_speed.wait()
+    started = now()
+    step()
+    seconds = now() - started
+    return seconds, fast and (full_speed is None or full_speed.is_here())
+
+
 def wait(device: torch.device) -> None:
     """Waits for a card.
 

@@ -25,6 +25,8 @@ from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 _PASSES, _MOST_PASSES, _APART_SECONDS = 7, 14, 0.5
 """A processor is measured several times: what is little, as the cost of a pass, came out up to three times as large. Of 30
 passes five began while the machine was slower, so that they knew no full speed; those do not count."""
+_PATIENCE_SECONDS = 3.0
+"""Most seconds that a pass waits for the machine's full speed."""
 
 
 def calibrate(device: torch.device) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def _speeds(threads: int) -> dict[str, Any]:
     while len(counted) < _PASSES and len(passes) < _MOST_PASSES:
         if passes:
             time.sleep(_APART_SECONDS)
-        passes.append(as_data(measured_speeds.__wrapped__(threads)))
+        passes.append(as_data(measured_speeds.__wrapped__(threads, _PATIENCE_SECONDS)))
         full = min(one["few_operators_seconds"] for one in passes)
         counted = [one for one in passes if one["few_operators_seconds"] <= SLOWER * full]
     found: dict[str, Any] = _middle(counted)

@@ -1,4 +1,4 @@
-"""How fast this machine's processor is: a calibration of about a second, for predicting the time of a run on `cpu`.
+"""How fast this machine's processor is: a calibration of a few seconds, for predicting the time of a run on `cpu`.
 
 Three things are measured as training meets them: matrix products of several sizes, operators over memory of several
 sizes (their results freshly allocated, so that page faults count), and what stands around the operators of a step. Functions
@@ -23,8 +23,6 @@ from snugfit.recording.cpu_clock import HostSpeeds, kept_speeds
 _SIDES = (48, 192, 640)
 _FOOTPRINTS = (2**14, 2**18, 2**21, 2**24, 2**26)
 _SPECIAL_ELEMENTS = 2**18
-_PATIENCE_SECONDS = 3.0
-"""Most seconds that a measurement waits for the machine's full speed."""
 
 
 def host_speeds() -> HostSpeeds:
@@ -34,15 +32,16 @@ def host_speeds() -> HostSpeeds:
 
 
 @functools.cache
-def measured_speeds(threads: int) -> HostSpeeds:
+def measured_speeds(threads: int, patience: float = 0.0) -> HostSpeeds:
     """Returns the speeds of this machine, measured now; calls of one process share them.
 
     Args:
         threads: The present number of threads.
+        patience: Most seconds of waiting for the machine's full speed; a prediction without a calibration waits for nothing.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         few = few_operators_seconds()
-        full_speed = FullSpeed(few, _PATIENCE_SECONDS)
+        full_speed = FullSpeed(few, patience)
         rates = []
         for side in _SIDES:
             a, b = torch.randn(side, side), torch.randn(side, side)

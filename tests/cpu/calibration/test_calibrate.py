@@ -50,7 +50,7 @@ def test_a_processor_is_measured_several_times_and_the_middle_of_each_number_cou
     rates = iter([5.0, 3.0, 1.0, 2.0, 4.0])
 
     @functools.cache
-    def measured(threads):
+    def measured(threads, patience):
         rate = next(rates)
         return dataclasses.replace(
             speeds, pass_seconds=rate, product_rates=((1.0, 6.0 - rate),), dtype_factors={"float16": rate}
@@ -78,7 +78,7 @@ def test_passes_that_knew_no_full_speed_do_not_count(monkeypatch):
         left = iter(few)
 
         @functools.cache
-        def measured(threads):
+        def measured(threads, patience):
             seconds = next(left)
             return dataclasses.replace(speeds, few_operators_seconds=seconds, pass_seconds=seconds)
 
@@ -91,6 +91,17 @@ def test_passes_that_knew_no_full_speed_do_not_count(monkeypatch):
     assert measure(5.2, 5.0, 5.1, 1.0) == (5.1, 1)
     assert measure(9.0, 9.0, 9.0, 1.0) == (9.0, 1)
     assert measure(9.0, 9.0, 5.0, 9.0, 9.0, 5.4, 1.0) == (pytest.approx(5.2), 1)
+
+
+def test_only_a_calibration_waits_for_full_speed(monkeypatch):
+    def asked(seconds, patience):
+        raise InterruptedError(patience)
+
+    monkeypatch.setattr(host_speeds, "FullSpeed", asked)
+    with pytest.raises(InterruptedError, match=r"^0\.0$"):
+        host_speeds.measured_speeds.__wrapped__(1)
+    with pytest.raises(InterruptedError, match=r"^3\.0$"):
+        calibration._speeds(1)
 
 
 def test_operators_that_were_timed_before_are_asked_again():
@@ -151,7 +162,7 @@ def test_stopped_before_its_end_it_leaves_the_earlier_one(monkeypatch, capsys):
     kept = calibrate(CPU)
 
     @functools.cache
-    def stopped(threads):
+    def stopped(threads, patience):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(calibration, "measured_speeds", stopped)
