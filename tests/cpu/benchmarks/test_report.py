@@ -137,3 +137,19 @@ def test_the_clock_is_drawn_card_by_card(report, tmp_path, monkeypatch):
     titles = [axes.get_title() for axes in kept[0].axes]
     assert titles == ["rtx-3090: 1 of 3 within 25 %", "t4-16gb: 1 of 1 within 25 %"]
     assert (tmp_path / "clock.png").stat().st_size > 1000
+
+
+def test_the_worst_of_a_clocks_passes_stand_beside_their_medians():
+    clock = importlib.import_module("benchmarks.report.clock").clock
+    step = {"step_seconds": 0.01, "checkpointed_step_seconds": 0.02}
+
+    def one(plain: float, checkpointed: float) -> dict:
+        return {**step, "predicted_step_seconds": plain, "predicted_checkpointed_step_seconds": checkpointed}
+
+    row = {
+        "name": "step: a model",
+        "measured": {**one(0.011, 0.02), "block_seconds": 0.001, "predicted_block_seconds": 0.001, "passes": []},
+    }
+    assert "passes" not in clock([row], "cpu")
+    row["measured"]["passes"] = [one(0.0125, 0.02), one(0.011, 0.016)]
+    assert "off by -20.00 % to +25.00 %" in clock([row], "cpu")
