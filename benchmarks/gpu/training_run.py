@@ -34,7 +34,7 @@ from snugfit.workers.pool import Pool
 MORE_STEPS = 3
 """Steps after those that the simulation also takes; they are timed."""
 PATIENCE_SECONDS = 20.0
-"""Most seconds that the steps of a case wait for a processor's full speed, at which it was calibrated."""
+"""Most seconds that steps wait, behind one calibration, for the full speed that a processor had in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

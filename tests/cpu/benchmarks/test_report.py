@@ -139,8 +139,7 @@ def test_the_clock_is_drawn_card_by_card(report, tmp_path, monkeypatch):
     assert (tmp_path / "clock.png").stat().st_size > 1000
 
 
-def test_the_worst_of_a_clocks_passes_stand_beside_their_medians():
-    clock = importlib.import_module("benchmarks.report.clock").clock
+def test_the_worst_of_a_clocks_passes_stand_beside_their_medians(report):
     step = {"step_seconds": 0.01, "checkpointed_step_seconds": 0.02}
 
     def one(plain: float, checkpointed: float) -> dict:
@@ -150,6 +149,6 @@ def test_the_worst_of_a_clocks_passes_stand_beside_their_medians():
         "name": "step: a model",
         "measured": {**one(0.011, 0.02), "block_seconds": 0.001, "predicted_block_seconds": 0.001, "passes": []},
     }
-    assert "passes" not in clock([row], "cpu")
+    assert "passes" not in report.clock([row], "cpu")
     row["measured"]["passes"] = [one(0.0125, 0.02), one(0.011, 0.016)]
-    assert "off by -20.00 % to +25.00 %" in clock([row], "cpu")
+    assert "off by -20.00 % to +25.00 %" in report.clock([row], "cpu")
