@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from snugfit import device_kinds
 from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
-from snugfit.techniques.inplace.apply import set_inplace
+from snugfit.techniques.checkpoint.trial import alike, tried
+from snugfit.techniques.forward_state import Contents, ForwardState
 from snugfit.techniques.offload_activations.apply import ActivationOffload
 
+_HOST = torch.device("cpu")
+_own: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+"""Activation module that a recipe forbids to overwrite -> the model's own choice."""
+_WITHOUT = "Name the blocks to checkpoint without this one, or set checkpoint='none'."
 _aten = torch.ops.aten
 KEPT_OPERATORS = frozenset(
     {
@@ -41,6 +48,8 @@ class Checkpointing(ModelTechnique):
 
     field = "checkpoint"
     wraps = True
+    last_again = ""
+    """The block that was computed again last."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -61,10 +70,30 @@ class Checkpointing(ModelTechnique):
             return
         if self._offload:
             self._offload.watch(model)
-        for block in chosen_blocks(model, recipe.checkpoint).values():
-            if recipe.checkpoint == "selective":
+        selective = recipe.checkpoint == "selective"
+        for name, block in chosen_blocks(model, recipe.checkpoint).items():
+            if selective and recipe.compile != "none":
                 _forbid_overwriting(block)
-            block.forward = WrappedForward(block, Checkpointed(block, recipe.checkpoint == "selective", self._offload))
+            around = Checkpointed(name, block, self.setup.device, selective, self._offload)
+            block.forward = WrappedForward(block, around)
+
+    @classmethod
+    def undo(cls, model: nn.Module) -> None:
+        """Gives activation modules the choice back that the model itself has made."""
+        for module in model.modules():
+            if module in _own:
+                setattr(module, "inplace", _own.pop(module))  # noqa: B010 - Module declares no such attribute
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Says in words what torch finds when a block was not computed again as it was."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise InputError(
+                f"checkpoint: block {self.last_again!r} computes something else when it is run again, so its gradients "
+                f"would be wrong. Nothing was updated. {_WITHOUT}"
+            ) from error
 
     def around_training_forward(self) -> AbstractContextManager[Any]:
         """Starts a new pass of the copies to the host, where block inputs move there."""
@@ -119,33 +148,111 @@ def self_checkpointing(model: nn.Module) -> str | None:
 
 
 class Checkpointed:
-    """Runs a block's forward method so that only its inputs are kept."""
+    """Runs a block's forward method so that only its inputs are kept, and its state moves once."""
 
-    def __init__(self, block: nn.Module, selective: bool, offload: ActivationOffload | None) -> None:
+    def __init__(
+        self, name: str, block: nn.Module, device: torch.device, selective: bool, offload: ActivationOffload | None
+    ) -> None:
+        self.name = name
+        self.block = block
+        self.device = device
         self.selective = selective
         self.offload = offload
+        self.left_alone = False
         self.norms = [
             module for module in block.modules() if isinstance(module, NormBase) and module.track_running_stats
         ]
+        self._state: ForwardState | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of a wrapped model takes along: what the block holds is found anew."""
+        return {**vars(self), "_state": None}
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs the forward method."""
-        if not torch.is_grad_enabled():
+        if self.left_alone or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        with self.offload.saving() if self.offload else nullcontext():
+        if torch.compiler.is_compiling():
             # A compiled graph moves the statistics once by itself, and takes no context that is not a dispatch mode.
-            if self.selective or (self.norms and not torch.compiler.is_compiling()):
-                kwargs["context_fn"] = self._contexts
+            return self._checkpointed(forward, args, kwargs, self._contexts if self.selective else None)
+        if self._state is None:
+            return self._first(forward, args, kwargs)
+        return self._checkpointed(forward, args, kwargs, self._contexts)
+
+    def _checkpointed(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], contexts: Any
+    ) -> Any:
+        with self.offload.saving() if self.offload else nullcontext():
+            given = {} if contexts is None else {"context_fn": contexts}
             if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):
-                return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-            again = _Again(forward, args, {name: one for name, one in kwargs.items() if name != "context_fn"})
-            return checkpoint(again, *_copied(args), use_reentrant=False, **_copied(kwargs))
+                return checkpoint(forward, *args, use_reentrant=False, **kwargs, **given)
+            again = _Again(forward, args, kwargs)
+            return checkpoint(again, *_copied(args), use_reentrant=False, **_copied(kwargs), **given)
+
+    def _first(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first pass, after a trial: a block that cannot be computed again is left as it is."""
+        self._state = ForwardState(self.block, without_buffers=self.norms)
+        drawn = self._drawn()
+        still = _still_statistics(self.norms)
+        reason, wanted = tried(forward, _copied(args), _copied(kwargs), self.block, self._state, still)
+        self._draw(drawn)
+        if reason:
+            self.left_alone = True
+            warn(
+                f"checkpoint leaves {self.name!r} as it is: {reason}, so it cannot be computed again. Its activations are "
+                "kept."
+            )
+            return forward(*args, **kwargs)
+        if self.selective:
+            _forbid_overwriting(self.block)  # if somebody else looks at what it overwrites, the outputs differ
+        output = self._checkpointed(forward, args, kwargs, self._contexts)
+        if not alike(wanted, output):
+            raise InputError(
+                f"checkpoint: block {self.name!r}, run twice from the same state, gives two results, so it cannot be "
+                f"computed again: it keeps or draws something that cannot be put back. Nothing was updated. {_WITHOUT}"
+            )
+        return output
+
+    def _drawn(self) -> tuple[Any, Any]:
+        """Torch's random numbers up to here; recomputation keeps them by itself."""
+        return device_kinds.drawn_from(_HOST), device_kinds.generator_state(self.device)
+
+    def _draw(self, state: tuple[Any, Any]) -> None:
+        device_kinds.draw_from(_HOST, state[0])
+        device_kinds.set_generator_state(self.device, state[1])
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        if not self.selective:
-            return nullcontext(), _still_statistics(self.norms)
-        keep, recompute = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-        return keep, _still_statistics(self.norms, recompute)
+        assert self._state is not None or torch.compiler.is_compiling()
+        once, again = nullcontext(), _still_statistics(self.norms)
+        if self.selective:
+            once, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+            again = _still_statistics(self.norms, again)
+        if self._state is None:
+            return once, again
+        before = self._state.take()
+        return self._watched(before, once), self._as_it_was(before, again)
+
+    @contextmanager
+    def _watched(self, before: Contents, around: AbstractContextManager[Any]) -> Iterator[None]:
+        """The pass itself: what it writes into must be known, or there is no copy of it."""
+        assert self._state is not None
+        written = self._state.written(before)
+        with around:
+            yield
+        for place, times in self._state.written(before).items():
+            if times != written[place]:
+                raise InputError(
+                    f"checkpoint: block {self.name!r} writes into {self._state.name(place)} now, which it did not in "
+                    f"its first pass, so it cannot be computed again. Nothing was updated. {_WITHOUT}"
+                )
+
+    @contextmanager
+    def _as_it_was(self, before: Contents, around: AbstractContextManager[Any]) -> Iterator[None]:
+        """The pass that is run again in backward."""
+        assert self._state is not None
+        Checkpointing.last_again = self.name
+        with self._state.as_it_was(before), around:
+            yield
 
 
 class _Again:
@@ -177,7 +284,8 @@ def _forbid_overwriting(block: nn.Module) -> None:
     """Selective checkpointing keeps results of matmuls, and an in-place activation right behind one would spoil them."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
-            set_inplace(module, False)
+            _own.setdefault(module, True)
+            setattr(module, "inplace", False)  # noqa: B010 - Module declares no such attribute
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
-import copy
-import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import torch.fx
+import torch
 from torch import nn
 
-from snugfit.errors import warn
-from snugfit.private_torch import ConvNd, NormBase
-from snugfit.techniques.base import ModelTechnique
+from snugfit.errors import InputError, warn
+from snugfit.techniques.base import ModelTechnique, WrappedForward
+from snugfit.techniques.checkpoint.apply import chosen_blocks
+from snugfit.techniques.inplace.proof import GAINING, Proof, proofs
 
-if TYPE_CHECKING:
-    from snugfit.recipe import Recipe
-
-GAINING = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
-"""Functions whose in-place form keeps nothing but their output or a mask."""
-_PRODUCERS = (nn.Linear, ConvNd, NormBase, nn.GroupNorm, nn.LayerNorm)
-"""Layers whose backward does not read their output."""
-_own: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-"""Module whose `inplace` a recipe has set -> the model's own choice."""
+_PLAIN = (bool, int, float, str, type(None))
+_FLAG = "_overwrites"
+"""Attribute of an activation module: whether it overwrites its input now. A recomputed block has it as it was."""
 
 
 class InPlace(ModelTechnique):
-    """Switches activation modules to their in-place form where that is proved safe."""
+    """Lets activation modules overwrite their input where that is proved safe, for as long as the proof holds."""
 
     field = "inplace"
+    wraps = True
 
     def change(self, model: nn.Module) -> None:
-        """Switches the modules; warns when there is none."""
-        safe = safe_modules(model)
-        for module in safe:
-            set_inplace(module, True)
+        """Wraps the modules, and the parts of the model that the proof is about; warns when there is none."""
+        safe = self._within_blocks(model, proofs(model))
+        parts: dict[nn.Module, _Part] = {}
+        for module, proof in safe.items():
+            part = parts.setdefault(proof.part, _Part(proof.part))
+            part.activations.append((module, proof.watched))
+            setattr(module, _FLAG, False)
+            module.forward = WrappedForward(module, _Activation(module))
+        for module, part in parts.items():
+            module.forward = WrappedForward(module, part)
         if not safe:
             warn(
                 f"inplace has no effect on {type(model).__name__}: no ReLU, LeakyReLU, ELU or Dropout module stands alone "
                 "behind a linear, convolution or norm layer (or all are in place already)."
             )
+
+    def _within_blocks(self, model: nn.Module, safe: dict[nn.Module, Proof]) -> dict[nn.Module, Proof]:
+        """Those whose input is made in the same checkpointed block: the block's own input must stay."""
+        blocks: list[set[nn.Module]] = []
+        if self.setup.recipe.checkpoint == "none":
+            return safe
+        with contextlib.suppress(InputError):  # which `checkpoint` itself will say
+            blocks = [set(block.modules()) for block in chosen_blocks(model, self.setup.recipe.checkpoint).values()]
+
+        def lies(module: nn.Module) -> list[bool]:
+            return [module in block for block in blocks]
+
+        return {
+            module: proof
+            for module, proof in safe.items()
+            if all(lies(proof.part.get_submodule(name)) == lies(module) for name in proof.sources)
+        }
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:
@@ -50,89 +68,78 @@ class InPlace(ModelTechnique):
         )
 
     @classmethod
-    def comes_off(cls, old: Recipe, new: Recipe) -> bool:
-        """Returns whether other activations may overwrite; the proof that they may takes a trace, so not every time."""
-        # Selective checkpointing forbids the model's own in-place activations.
-        return old.inplace != new.inplace or "selective" in (old.checkpoint, new.checkpoint)
-
-    @classmethod
     def undo(cls, model: nn.Module) -> None:
-        """Gives activation modules the choice back that the model itself has made."""
+        """Takes the flags off the activation modules."""
         for module in model.modules():
-            if module in _own:
-                setattr(module, "inplace", _own.pop(module))  # noqa: B010 - Module declares no such attribute
+            vars(module).pop(_FLAG, None)
 
 
-def set_inplace(module: nn.Module, value: bool) -> None:
-    """Makes an activation module overwrite its input, or not, until `InPlace.undo`.
+class _Activation:
+    """Runs an activation module's forward method, in place where its flag says so."""
 
-    Args:
-        module: A module with an `inplace` attribute.
-        value: Whether it overwrites its input.
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward method."""
+        module = self._module
+        if torch.compiler.is_compiling() or not getattr(module, _FLAG, False):  # a compiler overwrites by itself
+            return forward(*args, **kwargs)
+        module.inplace = True
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            module.inplace = False
+
+
+class _Part:
+    """Runs a part of the model; what was proved of it holds while the part is as it was and no hook looks in.
+
+    A trace knows one way through the code, that of the flags and numbers which the modules had then. And it knows nothing of
+    a caller who calls the part's modules one by one.
     """
-    _own.setdefault(module, module.inplace)  # type: ignore[arg-type]
-    setattr(module, "inplace", value)  # noqa: B010 - Module declares no such attribute
+
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+        self.activations: list[tuple[nn.Module, tuple[nn.Module, ...]]] = []
+        self._tables = [
+            vars(module) for module in part.modules() if not type(module).__module__.startswith("torch.nn.")
+        ]
+        self._traced = self._settings()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Part:
+        """In a copy of the model nothing is proved: its activations run as they are."""
+        return _nothing_proved()
+
+    def __reduce__(self) -> Any:
+        """In another process neither."""
+        return _nothing_proved, ()
+
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward method."""
+        if torch.compiler.is_compiling() or not self._part.training or self._settings() != self._traced:
+            return forward(*args, **kwargs)
+        for module, watched in self.activations:
+            setattr(module, _FLAG, not _hooked(watched))
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for module, _ in self.activations:
+                setattr(module, _FLAG, False)
+
+    def _settings(self) -> list[Any]:
+        """What decides the way through the code: plain attributes of the modules, and which others there are."""
+        return [
+            value if type(value) in _PLAIN else name
+            for table in self._tables
+            for name, value in table.items()
+            if name not in ("training", "forward", _FLAG)
+        ]
 
 
-def safe_modules(model: nn.Module) -> list[Any]:
-    """Returns the activation modules that may overwrite their input and do not yet.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The modules, each once.
-    """
-    candidates = {module for module in model.modules() if type(module) in GAINING and not module.inplace}
-    if not candidates:
-        return []
-    verdicts: dict[nn.Module, bool] = {}
-    with torch.random.fork_rng(devices=()):
-        for part, graph in _graphs(model, _without_memory(model)):
-            modules = dict(part.named_modules())
-            for node in graph.nodes:
-                if node.op == "call_module" and modules[str(node.target)] in candidates:
-                    module = modules[str(node.target)]
-                    verdicts[module] = verdicts.get(module, True) and _overwrites_alone(node, modules)
-    return [module for module, safe in verdicts.items() if safe]
+def _nothing_proved() -> _Part:
+    return _Part(nn.Module())
 
 
-def _overwrites_alone(node: torch.fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether the only input of a call comes straight from a producer, and nobody else sees it."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, torch.fx.Node) or source.op != "call_module" or len(source.users) != 1:
-        return False
-    producer = modules[str(source.target)]
-    return isinstance(producer, _PRODUCERS) and not producer._forward_hooks  # a hook may keep the output
-
-
-def _without_memory(model: nn.Module) -> nn.Module | None:
-    """A copy of the model on the meta device, or None where it cannot be copied."""
-    tensors = [*model.parameters(), *model.buffers()]
-    try:
-        return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
-    except Exception:  # anything a user's class may raise on being copied
-        return None
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    empty = tensor.detach().to("meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def _graphs(model: nn.Module, shadow: nn.Module | None) -> Iterator[tuple[nn.Module, torch.fx.Graph]]:
-    """Traces the model, or the largest parts of it that can be traced."""
-    if shadow is None:
-        return
-    try:
-        yield model, torch.fx.Tracer().trace(shadow)
-    except Exception:  # anything a user's forward may raise on symbolic values
-        yield from _graphs_inside(model, shadow)
-
-
-def _graphs_inside(model: nn.Module, shadow: nn.Module) -> Iterator[tuple[nn.Module, torch.fx.Graph]]:
-    for child, child_shadow in zip(model.children(), shadow.children(), strict=True):
-        if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            yield from _graphs_inside(child, child_shadow)
-        else:
-            yield from _graphs(child, child_shadow)
+def _hooked(modules: Iterable[nn.Module]) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)

@@ -27,7 +27,7 @@ class HostUpdate(ParameterUpdate):
         """Copies the parameter to the host."""
         super().__init__(optimizer, weight, number)
         self._pool, self._copies = setup.pool, setup.copies
-        self._host = nn.Parameter(self._pool.copy_of(weight))
+        self._host, self._version = nn.Parameter(self._pool.copy_of(weight)), weight._version
         self._gradient = self._host.grad = self._pool.empty(weight.shape, weight.dtype)
         self._arriving: tuple[Tensor, Any] | None = None
         self._pooled: dict[str, Tensor] = {}
@@ -64,6 +64,8 @@ class HostUpdate(ParameterUpdate):
     def step(self, bad: Tensor | None) -> None:
         """Updates the host's copy; the gradient must have arrived, so the flag is not looked at."""
         self._keep_state_in_pool()  # which somebody may have loaded
+        if self.weight._version != self._version:  # its owner has written into it since
+            self.reload()
         state = self.optimizer.state
         try:
             if self.weight in state:
@@ -79,6 +81,7 @@ class HostUpdate(ParameterUpdate):
         self._keep_state_in_pool()
         with self._copies.copying(after=self._copies.compute_mark()), torch.no_grad():
             self.weight.copy_(self._host, non_blocking=True)
+        self._version = self.weight._version
         self._copies.compute_waits_for(self._copies.copy_mark())
 
     def forget(self) -> None:
@@ -94,6 +97,7 @@ class HostUpdate(ParameterUpdate):
         """Takes the parameter's present value and state, after they were loaded."""
         with torch.no_grad():
             self._host.copy_(self.weight)
+        self._version = self.weight._version
         self._keep_state_in_pool()
 
     def _keep_state_in_pool(self) -> None:

@@ -1,0 +1,115 @@
+"""A block's first pass, tried: what it writes into, and whether it can be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.private_torch import DirectMode, tree_leaves, tree_map
+from snugfit.private_torch.dispatcher import places_written
+from snugfit.techniques.forward_state import ForwardState, same_numbers
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Relative difference of two runs that kernels without a fixed order may make, by dtype; 16 bits: `ROUGH`."""
+ROUGH = 2e-2
+
+
+def tried(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    block: nn.Module,
+    state: ForwardState,
+    around: AbstractContextManager[Any],
+) -> tuple[str, Any]:
+    """Runs a block once without keeping anything for backward, and puts back what it has moved.
+
+    Args:
+        forward: The block's forward method.
+        args: Of the pass to come; containers among them are the caller's own to change.
+        kwargs: Of the pass to come.
+        block: The block.
+        state: What it reaches; learns what passes write into.
+        around: Context of the pass, which keeps still what has another way to stay.
+
+    Returns:
+        Why the block cannot be computed again, or an empty sentence; and what it gave.
+    """
+    inputs = {_storage(one): "its input" for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+    weights = {_storage(weight): f"its weight {name!r}" for name, weight in block.named_parameters()}
+    before, writes = state.take(), _Writes({**weights, **inputs})
+    try:
+        with around, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never), writes:
+            output = forward(*args, **kwargs)
+    except _Refused as refused:
+        return str(refused), None
+    finally:
+        state.learn(before, writes.written)
+    return "", tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, output)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Returns whether two runs gave the same, up to what kernels without a fixed order may differ in.
+
+    Args:
+        one: What a block returned: tensors in containers, or anything else, which counts as the same.
+        other: What it returned in another run.
+    """
+    left, right = tree_leaves(one), tree_leaves(other)
+    if len(left) != len(right):
+        return False
+    tensors = [pair for pair in zip(left, right, strict=True) if isinstance(pair[0], Tensor)]
+    return all(isinstance(two, Tensor) and _close(first, two.detach()) for first, two in tensors)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if same_numbers(one, other):
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return False
+    off, size = (one - other).abs().nan_to_num(), one.abs().nan_to_num().max()
+    return bool((off <= TOLERANCES.get(one.dtype, ROUGH) * size).all())
+
+
+class _Refused(Exception):
+    """The pass is about to write into what must not change."""
+
+
+class _Writes(DirectMode):
+    """Notes the storages that operators write into, and ends the pass before one is written that has a name here."""
+
+    def __init__(self, named: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._named = named
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator."""
+        kwargs = kwargs or {}
+        schema = getattr(func, "_schema", None)  # operators of a higher order have none
+        if schema is not None and schema.is_mutable:
+            for position, name in places_written(func):
+                given = args[position] if position < len(args) else kwargs.get(name)
+                for tensor in tree_leaves(given):
+                    if isinstance(tensor, Tensor):
+                        self._note(_storage(tensor))
+        return func(*args, **kwargs)
+
+    def _note(self, storage: int) -> None:
+        if storage in self._named:
+            raise _Refused(f"it writes into {self._named[storage]}")
+        self.written.add(storage)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _never(_: Any) -> Any:
+    raise AssertionError("a trial goes not backward")
