@@ -71,7 +71,7 @@ def separation(
     Args:
         loss_of: The loss of some samples, with its graph.
         batch: Samples; the first few are used.
-        parts: Model and functions that run; the state of all modules in them is put back.
+        parts: Model and functions that run; what they hold is put back.
         parameters: What training changes.
         split: How a batch is cut.
         size: Samples of a microbatch.

@@ -1,0 +1,140 @@
+"""What code can reach and change while it runs: the objects that models and functions hold, however deep.
+
+Followed are containers, attributes (slots too), closures, default arguments, bound methods, `functools.partial`, hooks; and
+of code that is nobody's installed package also the globals that it names and the classes that it is written in. Not looked
+into are objects of Python's own library and of torch that are no modules (queues, loaders, loggers, threads: what they hold
+belongs to something that goes on outside), and what code reaches by the name of an imported module (`losses.bank`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+MOST = 100_000
+"""Objects that are looked into, the nearest first: a data set may be held as well."""
+_NOTHING_INSIDE = (
+    str, bytes, int, float, complex, types.NoneType, types.ModuleType, torch.dtype, torch.device, torch.Size,
+)  # fmt: skip
+_CODE = (
+    types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, classmethod, staticmethod, property,
+)  # fmt: skip
+_VALUES = (torch.Tensor, torch.Generator, np.ndarray)
+_FRAMEWORK = frozenset(vars(nn.Module()))
+"""Attributes of every module; most of them are empty tables."""
+
+
+def reachable(parts: Iterable[object]) -> list[Any]:
+    """Returns the objects among some parts and those that they hold, wherever in them; each once, immutable ones left out.
+
+    Args:
+        parts: Models, functions that take part in a step, anything else.
+    """
+    seen: dict[int, Any] = {}
+    waiting = deque(parts)
+    while waiting and len(seen) < MOST:
+        part = waiting.popleft()
+        if id(part) not in seen and not isinstance(part, _NOTHING_INSIDE):
+            seen[id(part)] = part  # kept, so that no other object gets its id
+            waiting.extend(_held_by(part))
+    return list(seen.values())
+
+
+def is_written_here(module: str | None) -> bool:
+    """Returns whether code of a module is the person's own: no package that is installed, and not Python's library.
+
+    Args:
+        module: Its name, `__module__` of a function or a class.
+    """
+    return _where(module or "") == "own"
+
+
+def own_attributes(kind: type) -> dict[str, Any]:
+    """Returns what a class holds besides functions and descriptors: counters, lists that all of its objects share."""
+    held = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+    return {name: value for name, value in held.items() if not isinstance(value, _CODE)}
+
+
+def globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the globals that a function's code may read or set, by name; those that do not exist are left out."""
+    held = function.__globals__
+    return {name: held[name] for name in _names(function.__code__) if name in held}
+
+
+def _held_by(part: Any) -> Iterator[Any]:
+    kind = type(part)
+    if isinstance(part, dict):
+        yield from list(dict.values(part))  # a library's subclass may import things when it is asked
+    elif isinstance(part, list | tuple | set | frozenset | deque):
+        yield from list(part)
+    elif isinstance(part, functools.partial):
+        yield from (part.func, part.args, part.keywords)
+    elif isinstance(part, types.MethodType):
+        yield from (part.__self__, part.__func__)
+    elif isinstance(part, types.CellType):
+        yield from _content(part)
+    elif isinstance(part, types.FunctionType):
+        if _where(part.__module__ or "") != "base":
+            yield from (part.__dict__, part.__defaults__, part.__kwdefaults__)
+            yield from part.__closure__ or ()
+        if is_written_here(part.__module__):
+            yield from globals_of(part).values()
+    elif isinstance(part, classmethod | staticmethod):
+        yield part.__func__
+    elif isinstance(part, property):
+        yield from (part.fget, part.fset)
+    elif isinstance(part, type):
+        if is_written_here(part.__module__):
+            yield from vars(part).values()
+            yield from part.__mro__[1:]
+    elif isinstance(part, nn.Module):
+        held = vars(part).items()
+        yield from [value for name, value in held if name not in _FRAMEWORK or not isinstance(value, dict) or value]
+        yield kind
+        yield kind.forward  # of an installed package too: its defaults
+    elif not isinstance(part, _VALUES) and _where(kind.__module__) != "base":
+        yield getattr(part, "__dict__", None)
+        yield from [getattr(part, name, None) for name in slots_of(kind)]
+        yield kind
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Returns the names of a class's slots."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else list(slots)
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+def _content(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # not filled yet
+        return []
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> frozenset[str]:
+    """The names that code uses, functions inside of it included; some are of attributes, and no global has them."""
+    inside = (_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*inside)
+
+
+@functools.cache
+def _where(module: str) -> str:
+    """Whose code a module is: `base` (Python, torch, numpy, this package), `installed`, or the person's `own`."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("torch", "numpy", __name__.partition(".")[0]):
+        return "base"
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "installed" if {"site-packages", "dist-packages"} & set(Path(file).parts) else "own"
