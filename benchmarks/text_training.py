@@ -32,6 +32,7 @@ from snugfit.errors import InputError
 from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
+from snugfit.simulator.given_batches import Batches
 from snugfit.simulator.session import STEPS, simulate_training
 from snugfit.workers.pool import Pool
 from snugfit.workload import algorithm_and_storage
@@ -226,7 +227,8 @@ def run(model: str, name: str, subject: Subject, data: Any, pool: Pool) -> dict[
         return {**row, "left_out": str(error)}
     row["train_seconds"] = round(time.process_time() - began, 1)
     recording = simulate_training(
-        subject.build, recipe, given[:2], personality=Personality(kind="cpu", threads=torch.get_num_threads()),
+        subject.build, recipe, Batches(tuple(given[:2])),
+        personality=Personality(kind="cpu", threads=torch.get_num_threads()),
         steps=STEPS, evaluate=False, pool=pool, arguments=arguments,
     )  # fmt: skip
     predicted, predicted_host = _peaks(recording.trace)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.device_kinds import HERE
@@ -19,6 +19,7 @@ from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
+from snugfit.simulator.given_batches import NOT_GIVEN, batches_of, given_batches
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, title_of
 from snugfit.workload import Workload, algorithm_and_storage
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 def plan(
     model: Any,
-    batch: Any,
+    batch: Any = NOT_GIVEN,
     *,
+    batches: Sequence[Any] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = "adamw",
     budget: str | int | None = None,
@@ -53,8 +55,9 @@ def plan(
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
-        batch: The whole effective batch: tensors on any device, or (shape, dtype) pairs in their place; or a list of
-            batches (of varying lengths).
+        batch: The whole effective batch, as `Trainer.step` takes it: tensors on any device, or (shape, dtype) pairs in
+            their place, alone or in a tuple, a list or a dict.
+        batches: Several batches (of varying lengths) in place of one.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
         optimizer: A name (one with low-bit state is a pin), an optimizer of the model's parameters, or a function from
             parameters to one.
@@ -86,6 +89,7 @@ def plan(
     from snugfit.training.given_optimizer import name_of
 
     title_of(model)
+    given = given_batches(batch, batches)
     pins = dict(pin or {})
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
@@ -98,26 +102,27 @@ def plan(
     elsewhere = (fewest or workload.ranks > 1) and device not in HERE
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, elsewhere=elsewhere)
     place, budget_bytes = budget_for(place_for(device), budget)
-    from snugfit.simulator.batch_shapes import skeleton_of
+    from snugfit.simulator.batch_shapes import hint_at_several, skeleton_of
 
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
         "loss_weight": loss_weight, "assume": assumptions_from(assume),
     }  # fmt: skip
-    shapes = skeleton_of(batch)
-    check = given_check(model, batch, shapes, arguments)
+    shapes = skeleton_of(given)
+    check = given_check(model, given, shapes, arguments)
 
     def planner_for(gpus: int, nodes: int, workers: Pool | None = None) -> Planner:
         subject = given_subject(model, shapes, {**arguments, "gpus": gpus, "nodes": nodes})
         return Planner(subject, place, constraints, pool=workers or pool, check=check)
 
-    if fewest:
-        from snugfit.techniques.microbatch.apply import batch_length
+    with hint_at_several(given):
+        if fewest:
+            from snugfit.simulator.batches import longest
 
-        samples = workload.batch_size or batch_length(shapes)
-        return _fewest(planner_for, samples, workload.nodes, budget_bytes, pool)
-    with planner_for(workload.gpus, workload.nodes) as planner:
-        return planner.at(budget_bytes)
+            samples = workload.batch_size or longest(batches_of(shapes))
+            return _fewest(planner_for, samples, workload.nodes, budget_bytes, pool)
+        with planner_for(workload.gpus, workload.nodes) as planner:
+            return planner.at(budget_bytes)
 
 
 def plan_named(

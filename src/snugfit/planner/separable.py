@@ -50,7 +50,7 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
 
     Args:
         model: A module, or a function without arguments that builds one.
-        batch: As it was given.
+        batch: One, or `Batches`, as given.
         shapes: The same without memory.
         arguments: loss, forward, split and loss_weight of `snugfit.prepare`.
     """
@@ -59,6 +59,8 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
         import torch
 
         from snugfit.fake_device.materialise import fill, without_memory
+        from snugfit.simulator.batch_shapes import has_values
+        from snugfit.simulator.given_batches import batches_of
 
         if parameters > MOST_PARAMETERS:
             return None
@@ -70,8 +72,9 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
         if samples is None:
             return None
         usable = model if whole else fill(copy.deepcopy(model) if given else without_memory(lambda _: model()))
-        one = (batch[0] if isinstance(shapes, list) else batch) if _has_values(batch) else None
-        return _checked(usable, one, shapes[0] if isinstance(shapes, list) else shapes, samples, device, arguments)
+        first = batches_of(batch)[0]
+        one = first if has_values(first) else None
+        return _checked(usable, one, batches_of(shapes)[0], samples, device, arguments)
 
     return check
 
@@ -170,14 +173,3 @@ def _checked(
     finally:
         model.train(training)
     return Checked(separation=found, real_values=real)
-
-
-def _has_values(batch: Any) -> bool:
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return not batch.is_meta
-    if isinstance(batch, torch.dtype):
-        return False
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return all(_has_values(part) for part in parts)

@@ -2,47 +2,81 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from snugfit.errors import InputError
+from snugfit.errors import CannotSimulateError, InputError, RecipeError
+from snugfit.simulator.given_batches import Batches, batches_of
 from snugfit.techniques.microbatch.apply import map_tensors, tensors_of
 
 
-def skeleton_of(batch: Any) -> Any:
-    """Returns a batch with meta tensors in place of tensors and of (shape, dtype) pairs.
-
-    A list is a list of batches; but a list of tensors of different kinds, as a `DataLoader` gives it, is one batch.
+@contextlib.contextmanager
+def hint_at_several(given: Any) -> Iterator[None]:
+    """Says of errors inside that a list was read as one batch, where each of its items looks like a batch.
 
     Args:
-        batch: Tensors or pairs in any nesting of tuples, lists and dicts.
+        given: From `given_batches`.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except (InputError, CannotSimulateError) as error:
+        if not isinstance(error, RecipeError) and _looks_like_several(given):
+            text = f"{error} A list is one batch; where its {len(given)} items are batches, write batches=[...]."
+            error.args = (text,)
+        raise
+
+
+def _looks_like_several(given: Any) -> bool:
+    """Whether a list has items that are built alike, as batches are and most lists in a batch are not."""
+    if not isinstance(given, list) or not given:
+        return False
+    kinds = {
+        (type(one), tuple((tensor.dim(), tensor.dtype) for tensor in tensors_of(one))) for one in map(_skeleton, given)
+    }
+    return len(kinds) == 1 and bool(kinds.pop()[1])
+
+
+def skeleton_of(given: Any) -> Any:
+    """Returns a batch with meta tensors in place of tensors and of (shape, dtype) pairs.
+
+    Args:
+        given: Tensors or pairs in any nesting of tuples, lists and dicts; or several such as `Batches`.
 
     Returns:
-        One batch, or a list of batches.
+        The same without memory.
 
     Raises:
-        InputError: The batch is empty, or a pair is not understood.
+        InputError: A pair is not understood.
     """
-    if not isinstance(batch, list):
-        return _skeleton(batch)
-    if not batch:
-        raise InputError("the list of batches is empty; give at least one batch.")
-    made = [_skeleton(one) for one in batch]
-    kinds = {(one.dim(), one.dtype) if isinstance(one, torch.Tensor) else None for one in made}
-    return tuple(made) if None not in kinds and len(kinds) > 1 else made
+    return Batches(tuple(map(_skeleton, given.each))) if isinstance(given, Batches) else _skeleton(given)
+
+
+def has_values(batch: Any) -> bool:
+    """Returns whether all tensors of a batch have values: none is on meta, and none only described.
+
+    Args:
+        batch: One batch, as it was given.
+    """
+    described = len(list(tensors_of(_skeleton(batch)))) - len(list(tensors_of(batch)))
+    return not described and not any(tensor.is_meta for tensor in tensors_of(batch))
 
 
 def lives_on_host(batch: Any) -> bool:
     """Returns whether a batch has a tensor on the host, from where a hand-written step moves it itself.
 
     Args:
-        batch: As it was given.
+        batch: One, or `Batches`, as given.
 
     Returns:
         False where all tensors are on a device, on meta, or only described.
     """
-    return any(tensor.device.type == "cpu" for tensor in tensors_of(batch))
+    return any(tensor.device.type == "cpu" for one in batches_of(batch) for tensor in tensors_of(one))
 
 
 def _skeleton(batch: Any) -> Any:

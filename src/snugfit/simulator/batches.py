@@ -11,7 +11,7 @@ from snugfit.errors import warn
 from snugfit.fake_device.materialise import Materialiser
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import share_of, sharers
-from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch
+from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch, why_uncut
 from snugfit.training.evaluation import evaluated_at_once, task_of
 from snugfit.training.fallbacks import elements
 from snugfit.workload import Workload
@@ -76,7 +76,9 @@ def _in_its_own_memory(tensor: Any) -> Any:
 
 
 def longest(batches: list[Any]) -> int | None:
-    """Returns the samples of the longest batch; None where nobody knows."""
+    """Returns the samples of the longest batch; None where nobody knows them, or which part is whose."""
+    if any(map(why_uncut, batches)):
+        return None
     lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]
     return max(lengths, default=None) or None
 

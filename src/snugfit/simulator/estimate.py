@@ -8,7 +8,7 @@ worker only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
@@ -20,6 +20,7 @@ from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS, generation_of
 from snugfit.recording.recording import Recording
 from snugfit.run import Run
+from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
@@ -38,8 +39,9 @@ MOST_STEPS = 1000
 
 def estimate(
     model: Any,
-    batch: Any,
+    batch: Any = NOT_GIVEN,
     *,
+    batches: Sequence[Any] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = "adamw",
     recipe: Recipe | None = None,
@@ -59,8 +61,9 @@ def estimate(
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
-        batch: Tensors on any device, or (shape, dtype) pairs in their place, as a tuple, a dict or alone; or a list of
-            batches (of varying lengths), which the steps go through.
+        batch: Tensors on any device, or (shape, dtype) pairs in their place, alone or in a tuple, a list or a dict: one
+            batch, as `Trainer.step` takes it.
+        batches: Several batches (of varying lengths) in place of one, which the steps go through.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
         optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), an optimizer of the model's
             parameters, or a function from parameters to one; with `step` also None.
@@ -88,7 +91,7 @@ def estimate(
     """
     cards = cards_of(device)
     assumptions = assumptions_from(assume)
-    title = title_of(model)
+    title, given = title_of(model), given_batches(batch, batches)
     if step is not None:
         _check_step(step, recipe, loss, forward, split)
         _check_steps(steps)
@@ -96,28 +99,31 @@ def estimate(
         if steps is not None:
             raise InputError(
                 "steps= says how often step= is called, and no step= is given: the trainer's own steps repeat themselves "
-                "after two. Leave steps= out, or give a list of batches."
+                "after two. Leave steps= out, or give batches=[...]."
             )
         if isinstance(optimizer, str):
             optimizer, storage = algorithm_and_storage(optimizer)
             if storage is not None and (recipe is None or recipe.optimizer is None):
                 recipe = (recipe or Recipe()).replace(optimizer=storage)
         _check_training(optimizer, recipe, settings)
-    from snugfit.simulator.batch_shapes import lives_on_host, skeleton_of
+    from snugfit.simulator.batch_shapes import hint_at_several, lives_on_host, skeleton_of
 
+    given = given_batches(batch, batches)
     settings = {**settings, "assume": assumptions}
-    shapes = skeleton_of(batch)
+    shapes = skeleton_of(given)
     if step is not None:
         from snugfit.simulator.session import record_step
 
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps)
-        return _estimated(functools.partial(record, on_host=lives_on_host(batch)), cards, None, title, pool)
+        with hint_at_several(given):
+            return _estimated(functools.partial(record, on_host=lives_on_host(given)), cards, None, title, pool)
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
     recipe = recipe or Recipe()
     record = functools.partial(given_subject(model, shapes, arguments).record, recipe)
-    return _estimated(record, cards, recipe, title, pool)
+    with hint_at_several(given):
+        return _estimated(record, cards, recipe, title, pool)
 
 
 def estimate_named(

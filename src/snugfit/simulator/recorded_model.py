@@ -21,6 +21,7 @@ from snugfit.fake_device.sparse_gradients import without_sparse_gradients
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import shape_in_words
+from snugfit.simulator.given_batches import batches_of
 from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.techniques.blocks import find_blocks
 from snugfit.workers import real_run, skeleton
@@ -36,11 +37,11 @@ class RecordedModel:
 
         Args:
             model: A module, or what builds one.
-            batch: One batch, or a list of them.
+            batch: One batch, or `Batches`.
             forward: How the model is called; None: with what the batch holds.
         """
         self.model: torch.nn.Module = _built(model)
-        self.batches: list[Any] = batch if isinstance(batch, list) else [batch]
+        self.batches = batches_of(batch)
         give_shapes(self.model, self.batches[0], forward)
 
     def captured(self, *others: Any) -> list[torch.Tensor]:

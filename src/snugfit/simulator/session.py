@@ -119,7 +119,7 @@ def record_given(
 
     Args:
         model: A module on any device, meta included, or a function without arguments that builds one.
-        batch: One batch of training, or a list of batches that the steps go through.
+        batch: One batch of training, or `Batches` that the steps go through.
         arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
             and `assume`, an `Assumptions`.
         recipe: How the step is held in memory. Where it asks for a compiler, torch compiles the simulated step.
@@ -283,7 +283,7 @@ def record_step(
         step: Function of (model, optimizer, batch).
         model: A module on any device, meta included, or a function without arguments that builds one.
         optimizer: A name, a function from parameters to an optimizer, an optimizer of the model, or None.
-        batch: What the step takes, or a list of such; their tensors may be on any device, meta included.
+        batch: What the step takes, or `Batches` of such; their tensors may be on any device, meta included.
         settings: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
         personality: The kind of device.
         on_host: Whether the step finds its batch on the host.

@@ -56,7 +56,7 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
 
     Args:
         model: A module, or a function without arguments that builds one.
-        shapes: The batch without memory (`batch_shapes.skeleton_of`).
+        shapes: The batch, or several, without memory (`batch_shapes.skeleton_of`).
         arguments: The other arguments of `snugfit.prepare`.
 
     Returns:
@@ -65,11 +65,12 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     import torch
 
     from snugfit.simulator.batches import longest
+    from snugfit.simulator.given_batches import batches_of
     from snugfit.simulator.session import record_given
 
     record = functools.partial(record_given, model, shapes, dict(arguments))
     told = {name: arguments[name] for name in ("batch_size", "gpus", "nodes") if arguments.get(name) is not None}
-    samples = longest(shapes if isinstance(shapes, list) else [shapes])
+    samples = longest(batches_of(shapes))
     if samples is not None and arguments.get("split") is None:
         told.setdefault("batch_size", samples)
     return Subject(

@@ -21,7 +21,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.microbatch.apply import first_tensor, tensors_of
+from snugfit.techniques.microbatch.apply import first_tensor, tensors_of, why_uncut
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 
@@ -257,10 +257,10 @@ def elements(batch: Any) -> int:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Returns the number of samples of a batch, or None where it holds no tensor.
+    """Returns the number of samples of a batch, or None where it holds no tensor or cannot be cut.
 
     Args:
         batch: A tensor, or tuples, lists and mappings of such.
     """
     tensor = first_tensor(batch)
-    return None if tensor is None else int(tensor.shape[0])
+    return None if tensor is None or why_uncut(batch) else int(tensor.shape[0])

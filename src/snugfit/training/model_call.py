@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from snugfit.errors import InputError
 
@@ -26,8 +27,8 @@ def output_of(model: nn.Module, batch: Any, forward: Forward | None) -> Any:
 
     Args:
         model: The model.
-        batch: A tensor, a tuple (the model gets its first element), a dict (the model gets its items), or anything that
-            `forward` knows.
+        batch: A tensor or packed sequence, a tuple or list (the model gets its first element), a dict (the model gets its
+            items), or anything that `forward` knows.
         forward: Function of (model, batch), or None for the usual ways.
 
     Raises:
@@ -37,13 +38,13 @@ def output_of(model: nn.Module, batch: Any, forward: Forward | None) -> Any:
         return forward(model, batch)
     if isinstance(batch, Mapping):
         return _called(model, (), batch)
+    if isinstance(batch, Tensor | PackedSequence):
+        return _called(model, (batch,), {})
     if isinstance(batch, tuple | list):
         return _called(model, batch[:1], {})
-    if isinstance(batch, Tensor):
-        return _called(model, (batch,), {})
     raise InputError(
-        f"the batch is a {type(batch).__name__}; give a tensor, a tuple (the model gets its first element), a dict (the "
-        "model gets its items), or forward=fn(model, batch)."
+        f"the batch is a {type(batch).__name__}; give a tensor, a tuple or list (the model gets its first element), a dict "
+        "(the model gets its items), or forward=fn(model, batch)."
     )
 
 
@@ -80,7 +81,7 @@ def loss_value(loss: Loss, output: Any, batch: Any) -> Any:
     name = getattr(loss, "__name__", type(loss).__name__)
     right = f"loss=lambda output, batch: {'F.' if callable(getattr(F, name, None)) else ''}{name}(output, batch[1])"
     if takes_target(loss):
-        if not isinstance(batch, tuple | list) or len(batch) < 2:
+        if not isinstance(batch, tuple | list) or isinstance(batch, PackedSequence) or len(batch) < 2:
             labels = "['labels']"
             raise InputError(
                 f"loss={name} takes (output, target), and of a batch that is a {type(batch).__name__} nobody knows the "

@@ -20,11 +20,11 @@ NAMES = {device.name for device in DEVICES if device.memory_bytes is not None}
 
 @pytest.fixture(scope="module")
 def estimate(pool):
-    def run(model, batch, **arguments):
+    def run(model, *batch, **arguments):
         arguments.setdefault("device", "a100-80gb")
         if "step" not in arguments:
             arguments.setdefault("loss", cross_entropy)
-        return snugfit.estimate(model, batch, pool=pool, **arguments)
+        return snugfit.estimate(model, *batch, pool=pool, **arguments)
 
     return run
 
@@ -161,7 +161,7 @@ def test_functions_may_be_lambdas_and_closures(estimate):
 
 
 def test_a_list_of_batches_is_as_large_as_its_largest(estimate):
-    many = estimate(MLP(), [mlp_batch(size) for size in (16, 512, 64)])
+    many = estimate(MLP(), batches=[mlp_batch(size) for size in (16, 512, 64)])
     largest = estimate(MLP(), mlp_batch(512))
     assert many.anatomy_bytes["activations"] == largest.anatomy_bytes["activations"]
     assert many.peak_step == 1 and many.peak_reserved_bytes >= largest.peak_allocated_bytes
@@ -184,7 +184,7 @@ def test_a_hand_written_step_is_taken_as_it_is(estimate):
     found = estimate(MLP(), batch, step=hand_written, optimizer="adam")
     assert found.recipe is None and found.fidelity is None and found.step_seconds > 0
     assert found.anatomy_bytes["optimizer_state"] > 0 and found.host_bytes >= 32 * 12 * 4
-    lists = estimate(MLP(), [batch, batch], step=hand_written, optimizer="adam")
+    lists = estimate(MLP(), batches=[batch, batch], step=hand_written, optimizer="adam")
     assert lists.peak_allocated_bytes == found.peak_allocated_bytes
     model = MLP()
     own = estimate(model, batch, step=hand_written, optimizer=torch.optim.SGD(model.parameters()))
@@ -302,7 +302,6 @@ def broken():
         ("resnet18", mlp_batch(8), "model is a str"),
         (MLP(), (((8, 13), torch.float32), ((8,), torch.int64)), r"small_models\.py:\d+.*RuntimeError"),
         (MLP(), (((-8, 12), torch.float32), ((8,), torch.int64)), "negative size"),
-        (MLP(), [], "list of batches is empty"),
     ],
 )
 def test_model_and_batch_that_do_not_work_are_said(estimate, model, batch, says):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from snugfit.errors import InputError
 
@@ -26,42 +30,28 @@ def map_tensors(
     """Returns a batch with a function applied to every tensor in it.
 
     Args:
-        batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else is kept.
+        batch: A tensor, or tuples, lists, mappings, dataclasses, packed sequences and other objects that hold such;
+            anything else is kept.
         change: What becomes of each tensor.
         is_leaf: What is changed in place of tensors.
 
     Returns:
-        The same structure; mappings become dicts.
+        The same structure, of the same classes; an object that holds tensors is copied. How long packed sequences are
+        stays as it is, on the host, where torch wants it.
     """
     if is_leaf(batch):
         return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(value, change, is_leaf) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [map_tensors(value, change, is_leaf) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if not _is_dataclass_instance(batch):
+    held = _held_by(batch)
+    if held is None:
         return batch
-    made = copy.copy(batch)  # in place of its constructor, which may do other things than store its arguments
-    for name, value in _fields_of(batch):
-        object.__setattr__(made, name, map_tensors(value, change, is_leaf))  # a frozen one, too
-    return made
-
-
-def _is_dataclass_instance(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _fields_of(value: Any) -> list[tuple[str, Any]]:
-    names = [field.name for field in dataclasses.fields(value)]
-    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return _made_of(batch, {name: map_tensors(value, change, is_leaf) for name, value in held.items()})
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
     """Goes through the tensors of a batch.
 
     Args:
-        batch: A tensor, or tuples, lists, mappings and dataclasses of such; anything else has none.
+        batch: What `map_tensors` knows; anything else has none.
 
     Yields:
         Each tensor, in order.
@@ -69,27 +59,103 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
         return
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, tuple | list):
-        parts = batch
-    elif _is_dataclass_instance(batch):
-        parts = [value for _, value in _fields_of(batch)]
-    for part in parts:
+    for part in (_held_by(batch) or {}).values():
         yield from tensors_of(part)
 
 
+def _held_by(batch: Any) -> dict[Any, Any] | None:
+    """What a part of a batch holds, by its place in it; None where that is nothing a batch is made of."""
+    if isinstance(batch, PackedSequence):
+        return {name: getattr(batch, name) for name in ("data", "sorted_indices", "unsorted_indices")}
+    if isinstance(batch, Mapping):
+        return dict(batch.items())
+    if isinstance(batch, tuple | list):
+        return dict(enumerate(batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        names = [field.name for field in dataclasses.fields(batch)]
+        return {name: getattr(batch, name) for name in names if hasattr(batch, name)}
+    return dict(vars(batch)) if _is_holder(batch) else None
+
+
+def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
+    """A part of a batch with other things in it."""
+    if isinstance(batch, PackedSequence):
+        return PackedSequence(parts["data"], batch.batch_sizes, parts["sorted_indices"], parts["unsorted_indices"])
+    if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
+        return parts
+    if isinstance(batch, tuple | list):
+        values = list(parts.values())
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    made = copy.copy(batch)  # in place of its constructor, which may do other things than store its arguments
+    for name, value in parts.items():
+        if isinstance(made, MutableMapping):
+            made[name] = value
+        else:
+            object.__setattr__(made, name, value)  # a frozen one, too
+    return made
+
+
+def _is_holder(value: Any) -> bool:
+    """Whether a value is an object of nobody's library whose attributes hold tensors: a batch class of one's own."""
+    return _may_hold(type(value)) and any(_has_tensor(one) for one in vars(value).values())
+
+
+def _may_hold(kind: type) -> bool:
+    library = kind.__module__.partition(".")[0]
+    known = library in ("torch", "numpy") or (library in sys.stdlib_module_names and kind is not SimpleNamespace)
+    return not known and getattr(kind, "__dictoffset__", 0) != 0 and not issubclass(kind, nn.Module | type)
+
+
+def _has_tensor(value: Any) -> bool:
+    """Whether a value is a tensor or a container of some; objects in objects are not looked into, which may be circles."""
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, Tensor) or (isinstance(value, tuple | list) and any(map(_has_tensor, value)))
+
+
 def first_tensor(batch: Any) -> Tensor | None:
-    """Returns the first tensor of a batch that has a dimension, or None.
+    """Returns the tensor whose dimension 0 is the batch's length, or None.
 
     Args:
-        batch: A tensor, or tuples, lists, mappings and dataclasses of such.
+        batch: What `map_tensors` knows.
 
     Returns:
-        The tensor whose dimension 0 is the batch's length.
+        The first one that has a dimension and one number for each place: a sparse matrix or a packed sequence says how many
+        samples there are only where nothing else does.
     """
-    return next((tensor for tensor in tensors_of(batch) if tensor.dim()), None)
+    dense = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout == torch.strided)
+    sparse = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout != torch.strided)
+    return next((tensor for tensor in itertools.chain(dense, sparse) if tensor.dim()), None)
+
+
+def _outside_of_sequences(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif not isinstance(batch, PackedSequence):
+        for part in (_held_by(batch) or {}).values():
+            yield from _outside_of_sequences(part)
+
+
+def why_uncut(batch: Any) -> str | None:
+    """Returns what of a batch nobody but its owner can cut into samples, in words; None where it can be cut.
+
+    Args:
+        batch: What `map_tensors` knows.
+    """
+    if isinstance(batch, Tensor):
+        return None if batch.layout == torch.strided else "a sparse matrix"
+    if isinstance(batch, PackedSequence):
+        return "a PackedSequence"
+    parts = _held_by(batch)
+    if not isinstance(batch, Mapping | tuple | list) and not dataclasses.is_dataclass(batch) and _is_holder(batch):
+        return f"a {type(batch).__name__}"
+    tensor = first_tensor(batch)
+    for part in (parts or {}).values():
+        reason = why_uncut(part)
+        # What does not vary with samples goes with every piece whole: a graph that all samples have in common.
+        if reason and not (isinstance(part, Tensor) and tensor is not None and part.shape[:1] != tensor.shape[:1]):
+            return reason
+    return None
 
 
 def batch_length(batch: Any) -> int:
@@ -105,6 +171,8 @@ def batch_length(batch: Any) -> int:
         InputError: The batch holds no tensor with a dimension, or no sample.
     """
     tensor = first_tensor(batch)
+    if tensor is None and isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     if tensor is None:
         raise InputError(
             f"the batch is a {type(batch).__name__} without a tensor; give a tensor, a tuple or a dict of tensors, "
@@ -124,10 +192,19 @@ def split_batch(batch: Any, size: int) -> list[Any]:
 
     Returns:
         The pieces, views of the batch; tensors of other lengths go with every piece whole.
+
+    Raises:
+        InputError: The batch is empty, or holds what only its owner can cut.
     """
     length = batch_length(batch)
     if size >= length:
         return [batch]
+    reason = why_uncut(batch)
+    if reason is not None:
+        raise InputError(
+            f"the batch holds {reason}, and nobody knows which part of it belongs to which sample, so it cannot be cut into "
+            f"microbatches of {size}. Give split=fn(batch, size), which returns a list of batches, or no microbatch_size."
+        )
     return [cut(batch, start, size, length) for start in range(0, length, size)]
 
 
@@ -135,7 +212,8 @@ def cut(batch: Any, start: int, size: int, length: int) -> Any:
     """Returns one piece of a batch of this length, from a sample on."""
 
     def piece(tensor: Tensor) -> Tensor:
-        return tensor[start : start + size] if tensor.dim() and tensor.shape[0] == length else tensor
+        goes_along = tensor.layout != torch.strided or not tensor.dim() or tensor.shape[0] != length
+        return tensor if goes_along else tensor[start : start + size]
 
     return map_tensors(batch, piece)
 

@@ -1,0 +1,55 @@
+"""What is given as a batch: one, whatever its kind, or several that are said to be several. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from snugfit.errors import InputError
+
+NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda _: "not given"})()
+"""What `batch` is where nobody says; None is a batch for those who need none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batches:
+    """Several batches, which the steps go through; anything else is one batch, lists included."""
+
+    each: tuple[Any, ...]
+
+
+def batches_of(given: Any) -> list[Any]:
+    """Returns the batches of a request, one or several.
+
+    Args:
+        given: A batch, or `Batches`.
+    """
+    return list(given.each) if isinstance(given, Batches) else [given]
+
+
+def given_batches(batch: Any, batches: Any) -> Any:
+    """Returns what was given as `batch` or as `batches`.
+
+    Args:
+        batch: One batch, or `NOT_GIVEN`.
+        batches: Several in a list, or None.
+
+    Returns:
+        The batch, or `Batches`.
+
+    Raises:
+        InputError: Both are given, or none, or `batches` is no list of at least one.
+    """
+    if batches is None:
+        if batch is NOT_GIVEN:
+            raise InputError("no batch is given; give one as the second argument, or several as batches=[...].")
+        return batch
+    if batch is not NOT_GIVEN:
+        raise InputError("batch and batches= are both given; give one batch, or several as batches=[...].")
+    if not isinstance(batches, list | tuple):
+        raise InputError(
+            f"batches is a {type(batches).__name__}; give a list of batches, or one as the second argument."
+        )
+    if not batches:
+        raise InputError("the list of batches is empty; give at least one batch.")
+    return Batches(tuple(batches))
