@@ -60,6 +60,21 @@ def host_decides(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "host_decides", False))
 
 
+def _add_momentum(optimizer: Optimizer) -> None:
+    """Gives parameters momentum that have their first gradient after others: torch's fused SGD takes all or none."""
+    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+        if not group["momentum"] or not group["fused"]:
+            continue
+        state = optimizer.state
+        moved = [weight for weight in group["params"] if weight.grad is not None]
+        new = [weight for weight in moved if state[weight].get("momentum_buffer") is None]
+        if (
+            new and len(new) < len(moved) and not group["dampening"]
+        ):  # 0 times momentum, and the gradient, is a first step
+            for weight in new:
+                state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+
 class JointUpdate:
     """All parameters of an optimizer."""
 
@@ -93,6 +108,8 @@ class JointUpdate:
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
+        for part in getattr(self.optimizer, "parts", (self.optimizer,)):
+            _add_momentum(part)
         if bad is None:
             self.optimizer.step()
         elif masks(self.optimizer):

@@ -4,7 +4,8 @@ Microbatches give the update of the whole batch only where it is. It is not for 
 for statistics of the batch taken by hand, for a loss that divides by a quantity of the batch, for a sum that is weighted as
 a mean; and random numbers drawn in the forward pass are others for a piece than for the whole. None of this shows in the
 model's structure, so the model's own code runs: a few samples at once, the same samples in two pieces, and the first piece
-once more; and so with a few samples of the batch's end. Losses are compared, and gradients at some thousand places of all
+once more; and so with a few samples of the batch's end. A second pass with the same random numbers, which sees what the
+first has left behind, must give the same to the bit. Losses are compared, and gradients at some thousand places of all
 parameters.
 
 Where a second run of the same piece differs, random numbers were drawn. Layers known to draw masks or to take statistics
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
+from snugfit.training import random_state
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.separation_verdict import Separation
 from snugfit.training.untouched import untouched
@@ -41,6 +43,12 @@ PLACES = 4096
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference that rounding may make, by the dtype of the loss and its gradients; 16 bits: `ROUGH`."""
 ROUGH = 3e-2
+_NOISE = 10
+"""What two passes from the same state may differ by, times this, is what kernels without a fixed order do."""
+_MOVES = (
+    "what the model or loss keeps from one forward pass to the next (running scales, counters) changes what it computes, "
+    "and microbatches make more passes."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ def separation(
                     return _look(loss_of, samples, parameters, scale, rough)
 
                 few, pieces = groups[0]
+                if _moves(look, pieces[0], parts):
+                    return Separation(separates=False, sentence=_MOVES)
                 first = look(pieces[0])
                 if not _agree(first, look(pieces[0])):
                     random = True
@@ -113,6 +123,27 @@ def separation(
             release_traceback(error)
         text = " ".join(str(error).split())[:200]
         return Separation(separates=None, random=random, sentence=f"a few samples cannot run: {text}")
+
+
+def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:
+    """Whether a pass sees what an earlier one has left behind: with the same random numbers, it gives something else."""
+    with untouched(parts):
+        drawn = random_state.capture()
+        first = look(samples)
+        random_state.restore(drawn)
+        off = _difference(first, look(samples))
+    if off == 0:
+        return False
+    with untouched(parts):
+        return off > _NOISE * _difference(first, look(samples))
+
+
+def _difference(one: _Look, other: _Look) -> float:
+    """How far two looks are apart, relative to the first; 0 where they are equal to the bit."""
+    size = float(one.gradient.norm()) if one.gradient.numel() else 0.0
+    off = float((one.gradient - other.gradient).norm()) if size else 0.0
+    found = abs(one.loss - other.loss) / max(abs(one.loss), 1e-30) + off / max(size, 1e-30)
+    return found if math.isfinite(found) else 0.0
 
 
 def _as_it_is(modules: Iterable[nn.Module]) -> None:

@@ -72,3 +72,21 @@ def test_what_nobody_can_put_back_is_refused(recipe):
             trained(REFUSED, **RECIPES[recipe])
     elif recipe != "microbatch":
         agree(REFUSED, *trained(REFUSED, **RECIPES[recipe])[:3])
+
+
+STATELESS = (
+    "kept activation",
+    "told by its parent",
+    "hook that keeps",
+    "penalties in a list",
+)
+"""Kinds whose passes leave nothing behind that the next one of the same weights would see."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in STATELESS])
+def test_microbatches_of_what_moves_are_not_called_exact(kind):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        *_, trainer = trained(kind, microbatch_size=4)
+    assert trainer.fidelity.level == "different"
+    assert any("changes the update" in str(one.message) for one in told)

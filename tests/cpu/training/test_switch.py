@@ -100,7 +100,28 @@ class Activations(torch.nn.Module):
 
 
 def in_place(model):
-    return [module.inplace for module in model.modules() if isinstance(module, torch.nn.ReLU)]
+    """Which activations overwrite their input in a step, before anything is computed again."""
+    seen, found = [module for module in model.modules() if isinstance(module, torch.nn.ReLU)], {}
+    forwards = [vars(module).get("forward", module.forward) for module in seen]
+    own = ["forward" in vars(module) for module in seen]
+
+    def watched(module, forward):
+        def run(x):
+            out = forward(x)
+            found[module] = out.data_ptr() == x.data_ptr()
+            return out
+
+        return run
+
+    for module, forward in zip(seen, forwards, strict=True):
+        module.forward = watched(module, forward)
+    model(torch.randn(4, 12, generator=torch.Generator().manual_seed(0)))
+    for module, forward, had in zip(seen, forwards, own, strict=True):
+        if had:
+            module.forward = forward
+        else:
+            del module.forward
+    return [found[module] for module in seen]
 
 
 def test_activations_are_in_place_exactly_as_long_as_the_recipe_says():
