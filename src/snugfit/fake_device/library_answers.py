@@ -19,6 +19,7 @@
 - *Recorded outputs.* Which layers a model of transformers collects hidden states from stands in a table of the library,
   filled when a model is built. A model that travelled here was built elsewhere, so it is asked for what it says itself.
   Source: `transformers/utils/output_capturing.py`, _CanRecordRegistry.
+- *LBFGS.* How long it goes on: `line_search.py`.
 
 Only libraries that are loaded are changed, and what was answered stands in the estimate.
 """
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 
+from snugfit.fake_device.line_search import lbfgs_goes_on
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.replaced import Change
 from snugfit.private_torch import FakeTensor
@@ -62,6 +64,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *(change for loss in losses for change in _wrapped(loss, "linear_sum_assignment", _matched, answered)),
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
         *_recorded_outputs(),
+        *lbfgs_goes_on(values, answered),
     ]
 
 

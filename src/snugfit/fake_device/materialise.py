@@ -90,15 +90,7 @@ class Materialiser:
             optimizer: An optimizer that travelled with its model.
             device: Where its state is, step counts apart.
         """
-        for group in optimizer.param_groups:
-            group["params"] = [self.tensor(parameter, device) for parameter in group["params"]]
-        states = dict(optimizer.state)
-        optimizer.state.clear()
-        for parameter, state in states.items():
-            optimizer.state[self.tensor(parameter, device)] = {
-                name: self.tensor(value, device) if isinstance(value, torch.Tensor) else value
-                for name, value in state.items()
-            }
+        change_optimizer(optimizer, lambda tensor: self.tensor(tensor, device))
 
     def tree(self, value: Any, device: torch.device | Callable[[torch.Tensor], torch.device]) -> Any:
         """Returns a batch with fake tensors in place of meta tensors.
@@ -130,29 +122,54 @@ def change_tensors(model: torch.nn.Module, change: Callable[[torch.Tensor], torc
                     table[name] = change(tensor)
 
 
-def remembered(model: torch.nn.Module, optimizer: object = None) -> Callable[[], None]:
+def change_optimizer(optimizer: torch.optim.Optimizer, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Puts other tensors in the place of an optimizer's parameters and state, in lists of its own too (LBFGS has one)."""
+    for group in optimizer.param_groups:
+        group["params"] = [change(parameter) for parameter in group["params"]]
+    for name, value in list(vars(optimizer).items()):
+        if type(value) is list and value and all(isinstance(one, torch.Tensor) for one in value):
+            vars(optimizer)[name] = [change(parameter) for parameter in value]
+    states = dict(optimizer.state)
+    optimizer.state.clear()
+    for parameter, state in states.items():
+        optimizer.state[change(parameter)] = map_tensors(state, change)
+
+
+def remembered(model: torch.nn.Module, *optimizers: object) -> Callable[[], None]:
     """Returns what makes a skeleton again what it is now, for another recording of it.
 
     Args:
         model: A skeleton.
-        optimizer: An optimizer of it; anything else is left alone.
+        *optimizers: Optimizers of it; anything else is left alone.
     """
     modules = [(module, type(module), _tables_copied(vars(module))) for module in model.modules()]
-    given = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    groups = [] if given is None else [{**group, "params": [*group["params"]]} for group in given.param_groups]
-    states = {} if given is None else {parameter: dict(state) for parameter, state in given.state.items()}
+    given = [
+        (
+            one,
+            dict(vars(one)),
+            _groups_copied(one.param_groups),
+            {weight: dict(kept) for weight, kept in one.state.items()},
+        )
+        for one in optimizers
+        if isinstance(one, torch.optim.Optimizer)
+    ]
 
     def restore() -> None:
         for module, kind, attributes in modules:
             module.__class__ = kind
             vars(module).clear()
             vars(module).update(_tables_copied(attributes))
-        if given is not None:
-            given.param_groups[:] = [{**group, "params": [*group["params"]]} for group in groups]
-            given.state.clear()
-            given.state.update({parameter: dict(state) for parameter, state in states.items()})
+        for one, attributes, groups, states in given:
+            vars(one).update(attributes)
+            one.param_groups[:] = _groups_copied(groups)
+            one.state.clear()
+            one.state.update({weight: dict(kept) for weight, kept in states.items()})
 
     return restore
+
+
+def _groups_copied(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**group, "params": [*group["params"]]} for group in groups]
 
 
 def _tables_copied(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -160,12 +177,17 @@ def _tables_copied(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 
-def fill(model: torch.nn.Module, captured: Iterable[torch.Tensor] = ()) -> torch.nn.Module:
+def fill(
+    model: torch.nn.Module,
+    captured: Iterable[torch.Tensor] = (),
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+) -> torch.nn.Module:
     """Gives what has no memory values of a sensible size, in place: weights random ones, all else 1, or 0 for an index.
 
     Args:
         model: A skeleton; tied parameters stay tied.
         captured: Tensors that are held elsewhere.
+        optimizers: Those that came as objects, with the model's parameters.
 
     Returns:
         The model.
@@ -190,6 +212,8 @@ def fill(model: torch.nn.Module, captured: Iterable[torch.Tensor] = ()) -> torch
     for tensor in captured:
         if tensor.is_meta:
             torch.utils.swap_tensors(tensor, filled(tensor))  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        change_optimizer(optimizer, filled)
     return model
 
 

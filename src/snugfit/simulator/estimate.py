@@ -66,7 +66,8 @@ def estimate(
         batches: Several batches (of varying lengths) in place of one, which the steps go through.
         loss: Function of (output, batch) giving a 0-dim tensor; None where the model returns its loss.
         optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), an optimizer of the model's
-            parameters, or a function from parameters to one; with `step` also None.
+            parameters, or a function from parameters to one; with `step` also None, or a list, tuple or dict of such, which
+            the step gets.
         recipe: How the step is held in memory; None: plainly.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.

@@ -20,6 +20,7 @@ import torch
 
 from snugfit.fake_device.chance import MOST_TRIED, Chance
 from snugfit.fake_device.compiled import compiled_on_fakes
+from snugfit.fake_device.line_search import calls_until_full
 from snugfit.fake_device.materialise import Materialiser, remembered
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
@@ -45,6 +46,7 @@ from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimiz
 from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
 from snugfit.training.sparse_weights import check_sparse
+from snugfit.training.step_optimizers import each_optimizer, made_of, map_optimizers
 from snugfit.training.switch import take_over
 from snugfit.workers import real_run
 from snugfit.workers.pool import Pool, shared_pool
@@ -176,7 +178,7 @@ def _recorded_by(
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
     if real_run.is_wanted():
-        real_run.try_step(model, eager_of(recipe), batches[0], given, subject.captured())
+        real_run.try_step(model, eager_of(recipe), batches, given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
     switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
     samples = longest(batches)
@@ -282,12 +284,12 @@ def record_step(
     Args:
         step: Function of (model, optimizer, batch).
         model: A module on any device, meta included, or a function without arguments that builds one.
-        optimizer: A name, a function from parameters to an optimizer, an optimizer of the model, or None.
+        optimizer: A name, a function from parameters to an optimizer, an optimizer, None; or a list, tuple or dict of such.
         batch: What the step takes, or `Batches` of such; their tensors may be on any device, meta included.
         settings: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
         personality: The kind of device.
         on_host: Whether the step finds its batch on the host.
-        steps: How often it is called; None: twice, or once more than there are batches.
+        steps: How often it is called; None: twice, or once more than there are batches, or until LBFGS has its history.
 
     Returns:
         The recording; its workload is None.
@@ -299,22 +301,26 @@ def record_step(
     subject = RecordedModel(model, batch, None)
     model, batches, settings = subject.model, subject.batches, dict(settings)
     assumptions = settings.pop("assume", None)
-    used = _optimizer_function(optimizer, settings, model) if isinstance(optimizer, str) else optimizer
+    used = map_optimizers(
+        optimizer, lambda one: _optimizer_function(one, settings, model) if isinstance(one, str) else one
+    )
+    instances = [one for one in each_optimizer(used) if isinstance(one, torch.optim.Optimizer)]
     if real_run.is_wanted():
-        real_run.try_own_step(step, model, used, batches[0], subject.captured())
+        real_run.try_own_step(step, model, used, batches, subject.captured())
     calls = steps or max(STEPS, len(batches) + 1)
     device = personality.device
     place = torch.device("cpu") if on_host else device
 
     def follow(recorder: Any) -> None:
-        fake, made = Materialiser(), used
+        fake = Materialiser()
         fake.module(model, device)
         recorder.watch(model)
         model.to(device)  # buffers of a constructor that reads values are real, and still on the host
-        if isinstance(used, torch.optim.Optimizer):
-            fake.optimizer(used, device)
-        elif used is not None:
-            made = used(model.parameters())
+        for one in instances:
+            fake.optimizer(one, device)
+        made = made_of(used, model.parameters)
+        nonlocal calls
+        calls = steps or max(calls, *map(calls_until_full, each_optimizer(made)), 0)
         for number in range(calls):
             recorder.step = number
             with phase("data"):  # made anew for each step, as a loader does
@@ -323,15 +329,18 @@ def record_step(
             del given
 
     def run() -> Recording:
-        restore = remembered(model, used)
+        restore = remembered(model, *instances)
 
         def recorded(chance: Chance) -> Recording:
             restore()
-            return record(follow, personality, subject.captured(*_held_by(used)), assumptions, chance)
+            # Parameters of another model than this one, which the step holds, are captured like all that it holds.
+            state = [one.state.values() for one in instances]
+            return record(follow, personality, subject.captured(list(map(list, state))), assumptions, chance)
 
         return _costliest(recorded)
 
-    return subject.recorded(run, personality, steps=calls)
+    recording = subject.recorded(run, personality)
+    return dataclasses.replace(recording, steps=calls)
 
 
 def _held_by(optimizer: Any) -> tuple[Any, ...]:

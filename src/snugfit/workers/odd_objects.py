@@ -1,6 +1,7 @@
 """How objects travel to a simulation that no pickler takes, although training code holds them.
 
 - a module with parametrizations (weight_norm, spectral_norm): its class is made anew on the other side;
+- an optimizer: with what its class holds of its own, which torch leaves out (LBFGS's list of parameters);
 - a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
 - anything else that cannot be pickled (an open file, a running generator, a logger of a run): as a stand-in that lets
@@ -26,6 +27,9 @@ _LOCKS: dict[type, Callable[[], Any]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
 }
+
+
+_OF_ALL_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(0)])))
 
 
 class StandIn:
@@ -68,6 +72,9 @@ def reduce(value: Any) -> Reduced | None:
     if kind is weakref.ReferenceType:
         alive = value()
         return (weakref.ref, (alive,)) if alive is not None else (_dead_reference, ())
+    if isinstance(value, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+        kept = {name: one for name, one in vars(value).items() if name not in _OF_ALL_OPTIMIZERS and not callable(one)}
+        return _blank, (kind,), (value.__getstate__(), kept), None, None, _fill_optimizer
     if isinstance(value, torch.nn.Module):
         names = private_torch.parametrized(value)
         if names is not None:
@@ -103,6 +110,12 @@ def stand_in(value: Any) -> Reduced | None:
 
 def _blank(kind: Any) -> Any:
     return kind.__new__(kind)
+
+
+def _fill_optimizer(optimizer: torch.optim.Optimizer, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    of_all, own = state
+    optimizer.__setstate__(of_all)
+    vars(optimizer).update(own)
 
 
 def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], tuple[str, ...]]) -> None:

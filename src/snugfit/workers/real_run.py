@@ -80,8 +80,6 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
         )
     except NotTried as reason:
         return cannot_run(refused.error, refused.where, f"{NOT_TRIED}: {reason}")
-    except SnugfitError as error:
-        return error
     except Exception as error:
         if _alike(error, refused.error):
             found = f"The same happens in a real run on CPU with {_samples} samples"
@@ -107,13 +105,13 @@ def line_of(error: BaseException) -> str:
     return f" at {theirs[-1][0]}:{theirs[-1][1]}" if theirs else ""
 
 
-def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], captured: Any) -> None:
-    """Takes one real step of `snugfit.prepare` on the host; always raises.
+def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str, Any], captured: Any) -> None:
+    """Takes real steps of `snugfit.prepare` on the host, one on a few samples of each batch; always raises.
 
     Args:
         model: A skeleton.
         recipe: How the step is held in memory.
-        batch: A batch without values.
+        batches: Batches without values.
         arguments: The other arguments of `snugfit.prepare`.
         captured: Tensors that the code holds besides.
 
@@ -122,62 +120,65 @@ def try_step(model: Any, recipe: Any, batch: Any, arguments: Mapping[str, Any], 
         NotTried: It would take too much.
         Exception: What the step raised.
     """
-    from snugfit.errors import RecipeError, TrainingError
-    from snugfit.fake_device.materialise import filled_batch
+    from snugfit.errors import TrainingError
     from snugfit.training.prepare import prepare
 
-    split = arguments.get("split")
-    few = _few(batch, split, SAMPLES)
-    _fill_all(model, few, captured)
-    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size", "gpus", "nodes")}
     at_once = recipe.microbatch_size
+    split = arguments.get("split") if at_once is not None else None
+    _fill_all(model, captured, arguments.get("optimizer"))
+    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size", "gpus", "nodes")}
+    few = [_few(batch, split, SAMPLES) for batch in batches]
     try:
         trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)
-    except RecipeError as error:
-        raise NotTried(f"its recipe is not one for cpu ({_line(error)})") from error
+    except SnugfitError as error:
+        raise NotTried(f"it cannot be prepared on cpu ({_line(error)})") from error
     try:
-        trainer.step(filled_batch(few))
-        trainer.finish()
-        if (more := _more(batch, split, at_once)) is not None:
-            trainer.step(filled_batch(more))
+        for batch, samples in zip(batches, few, strict=True):
+            trainer.step(samples)
             trainer.finish()
+            if (more := _more(batch, split, at_once)) is not None:
+                trainer.step(more)
+                trainer.finish()
     except TrainingError:
         pass  # random weights may give an infinite loss; the step ran
     raise Finished
 
 
-def try_own_step(step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batch: Any, captured: Any) -> None:
-    """Takes one real step of the user's own function on the host; always raises, as `try_step` does.
+def try_own_step(
+    step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batches: list[Any], captured: Any
+) -> None:
+    """Takes real steps of the user's own function on the host; always raises, as `try_step` does.
 
     Args:
         step: Function of (model, optimizer, batch).
         model: A skeleton.
-        optimizer: A function from parameters to an optimizer, an optimizer of the model, or None.
-        batch: A batch without values.
+        optimizer: Functions from parameters to an optimizer, optimizers, or None (`step_optimizers.py`).
+        batches: Batches without values.
         captured: Tensors that the code holds besides.
     """
-    import torch
+    from snugfit.training.step_optimizers import made_of
 
-    from snugfit.fake_device.materialise import filled_batch
-
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise NotTried("the optimizer came as an object; give a function from parameters to one")
-    few = _few(batch, None, SAMPLES)
-    _fill_all(model, few, captured)
-    made = optimizer(model.parameters()) if optimizer is not None else None
-    step(model, made, filled_batch(few))
-    if (more := _more(batch, None, None)) is not None:
-        step(model, made, filled_batch(more))
+    _fill_all(model, captured, optimizer)
+    made = made_of(optimizer, model.parameters)
+    for batch in batches:
+        step(model, made, _few(batch, None, SAMPLES))
+        if (more := _more(batch, None, None)) is not None:
+            step(model, made, more)
     raise Finished
 
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
-    from snugfit.techniques.microbatch.apply import first_tensor, split_batch
+    """Some samples of a batch, with random values; all of it where nobody says how it is cut."""
+    from snugfit.fake_device.materialise import filled_batch
+    from snugfit.techniques.microbatch.apply import first_tensor, split_batch, why_uncut
+    from snugfit.training.fallbacks import elements
 
-    if split is None and first_tensor(batch) is None:
-        return batch
-    pieces: list[Any] = (split or split_batch)(batch, samples)
-    return pieces[0]
+    if split is None and first_tensor(batch) is not None and not why_uncut(batch):
+        return filled_batch(split_batch(batch, samples)[0])
+    if elements(batch) > MOST_ELEMENTS:
+        raise NotTried(f"its batch has {elements(batch):,} numbers, more than {MOST_ELEMENTS:,}")
+    filled = filled_batch(batch)
+    return filled if split is None else split(filled, samples)[0]
 
 
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
@@ -187,37 +188,35 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
 
     global _samples
     tensor = first_tensor(batch)
-    samples = at_once or (tensor.shape[0] if tensor is not None and tensor.dim() else 0)
-    if samples <= SAMPLES:
-        return None
-    more = _few(batch, split, samples)
-    if elements(more) * _PER_NUMBER > MOST_ELEMENTS:
+    length = tensor.shape[0] if tensor is not None else 0
+    samples = at_once or length
+    if samples <= SAMPLES or elements(batch) * min(samples / max(length, 1), 1) * _PER_NUMBER > MOST_ELEMENTS:
         return None
     _samples = samples
-    return more
+    return _few(batch, split, samples)
 
 
-def _fill_all(model: Any, few: Any, captured: Any) -> None:
-    """Gives weights and captured tensors memory and random numbers, in place."""
+def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
+    """Gives weights, captured tensors and the state of optimizers memory and random numbers, in place."""
     import torch
     from torch.nn.parameter import is_lazy
 
     from snugfit.fake_device.materialise import fill
-    from snugfit.training.fallbacks import elements
+    from snugfit.training.step_optimizers import each_optimizer
 
     held = [*model.parameters(), *model.buffers(), *captured]
-    numbers = elements(few) + sum(tensor.numel() for tensor in held if not is_lazy(tensor))
+    numbers = sum(tensor.numel() for tensor in held if not is_lazy(tensor))
     if numbers > MOST_ELEMENTS:
         raise NotTried(f"it would make {numbers:,} random numbers, more than {MOST_ELEMENTS:,}")
     if any(is_lazy(tensor) for tensor in held):
         raise NotTried("the model has lazy layers")
     torch.manual_seed(0)
-    fill(model, captured)
+    fill(model, captured, [one for one in each_optimizer(optimizers) if isinstance(one, torch.optim.Optimizer)])
 
 
 def _alike(one: BaseException, other: BaseException) -> bool:
-    """Whether two errors are of one kind: of the same class of Python's own, whatever torch's classes under it."""
-    return _plain_kind(one) is _plain_kind(other)
+    """Whether two errors are one: in the same line, of the same class of Python's own, whatever torch's classes under it."""
+    return _plain_kind(one) is _plain_kind(other) and line_of(one) == line_of(other)
 
 
 def _plain_kind(error: BaseException) -> type:

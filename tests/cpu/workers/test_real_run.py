@@ -112,3 +112,76 @@ def test_the_worker_simulates_as_before_afterwards(pool):
     with pytest.raises(CannotSimulateError):
         snugfit.estimate(Simulated(), BATCH, device="cpu", pool=pool, loss=entropy)
     assert snugfit.estimate(nn.Linear(8, 3), BATCH, device="cpu", pool=pool, loss=entropy).peak_allocated_bytes == plain
+
+
+class FailsInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.inner(x[:, :3])
+
+
+def bad_split(batch, size):
+    raise KeyError("no such part of the batch")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        (FailsInside, {"loss": entropy}),
+        (lambda: nn.Linear(8, 3), {"loss": lambda output, batch: F.cross_entropy(output, batch[2])}),
+        (lambda: nn.Linear(8, 3), {"loss": entropy, "forward": lambda model, batch: model(batch["x"])}),
+        (lambda: nn.Linear(8, 3), {"loss": entropy, "split": bad_split, "recipe": snugfit.Recipe(microbatch_size=4)}),
+    ],
+    ids=["model", "loss", "forward", "split"],
+)
+def test_what_fails_is_said_whatever_the_optimizer_came_as(pool, model, arguments):
+    said = []
+    for kind in ("name", "function", "instance"):
+        made = model()
+        optimizer = {
+            "name": "adam", "function": torch.optim.Adam, "instance": torch.optim.Adam(made.parameters()),
+        }[kind]  # fmt: skip
+        with pytest.raises(InputError, match="The same happens in a real run") as caught:
+            snugfit.estimate(made, BATCH, optimizer=optimizer, device="cpu", pool=pool, **arguments)
+        said.append(str(caught.value))
+    assert len(set(said)) == 1, said
+
+
+class FailsElsewhere(nn.Module):
+    """The same class of error, simulated and real, in two lines that have nothing to do with each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+
+    def forward(self, x):
+        if type(x) is not torch.Tensor:
+            raise ValueError("simulated")
+        raise ValueError("real")
+
+
+def test_the_same_is_only_said_of_the_same_line(pool):
+    with pytest.raises(InputError, match=r"fails in another way \(ValueError: real\)"):
+        snugfit.estimate(FailsElsewhere(), BATCH, device="cpu", pool=pool, loss=entropy)
+
+
+def test_an_error_of_ours_in_the_real_run_does_not_hide_the_one_that_happened(pool):
+    def loss(output, batch):
+        if type(output) is not torch.Tensor:
+            raise IndexError("what happened")
+        return output
+
+    with pytest.raises(
+        InputError, match=r"IndexError: what happened\. A real run .* fails in another way \(InputError"
+    ):
+        snugfit.estimate(nn.Linear(8, 3), BATCH, device="cpu", pool=pool, loss=loss)
+
+
+def test_every_batch_of_several_is_tried(pool):
+    with pytest.raises(InputError, match="The same happens in a real run"):
+        snugfit.estimate(
+            nn.Linear(8, 3), batches=[BATCH, (BATCH[0][:, :5], BATCH[1])], device="cpu", pool=pool, loss=entropy
+        )
