@@ -89,7 +89,7 @@ class FrozenLinear(nn.Linear):
         if torch.is_autocast_enabled(place):
             input = input.to(torch.get_autocast_dtype(place))
         result: Tensor = _Product.apply(input, self)
-        return result
+        return result + self.bias.to(result.dtype) if _trains(self.bias) else result
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenLinear:
         """Moves to another device; scales keep their dtype whatever the model is cast to."""
@@ -112,13 +112,18 @@ class FrozenLinear(nn.Linear):
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
+def _trains(bias: Tensor | None) -> bool:
+    """Whether somebody has unfrozen a bias, which then needs a gradient: it is added outside of the product."""
+    return bias is not None and bias.requires_grad
+
+
 class _Product(torch.autograd.Function):
     """The product with a weight that is unpacked in forward and again in backward, and never kept."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
         ctx.layer = layer
-        bias = None if layer.bias is None else layer.bias.to(input.dtype)
+        bias = None if layer.bias is None or _trains(layer.bias) else layer.bias.to(input.dtype)
         return F.linear(input, layer.dequantize(input.dtype), bias)
 
     @staticmethod

@@ -42,7 +42,7 @@ class LostUpdates:
         Args:
             step: The step's number.
         """
-        for weight in self._weights if step == self._at_step else ():
+        for weight in [one for one in self._weights if one.requires_grad] if step == self._at_step else ():
             before = _sample(weight).to("cpu", copy=True)
             touched = torch.zeros_like(before, dtype=torch.bool)
             hook = weight.register_hook(functools.partial(_note, touched))  # type: ignore[no-untyped-call]

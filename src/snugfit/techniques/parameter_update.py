@@ -162,12 +162,13 @@ class ParameterUpdate(JointUpdate):
         """Takes the parameter, the number of its group, and what there is for all parameters."""
         super().__init__(optimizer)
         self.weight = weight
-        self._number = number
+        self.number = number
+        """The number of its group."""
 
     @property
     def groups(self) -> list[Settings]:
         """The group of the parameter, which loading a state puts a new one in place of."""
-        return [self.optimizer.param_groups[self._number]]
+        return [self.optimizer.param_groups[self.number]]
 
     @property
     def weights(self) -> list[nn.Parameter]:

@@ -7,12 +7,13 @@ what schedulers and people write to (`optimizer_handle.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, listed, warn
 from snugfit.recipe import Recipe
 from snugfit.training.optimizers import OF_TORCH
 from snugfit.workload import CUSTOM_OPTIMIZER, STORED_OPTIMIZERS
@@ -45,12 +46,13 @@ def name_of(optimizer: Any) -> str:
 class GivenOptimizer:
     """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
 
-    def __init__(self, optimizer: Any, model: nn.Module) -> None:
+    def __init__(self, optimizer: Any, model: nn.Module, *, by_function: bool = False) -> None:
         """Notes which parameters of the model it has.
 
         Args:
             optimizer: The instance, or what a function of the caller's made.
             model: The model, before anything is changed on it.
+            by_function: Whether a function made it, of what was trained then.
 
         Raises:
             InputError: It is none, or has no parameter of the model.
@@ -60,15 +62,19 @@ class GivenOptimizer:
                 f"optimizer returned a {type(optimizer).__name__}; it must return a torch.optim.Optimizer."
             )
         self.optimizer = optimizer
+        self._by_function = by_function
         self.name = name_of(optimizer)
-        names = {id(weight): name for name, weight in model.named_parameters()}
-        groups = optimizer.param_groups
-        self._names = [[names.get(id(weight)) for weight in group["params"]] for group in groups]
+        self._take_names(model)
         if not any(name is not None for group in self._names for name in group):
             raise InputError(
                 f"the {type(optimizer).__name__} given has none of the model's parameters; build it of "
                 "model.parameters(), after anything that replaces parameters."
             )
+
+    def _take_names(self, model: nn.Module) -> None:
+        names = {id(weight): name for name, weight in model.named_parameters()}
+        groups = self.optimizer.param_groups
+        self._names = [[names.get(id(weight)) for weight in group["params"]] for group in groups]
 
     def follow(self, model: nn.Module, before: set[str]) -> None:
         """Gives the instance the parameters of the changed model, and its state their places.
@@ -76,13 +82,17 @@ class GivenOptimizer:
         Args:
             model: The changed model.
             before: Names of all parameters before it was changed; new ones that are trained join the first group.
+
+        What has been cast and moved is followed before techniques give it other names, and once more after that.
         """
         current = dict(model.named_parameters(remove_duplicate=False))
+        there = {id(weight) for weight in current.values()}
         groups, state = self.optimizer.param_groups, self.optimizer.state
         for group, names in zip(groups, self._names, strict=True):
             kept = []
             for name, weight in zip(names, group["params"], strict=True):
-                now = weight if name is None else current.get(name)
+                # a weight that an adapter stands around has another name, and may be unfrozen
+                now = weight if name is None or id(weight) in there else current.get(name)
                 if now is not weight and weight in state:
                     old = state.pop(weight)
                     if now is not None:
@@ -92,7 +102,10 @@ class GivenOptimizer:
             group["params"] = kept
         for weight in list(state):
             state[weight] = {name: _placed(value, weight, name) for name, value in state[weight].items()}
-        added = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
+        inside = {id(weight) for group in groups for weight in group["params"]}
+        new = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
+        added = [weight for weight in new if id(weight) not in inside]
+        self._take_names(model)
         if added:
             groups[0]["params"].extend(dict.fromkeys(added))
             warn(
@@ -100,22 +113,29 @@ class GivenOptimizer:
                 "they join its first group."
             )
 
-    def others(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Returns what the instance has beside the model's trained parameters: a learned part of the loss, frozen ones.
+    def check_unfrozen(self, unfrozen: Mapping[str, nn.Parameter]) -> None:
+        """Looks whether parameters that were unfrozen in the middle of a run are in a group.
 
         Args:
-            named: What training changes of the model.
+            unfrozen: Name -> parameter.
 
-        Returns:
-            Parameters by a name of their own; their gradients belong to the step too.
+        Raises:
+            InputError: A function made the optimizer of what was trained then, so it could not know them.
         """
-        known = {id(weight) for weight in named.values()}
-        return {
-            f"optimizer.param_groups[{number}]['params'][{at}]": weight
-            for number, group in enumerate(self.optimizer.param_groups)
-            for at, weight in enumerate(group["params"])
-            if id(weight) not in known
-        }
+        inside = {id(weight) for group in self.optimizer.param_groups for weight in group["params"]}
+        left_out = [name for name, weight in unfrozen.items() if id(weight) not in inside]
+        if not left_out:
+            return
+        advice = (
+            f"{listed(left_out)} requires a gradient now, and no group of the {type(self.optimizer).__name__} has it. "
+            "trainer.optimizer.add_param_group({'params': [...]}) trains it from here on"
+        )
+        if self._by_function:
+            raise InputError(
+                f"{advice}, and so does optimizer=lambda parameters: ..., called by snugfit.prepare when nothing is frozen "
+                "yet. Or freeze it again: requires_grad_(False)."
+            )
+        warn(f"{advice}; without that it stays as it is, as it would in a loop of your own.")
 
     def groups(self, recipe: Recipe) -> list[dict[str, Any]]:
         """Returns parameter groups for what a recipe builds in place of the instance.

@@ -35,7 +35,7 @@ class MicrobatchCheck:
         Args:
             workload: What is known before.
             passes: How samples go through the model.
-            parameters: What training changes.
+            parameters: Those of the model, of which some may be frozen now and then.
             scaled: Whether the loss is scaled, since gradients are fp16.
             promised: Whether a plan has promised that microbatches change nothing.
         """
@@ -96,7 +96,7 @@ class MicrobatchCheck:
                 lambda piece: passes.loss_of(passes.arrived(piece)),
                 batch,
                 parts=passes.parts,
-                parameters=self._parameters,
+                parameters=[weight for weight in self._parameters if weight.requires_grad],
                 split=passes.split,
                 size=size,
                 loss_weight=passes.loss_weight,

@@ -35,11 +35,7 @@ class OptimizerHandle:
         if update.optimizer is optimizer:
             return
         optimizer.state.clear()
-        number_of = {
-            weight: number for number, group in enumerate(optimizer.param_groups) for weight in group["params"]
-        }
-        followers = [(number_of.get(group["params"][0]), at) for at, group in enumerate(update.optimizer.param_groups)]
-        self._links = [(number, at) for number, at in followers if number is not None]
+        self.link()
         self.follow()
         mine = weakref.ref(self)  # the object must not keep the update alive when the trainer is gone
 
@@ -53,6 +49,18 @@ class OptimizerHandle:
 
         optimizer.register_state_dict_post_hook(read)
         optimizer.register_load_state_dict_pre_hook(loaded)
+
+    def link(self) -> None:
+        """Looks which of the owner's groups each group follows that updates; settings are passed on anew."""
+        groups = self.update.optimizer.param_groups
+        if self.update.optimizer is self.optimizer:
+            return
+        number_of = {
+            weight: number for number, group in enumerate(self.optimizer.param_groups) for weight in group["params"]
+        }
+        followers = [(number_of.get(next(iter(group["params"]), None)), at) for at, group in enumerate(groups)]
+        self._links = [(number, at) for number, at in followers if number is not None]
+        self._passed = [{} for _ in self._links]
 
     def follow(self) -> None:
         """Takes over the settings of what updates, after a state was loaded there."""

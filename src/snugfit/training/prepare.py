@@ -144,6 +144,8 @@ def prepare(
         # What is shared out arrives unit by unit, so that no GPU holds the whole model.
         whole = setup.ranks is None or (recipe.shard == "none" and recipe.tensor_parallel == 1)
         settle(model, device=place if whole else torch.device("cpu"), dtype=held_in(recipe))
+        if given is not None:
+            given.follow(model, before)
         if isinstance(loss, nn.Module):
             loss.to(place)
         techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
@@ -154,7 +156,7 @@ def prepare(
         if given is not None:
             given.follow(model, before)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
-            given = GivenOptimizer(optimizer(list(named.values())), model)
+            given = GivenOptimizer(optimizer(list(named.values())), model, by_function=True)
         if given is not None:
             check_takes_no_closure(given.optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse)
@@ -178,7 +180,7 @@ def prepare(
         rebuild,
         scheduler=scheduler_of(scheduler, rebuild.handle.optimizer),
         fallbacks=fallbacks,
-        check=MicrobatchCheck(workload, passes, list(named.values()), scaled=scaled, promised=promised),
+        check=MicrobatchCheck(workload, passes, list(model.parameters()), scaled=scaled, promised=promised),
     )
     remember_trainer(model, trainer, rebuild)
     return trainer

@@ -12,6 +12,7 @@ from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.shard.ranks import Ranks
+from snugfit.training.claimed import check_claimed, is_due
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
@@ -20,7 +21,7 @@ from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
-from snugfit.training.switch import Rebuild
+from snugfit.training.switch import Rebuild, trained_by_others
 from snugfit.workload import Workload
 
 
@@ -128,12 +129,20 @@ class Trainer:
                 "this model was prepared again, and that trainer has taken it over; go on with the new one."
             )
         self._judged()
+        self._follow()
         if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
             self.model.train()
         loss = self._recovery.step(self, batch)
         if self._scheduler is not None:
             self._scheduler.step()
         return loss
+
+    def _follow(self) -> None:
+        """Goes by what is trained now: parameters may have been frozen, unfrozen or put into groups since the last step."""
+        if self._rebuild.outdated:
+            self.finish()
+            self._rebuild.follow(self.recipe)
+            self.update = self._rebuild.update
 
     def attempt(self, step: int, batch: Any) -> Tensor:
         """Takes one update by the recipe in place, or leaves everything as it was; `step` is what callers want.
@@ -190,6 +199,9 @@ class Trainer:
     def _backward_pass(self, loss: Tensor) -> None:
         self.phase = "backward"
         with phase("backward"):
+            if self._rebuild.by_name and self.ranks is None and is_due(self.steps_done + 1):
+                claimed = [*self.update.gradients.named.values(), *trained_by_others(self.model)]
+                check_claimed(loss, claimed, self.workload.optimizer, self._passes.parts)
             self.update.judge(loss)
             with self.update.own_backward():
                 (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
@@ -217,6 +229,7 @@ class Trainer:
             RuntimeError: There is no memory for the change; the recipe before is in place.
         """
         self.finish()
+        self._follow()
         self._recovery.change_recipe(self, recipe)
 
     def take_next_fallback(self) -> bool:
@@ -288,6 +301,7 @@ class Trainer:
             `model` (plain keys), `optimizer` (as torch's ordinary optimizer has it), `scheduler` (that of `scheduler=`),
             `scaler`, `rounding`, `steps_done`.
         """
+        self._follow()
         self._rebuild.handle.pass_on()
         return {
             "model": self.model.state_dict(),
@@ -311,6 +325,7 @@ class Trainer:
             from snugfit.training.shares import load_shares
 
             load_shares(self.model, state["model"])
+        self._follow()
         self.update.load_state_dict(state["optimizer"])
         self._rebuild.handle.follow()
         if self._scheduler is not None and state.get("scheduler") is not None:

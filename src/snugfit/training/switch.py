@@ -105,6 +105,29 @@ class Rebuild:
         self.release()
         self.update = self.handle.update = update
 
+    @property
+    def by_name(self) -> bool:
+        """Whether the optimizer was asked for by a name, and so was made of the model's parameters."""
+        return self._builder.given is None
+
+    @property
+    def outdated(self) -> bool:
+        """Whether other parameters are trained than when the update was built."""
+        return self._builder.outdated
+
+    def follow(self, recipe: Recipe) -> None:
+        """Builds the update anew for what is trained now, between two steps that nothing waits for.
+
+        Args:
+            recipe: The one in place.
+        """
+        self.update.gradients.drop()
+        self._builder.follow()
+        update = self._builder(recipe, self.update.parts)
+        self.release()
+        self.update = self.handle.update = update
+        self.handle.link()
+
     def release(self) -> None:
         """Takes the hooks of the update off the parameters."""
         self.update.release()
@@ -138,6 +161,16 @@ def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> No
     """
     _trainers[model] = weakref.ref(trainer)
     weakref.finalize(trainer, rebuild.release).atexit = False
+
+
+def trained_by_others(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters of all prepared models but one, whose trainers are there.
+
+    Args:
+        model: That one.
+    """
+    others = [one for one, trainer in list(_trainers.items()) if one is not model and trainer() is not None]
+    return [weight for other in others for weight in other.parameters()]
 
 
 def take_over(model: nn.Module) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,23 +53,36 @@ class MuonWithAdamW(Optimizer):
             kernels: AdamW's `fused` or `foreach`.
         """
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-        super().__init__(_parted(params), {"lr": lr, **decay})
-        groups = {
-            name: [group for group in self.param_groups if group[ALGORITHM] == name] for name in ("muon", "adamw")
+        settings: dict[str, Any] = {"betas": betas, **(kernels or {})}
+        self._make: dict[str, Callable[..., Optimizer]] = {
+            "muon": functools.partial(Muon, adjust_lr_fn="match_rms_adamw"),
+            "adamw": functools.partial(AdamW, **settings),
         }
         self._parts: dict[str, Optimizer] = {}
-        if groups["muon"]:
-            self._parts["muon"] = Muon(groups["muon"], adjust_lr_fn="match_rms_adamw")
-        if groups["adamw"]:
-            self._parts["adamw"] = AdamW(groups["adamw"], betas=betas, **(kernels or {}))
+        super().__init__(params, {"lr": lr, **decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, parted in two where it does not say which algorithm it is for and has parameters of both kinds.
+
+        Args:
+            param_group: Its `params`, and settings of its own.
+        """
+        for group in _parted([param_group]):
+            super().add_param_group(group)
+            name = group[ALGORITHM]
+            if name in self._parts:
+                self._parts[name].add_param_group(group)
+            else:
+                self._parts[name] = self._make[name]([group])
 
     @property
     def parts(self) -> tuple[Optimizer, ...]:
         """The optimizers this one consists of, in the order in which they step: on its very groups and state."""
-        for name, part in self._parts.items():
+        parts = {name: self._parts[name] for name in self._make if name in self._parts}
+        for name, part in parts.items():
             part.param_groups = [group for group in self.param_groups if group[ALGORITHM] == name]
             part.state = self.state
-        return tuple(part for part in self._parts.values() if part.param_groups)
+        return tuple(part for part in parts.values() if part.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -82,13 +96,14 @@ class MuonWithAdamW(Optimizer):
             part.step()
 
 
-def _parted(params: Iterable[Any]) -> Groups:
-    given = list(params)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+def _parted(groups: Groups) -> Groups:
     parted: Groups = []
-    for group in ({**group, "params": list(group["params"])} for group in groups):
-        matrices = {weight for weight in group["params"] if weight.dim() == 2}
-        parted += [group] if ALGORITHM in group else parted_groups([group], (matrices, *_MARKS))
+    for group in groups:
+        given = group["params"]
+        weights: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
+        matrices: set[nn.Parameter] = {weight for weight in weights if weight.dim() == 2}
+        one = {**group, "params": weights}
+        parted += [one] if ALGORITHM in group else parted_groups([one], (matrices, *_MARKS))
     return parted
 
 

@@ -54,6 +54,9 @@ class RoundedUpdate(ParameterUpdate):
         Args:
             bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
+        if self.weight.dtype != torch.bfloat16:  # beside the model, which alone was cast: a learned part of the loss
+            super().step(bad)
+            return
         if bad is not None:
             bad = bad.to(self.weight.device)  # shares that are kept on the host are updated there
         if self._packed and bad is not None:  # packed state changes in place, so the host decides
