@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 CPU: Literal["cpu"] = "cpu"
 CUDA: Literal["cuda"] = "cuda"
-HERE = (None, "local", CPU)
-"""What names a device of this machine, where none, `local` or a kind can be given."""
+_HERE = ("local", CPU)
 BF16_SINCE = (8, 0)
 """First compute capability of CUDA whose cards compute in bf16."""
 SIMULATED = "sim"
@@ -52,6 +51,16 @@ class DeviceKind:
     """Name under which its memory is predicted and planned: `cpu`, or `local` for this machine's card; None: it is not."""
     seen: str = "never run by us: what torch's documentation says"
     """Where this was tried."""
+
+
+def is_here(device: Any) -> bool:
+    """Returns whether a device is one of this machine, which nobody knows of a card by its name.
+
+    Args:
+        device: What a plan was asked for: a name or a row of the table, `local`, `cpu`, or None for what is here.
+    """
+    name = getattr(device, "name", device)
+    return name is None or str(name).strip().lower() in _HERE
 
 
 def _card(name: str, **more: Any) -> DeviceKind:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import output
-from snugfit.device_kinds import HERE
 from snugfit.errors import InputError, RecipeError
 from snugfit.fake_device.assumptions import Assumptions, assumptions_from
 from snugfit.fields import FieldInfo, field_docs, field_infos, from_text
@@ -108,7 +107,7 @@ class BudgetOptions:
     forbid: Annotated[list, "F"]  # type: ignore[type-arg]
     """a recipe field that must stay plain"""
     host_budget: Annotated[str, "SIZE"]
-    """host memory of a machine that may be used. Default: what is free here; for several GPUs of a named card, no limit."""
+    """host memory of a machine that may be used. Default: what is free here; of a named card's machine, no limit."""
 
 
 def add_options(group: Any, options: type, *names: str, judged: bool = True) -> None:
@@ -342,14 +341,13 @@ def constraints_of(args: argparse.Namespace) -> Constraints:
     if getattr(args, "recipe_file", None) is not None:
         given.update(recipe_from(args).to_mapping(defaults=False))
     given.update(given_recipe(args))
-    several = any(getattr(args, f"workload_{name}", None) not in (None, "1") for name in ("gpus", "nodes"))
     return constraints_from(
         allow=args.allow,
         pin=pins_of(args),
         forbid=bans_of(args),
         host_budget=args.host_budget,
         given=given,
-        elsewhere=several and args.device not in HERE,
+        device=args.device,
     )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from snugfit.device_kinds import is_here
 from snugfit.errors import InputError, RecipeError, did_you_mean
 from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos, from_text
@@ -116,7 +117,7 @@ def constraints_from(
     forbid: Iterable[str] | None = None,
     host_budget: str | int | None = None,
     given: Mapping[str, Any] | None = None,
-    elsewhere: bool = False,
+    device: Any = None,
 ) -> Constraints:
     """Reads what a person gave.
 
@@ -124,9 +125,10 @@ def constraints_from(
         allow: Levels of fidelity, as words or one text with commas.
         pin: Recipe field -> value (text is read as on the command line).
         forbid: Recipe fields.
-        host_budget: Host memory, as text with a unit or in bytes; None: what is free.
+        host_budget: Host memory, as text with a unit or in bytes; None: what is free, and no limit for a card by its name,
+            in whose machine nobody knows what is free.
         given: Recipe fields that were given otherwise; each is a pin, too.
-        elsewhere: Whether training is on machines whose free memory nobody knows here.
+        device: Where training is to run, as `plan` takes it.
 
     Returns:
         The constraints.
@@ -135,8 +137,6 @@ def constraints_from(
         InputError: A size or a level is not understood.
         RecipeError: Listing every mistake in pins and bans.
     """
-    from snugfit.measure.process_memory import free_host_bytes
-
     infos = field_infos(Recipe)
     problems: list[str] = []
     pins: dict[str, Any] = {}
@@ -165,12 +165,16 @@ def constraints_from(
         allow=_levels(allow),
         pins={name: getattr(made, name) for name in pins},
         forbidden=frozenset(forbidden),
-        host_budget_bytes=parse_bytes(host_budget, what="host budget")
-        if host_budget is not None
-        else None
-        if elsewhere
-        else free_host_bytes(),
+        host_budget_bytes=_host_budget(host_budget, device),
     )
+
+
+def _host_budget(given: str | int | None, device: Any) -> int | None:
+    from snugfit.measure.process_memory import free_host_bytes
+
+    if given is not None:
+        return parse_bytes(given, what="host budget")
+    return free_host_bytes() if is_here(device) else None
 
 
 def _field(key: Any, problems: list[str]) -> str | None:

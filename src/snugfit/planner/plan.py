@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from snugfit.device_kinds import HERE
 from snugfit.devices import Device
 from snugfit.errors import InputError
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
@@ -66,8 +65,8 @@ def plan(
         allow: Fidelity that may be given up: "exact", or "rounding", "different", or both with a comma.
         pin: Recipe field -> the value it must have.
         forbid: Recipe fields that must stay as plain training has them.
-        host_budget: Host memory of a machine that may be used; None: what is free here, and no limit for several GPUs of a
-            card that is named.
+        host_budget: Host memory of a machine that may be used; None: what is free here, and no limit for a card by its
+            name, whose machine nobody knows; the plan says what it needs.
         forward: Function of (model, batch); None: as for `snugfit.prepare`.
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
@@ -99,8 +98,7 @@ def plan(
     if fewest:
         settings["gpus"] = 1
     workload = Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
-    elsewhere = (fewest or workload.ranks > 1) and device not in HERE
-    constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, elsewhere=elsewhere)
+    constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, device=device)
     place, budget_bytes = budget_for(place_for(device), budget)
     from snugfit.simulator.batch_shapes import hint_at_several, skeleton_of
 
@@ -161,7 +159,7 @@ def plan_named(
     from snugfit.planner.separable import named_check
 
     workload = workload or Workload()
-    constraints = constraints or constraints_from()
+    constraints = constraints or constraints_from(device=device)
     place, budget_bytes = budget_for(place_for(device), budget)
     if maximize is not None:
         if fewest_gpus:

@@ -70,7 +70,7 @@ class Plan:
     margin_source: str
     """What the margin is derived from."""
     host_budget_bytes: int | None
-    """Host memory there is; None where nobody knows."""
+    """Host memory of a machine there is; None where nobody knows. What the plan needs of it is `estimate.host_bytes`."""
     fallbacks: tuple[Recipe, ...]
     """Recipes of the same kind that need less memory, fastest first."""
     neighbours: tuple[str, ...]

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
+from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
 from snugfit.fidelity import fidelity
-from snugfit.fields import as_typed
+from snugfit.measure.process_memory import free_host_bytes
 from snugfit.nccl import among
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
@@ -18,7 +18,8 @@ from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe
-from snugfit.planner.search import Search
+from snugfit.planner.refusal import Refusal, does_not_fit
+from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import BY_BLOCK, SIZE, Space
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
-_NEAR = 1.25
-"""What needs so much more than there is may still be brought down by a longer search."""
 _MOST_COMPILED = 4
 """Recipes that a plan compiles at most, each of which takes minutes."""
 
@@ -161,7 +160,8 @@ class Planner:
         best = self._found(capacity)
         if best is None:
             smallest = self._smallest()
-            least = self._least(smallest, _widest(self.constraints))
+            brief = least_weights_of(smallest.space) > capacity  # whatever is tried
+            least = self._least(smallest, _widest(self.constraints), brief=brief)
             if least is not None and least.need_bytes <= capacity:
                 self._led_by = self._search_in(smallest.space)
                 best = self._led_by.run(capacity)
@@ -202,11 +202,17 @@ class Planner:
         least = self._least(Smallest(search.space), _widest(self.constraints))
         return least if least is not None and least.need_bytes <= capacity else None
 
-    def _least(self, smallest: Smallest, level: Level) -> Probe | None:
-        """What needs the least memory as it runs: a compiled step may need more than the eager one that stood for it."""
+    def _least(self, smallest: Smallest, level: Level, *, brief: bool = False) -> Probe | None:
+        """What needs the least memory as it runs: a compiled step may need more than the eager one that stood for it.
+
+        Args:
+            smallest: The search.
+            level: As its `find` takes it.
+            brief: Whether a tenth of what a search may simulate is enough for it, because nobody trains by what it finds.
+        """
         seen: list[Probe] = []
         while len(seen) < _MOST_COMPILED:
-            found = smallest.find(level)
+            found = smallest.find(level, most_operators=MOST_OPERATORS // 10 if brief else None)
             if found is None or found.as_it_runs:
                 return found
             seen.append(self.laboratory.as_it_runs(found))
@@ -288,7 +294,7 @@ class Planner:
         return None
 
     def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
-        """Whether something of a way to share fits; host memory apart, which another place to build may save.
+        """Whether something of a way to share fits, on the device and on the host.
 
         Args:
             space: The way.
@@ -300,7 +306,7 @@ class Planner:
         smallest = Smallest(space)
         if any(seen is not None and fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
             return True
-        if longer and fits_in(space, int(_NEAR * capacity)):
+        if longer:
             smallest.find(_widest(self.constraints), enough_bytes=capacity)
         return fits_in(space, capacity)
 
@@ -333,6 +339,10 @@ class Planner:
         for message in best.recorded.warnings:
             warn(message)
         estimate = self._estimate(best, search.space.workload, budget_bytes)
+        free = free_host_bytes()
+        if self.constraints.host_budget_bytes is None and free is not None and estimate.host_bytes > free:
+            needed = format_bytes(estimate.host_bytes)
+            note(f"the plan needs {needed} of host memory, and this machine has {format_bytes(free)} free.")
         return Plan(
             recipe=best.recipe,
             estimate=estimate,
@@ -370,45 +380,32 @@ class Planner:
         return dataclasses.replace(made, step_seconds=best.seconds, devices=devices, fidelity=found)
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
-        widest = LEVELS.index(_widest(self.constraints))
-        lines = []
-        found: dict[str, int] = {}
-        leanest = None
-        for level in LEVELS[widest:]:
-            probe = self._least(smallest, level)
-            if probe is None:
-                continue
-            leanest = leanest or probe
-            found[level] = self.budget_bytes(probe.need_bytes)
-            how = ", ".join(
-                f"{name}={as_typed(value)}" for name, value in probe.recipe.to_mapping(defaults=False).items()
-            )
-            wider = "" if level == LEVELS[widest] else f" with --allow {','.join(LEVELS[1 : LEVELS.index(level) + 1])}"
-            lines.append(f"  {found[level] // MIB} MiB{wider}: {how or 'plain'}")
-        context = self.place.card.context_bytes
-        parts = [f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"]
-        if context:
-            parts.append(f"CUDA context {format_bytes(context)}")
-        if found:
-            advice = "The smallest budgets that work:\n" + "\n".join(lines)
-        else:
-            host = self.constraints.host_budget_bytes
-            advice = f"No recipe stays within the host budget of {format_bytes(host or 0)}; give more (--host-budget)."
+        capacity, context = self.capacity_bytes(budget_bytes), self.place.card.context_bytes
+        hopeless = least_weights_of(smallest.space) > capacity
+
+        def leanest_at(search: Smallest, level: Level) -> Probe | None:
+            return self._least(search, level, brief=hopeless or level not in self.constraints.allow)
+
+        refusal = Refusal(smallest, capacity, leanest_at)
+        least, advice = refusal.smallest(), ""
         checked = None if self._checked is None else self._checked.separation
         if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
+        leanest = next(iter(least.values()), None)
         if leanest is not None:
             samples = at_once(leanest.recipe, leanest.recorded.workload)
             estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
             ways = ways_elsewhere(estimate, samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
-        error = DoesNotFitError(
-            f"{self.subject.title} does not fit {format_bytes(budget_bytes)} on {self.place.card.name} ({', '.join(parts)} "
-            f"taken off) in any of {len(self.laboratory.probes)} simulated recipes that keep to what is allowed and pinned. "
-            f"{advice}"
+        margin = f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"
+        return does_not_fit(
+            title=self.subject.title,
+            budget=f"{format_bytes(budget_bytes)} on {self.place.card.name}",
+            taken_off=f"{margin}, CUDA context {format_bytes(context)}" if context else margin,
+            refusal=refusal,
+            budget_for=self.budget_bytes,
+            advice=advice,
         )
-        error.smallest_budget_bytes = found  # type: ignore[attr-defined]
-        return error
 
 
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:

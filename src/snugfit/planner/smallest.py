@@ -8,10 +8,11 @@ kept. Speed does not count here. Every number is from a simulation.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 from snugfit.planner.probe import WORKERS, Probe
-from snugfit.planner.space import Space
+from snugfit.planner.space import ON_HOST, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes, Level, Start
@@ -66,6 +67,10 @@ class Smallest:
             possible = [change for change in changes if refusal is None or not set(change) & set(refusal.fields)]
             if len(possible) < len(changes):  # such as no head and loss that could be computed in chunks
                 self._laboratory.look([_joined(space, possible)])
+        probes = [self._laboratory.probes[recipe] for recipe in wanted if recipe in self._laboratory.probes]
+        if any(map(space.exceeds_host, probes)):  # so nothing is kept there
+            here = [[change for change in changes if not set(change) & ON_HOST] for changes in starts]
+            self._laboratory.look([_joined(space, changes) for changes in here])
         return _leanest(space)
 
     def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
@@ -76,18 +81,20 @@ class Smallest:
         constraints = dataclasses.replace(self.space.constraints, allow=allowed)
         return dataclasses.replace(self.space, constraints=constraints)
 
-    def find(self, level: Level, enough_bytes: int = 0) -> Probe | None:
+    def find(self, level: Level, enough_bytes: int = 0, most_operators: int | None = None) -> Probe | None:
         """Returns the recipe of the least memory.
 
         Args:
             level: The widest level of fidelity that is allowed, beside what the constraints allow.
             enough_bytes: Nothing more is tried once a recipe needs no more than this.
+            most_operators: Nor once so many operators were simulated, beside what the search starts from; None: no limit.
 
         Returns:
             Its simulation; None where nothing at all can be simulated within the host's memory.
         """
         space = self._wider(level)
         best = self.start(level)
+        self._most = math.inf if most_operators is None else self._laboratory.operators + most_operators
         if not self._settled:
             for _ in range(_ROUNDS):
                 before, best = best, self._round(space, best, _moves("exact"), enough_bytes)
@@ -112,12 +119,16 @@ class Smallest:
             leanest = _leanest(space)
             if leanest is not None and leanest.need_bytes <= enough_bytes:
                 return leanest
+            if self._laboratory.operators >= self._most:
+                break
             space.look(*((start, move) for move in alone[number : number + WORKERS]))
         helped: list[tuple[int, Changes]] = []
         for move in alone:
             seen = space.seen(start, move)
             if seen is not None and (best is None or seen.need_bytes < 0.998 * best.need_bytes):
                 helped.append((seen.need_bytes, move))
+        if not helped:
+            return _leanest(space)
         ordered = [move for _, move in sorted(helped, key=lambda item: item[0])]
         space.look((start, space.joined(ordered, start)))
         return _leanest(space)

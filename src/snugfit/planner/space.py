@@ -42,7 +42,8 @@ NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
 """Fields that are only used when they are pinned, and why."""
 WAY_FIELDS = tuple(field for row in TECHNIQUES for field in row.way_fields)
 """Fields that a way to share sets."""
-_ON_HOST = tuple(field for row in TECHNIQUES if row.on_host for field in row.fields)
+ON_HOST = frozenset(field for row in TECHNIQUES if row.on_host for field in row.fields)
+"""Fields that move things to the host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class Space:
         return self.constraints.refusal(made, self.workload) or made
 
     def _moves_to_host(self, given: Changes) -> bool:
-        return any(given[name] not in ("none", False) and name not in self.constraints.pins for name in _ON_HOST)
+        return any(given[name] not in ("none", False) and name not in self.constraints.pins for name in ON_HOST)
 
     def allowed(self, *changes: Changes) -> list[Recipe]:
         """Returns the recipe with some fields changed, in a list that is empty where it is not allowed."""

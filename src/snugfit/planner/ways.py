@@ -65,18 +65,13 @@ def may_win(space: Space, best: Probe, capacity: int, led_by: Search | None) -> 
 
 
 def fits_in(space: Space, capacity: int) -> bool:
-    """Returns whether something fits that was simulated of a way to share.
+    """Returns whether something fits that was simulated of a way to share, device and host.
 
     Args:
         space: The way.
         capacity: Memory there is.
     """
-    return any(
-        space.has(probe.recipe)
-        and probe.need_bytes <= capacity
-        and space.constraints.refusal(probe.recipe, space.workload) is None
-        for probe in space.laboratory.probes.values()
-    )
+    return any(space.has(probe.recipe) and probe.need_bytes <= capacity for probe in space.usable())
 
 
 def least_weights_of(space: Space) -> float:

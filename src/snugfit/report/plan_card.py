@@ -77,17 +77,20 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if estimate.ranks and estimate.peak_reserved_bytes is not None:
         nccl = estimate.nccl_bytes
         yield "NCCL", "unknown on such cards" if nccl is None else f"{format_bytes(nccl)}, taken off the budget"
-    limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"
-    if estimate.ranks:
-        limit += (
-            " in each machine, all its processes together" if limit else " in each machine (--host-budget limits it)"
-        )
-    yield "host memory", f"{format_bytes(estimate.host_bytes)}{limit}" if estimate.host_bytes else ""
+    yield "host memory", _host_in_words(plan) if estimate.host_bytes else ""
     slower = (
         "the fastest there is" if plan.slowdown < 1.0005 else f"{plan.slowdown:.3g} times the fastest without a budget"
     )
     yield "time", f"{format_seconds(plan.step_seconds)} a step, {slower}"
     yield "simulated", f"{plan.simulated} recipes"
+
+
+def _host_in_words(plan: Plan) -> str:
+    needed, several = format_bytes(plan.estimate.host_bytes), bool(plan.estimate.ranks)
+    if plan.host_budget_bytes is None:
+        return f"{needed} in {'each' if several else 'its'} machine (--host-budget limits it)"
+    together = " in each machine, all its processes together" if several else ""
+    return f"{needed} of {format_bytes(plan.host_budget_bytes)}{together}"
 
 
 def _gpus_in_words(plan: Plan) -> str:

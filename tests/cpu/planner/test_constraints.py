@@ -3,8 +3,9 @@
 import pytest
 
 from snugfit.contexts import Context, measured
-from snugfit.devices import DEVICES
+from snugfit.devices import DEVICES, device_named
 from snugfit.errors import InputError, RecipeError
+from snugfit.measure import process_memory
 from snugfit.measure.process_memory import _left_in_group, kernel_bytes
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.margin import margin_for
@@ -25,6 +26,18 @@ def test_text_is_read_as_on_the_command_line():
     assert read.forbidden == {"step_in_backward"} and read.host_budget_bytes == 2 * 2**30
     assert read.allow == {"exact", "rounding", "different"}
     assert read.is_free("precision") and not read.is_free("checkpoint") and not read.is_free("step_in_backward")
+
+
+@pytest.mark.parametrize("device", ["rtx-3090", device_named("rtx-3090"), "RTX 3060 12GB"])
+def test_of_the_machine_of_a_card_by_its_name_nobody_knows_what_is_free(device):
+    assert constraints_from(device=device).host_budget_bytes is None
+    assert constraints_from(device=device, host_budget="1GiB").host_budget_bytes == 2**30
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "local", "CPU", device_named("cpu")])
+def test_on_this_machine_what_is_free_counts(device, monkeypatch):
+    monkeypatch.setattr(process_memory, "free_host_bytes", lambda: 12345)
+    assert constraints_from(device=device).host_budget_bytes == 12345
 
 
 def test_names_become_a_tuple_in_pins_too():

@@ -1,0 +1,182 @@
+"""What is said where nothing fits: which limits stand in the way, the least that would do, and the way out of each.
+
+A limit stands in the way where a recipe that was simulated fits without it: the host's memory, a pin, a ban, fidelity; the
+device's own memory where none of these does. Each is lifted alone, and only the recipes that save everything at once are
+simulated for it, so that an answer takes a small part of a search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from snugfit.errors import DoesNotFitError, RecipeError
+from snugfit.fields import as_typed
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.probe import Probe
+from snugfit.planner.smallest import Smallest
+from snugfit.planner.space import Space
+from snugfit.recipe import Recipe
+from snugfit.report.words import recipe_in_words
+from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.units import MIB, format_bytes
+
+_MOST_LIFTED = 4
+"""Pins and bans that are lifted one by one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WayOut:
+    """What lets the work fit, and how."""
+
+    limit: str
+    """What stands in the way."""
+    instead: str
+    """What to give in its place."""
+    recipe: Recipe
+    """What fits then, as simulated."""
+
+    def __str__(self) -> str:
+        return f"{self.instead}: {recipe_in_words(self.recipe)}"
+
+
+class Refusal:
+    """Looks for what would let the work fit."""
+
+    def __init__(
+        self, search: Smallest, capacity_bytes: int, leanest: Callable[[Smallest, Level], Probe | None]
+    ) -> None:
+        """Starts with what was simulated.
+
+        Args:
+            search: That for the least memory, in the way to share that needs the least.
+            capacity_bytes: What a recipe may need on the device.
+            leanest: Finds the recipe of the least memory at a level of fidelity, as it runs.
+        """
+        self.space, self.capacity_bytes = search.space, capacity_bytes
+        self._search, self._leanest = search, leanest
+        self.allowed = max(self.space.constraints.allow, key=LEVELS.index)
+
+    def smallest(self) -> dict[Level, Probe]:
+        """Returns the recipe of the least device memory at each level of fidelity from the one that is allowed."""
+        found = {level: self._leanest(self._search, level) for level in LEVELS[LEVELS.index(self.allowed) :]}
+        return {level: probe for level, probe in found.items() if probe is not None}
+
+    def ways_out(self) -> list[WayOut]:
+        """Returns the limits that stand in the way, each lifted alone, what changes least first."""
+        return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
+
+    def _lifted(self, **changes: object) -> Space:
+        constraints = dataclasses.replace(self.space.constraints, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self.space, constraints=constraints)
+
+    def _fitting(self, space: Space) -> list[Probe]:
+        """What fits of everything that is simulated by now, and of the recipes that save everything at once."""
+        Smallest(space).start(max(space.constraints.allow, key=LEVELS.index))
+        return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
+
+    def _more_host(self) -> Iterator[WayOut]:
+        if self.space.constraints.host_budget_bytes is None:
+            return
+        fits = self._fitting(self._lifted(host_budget_bytes=None))
+        found = min(fits, key=lambda probe: probe.host_bytes, default=None)
+        if found is not None:
+            needed = -(-found.host_bytes // MIB)
+            yield WayOut(limit="the host's memory", instead=f"--host-budget {needed}MiB", recipe=found.recipe)
+
+    def _without_pins_and_bans(self) -> Iterator[WayOut]:
+        constraints, plain = self.space.constraints, Recipe()
+        if not constraints.pins and not constraints.forbidden:
+            return
+        free = self._without((*constraints.pins, *constraints.forbidden))
+        fitting = [] if free is None else self._fitting(free)
+        if not fitting:
+            return  # all of them together would not do
+        best = min(fitting, key=lambda probe: probe.need_bytes).recipe
+        pinned = [name for name, value in constraints.pins.items() if getattr(best, name) != value]
+        banned = [name for name in sorted(constraints.forbidden) if getattr(best, name) != getattr(plain, name)]
+        found = 0
+        for name in (*pinned, *banned)[:_MOST_LIFTED]:
+            without = self._without((name,))
+            fits = [] if without is None else self._fitting(without)
+            if fits:
+                found += 1
+                yield _way_out(name, constraints, min(fits, key=lambda probe: (probe.seconds, probe.need_bytes)))
+        if not found and pinned + banned:
+            limit = " and ".join(_limit(name, constraints) for name in (*pinned, *banned))
+            yield WayOut(limit=limit, instead=f"without {limit}", recipe=best)
+
+    def _without(self, names: tuple[str, ...]) -> Space | None:
+        """The space without some pins and bans; None where what is left contradicts itself."""
+        constraints = self.space.constraints
+        pins = {name: value for name, value in constraints.pins.items() if name not in names}
+        plain = {
+            name: constraints.needed.get(name, getattr(Recipe(), name)) for name in names if name in constraints.pins
+        }
+        try:
+            base = self.space.base.replace(**plain)
+        except RecipeError:
+            return None
+        lifted = self._lifted(pins=pins, forbidden=constraints.forbidden - set(names))
+        return dataclasses.replace(lifted, base=base)
+
+    def _less_fidelity(self) -> Iterator[WayOut]:
+        for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
+            wider = self._lifted(allow=frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow)
+            fits = self._fitting(wider)
+            if fits:
+                best = min(fits, key=lambda probe: (probe.seconds, probe.need_bytes))
+                yield WayOut(
+                    limit="the fidelity that is allowed", instead=f"--allow {_words(level)}", recipe=best.recipe
+                )
+                return
+
+
+def does_not_fit(
+    *, title: str, budget: str, taken_off: str, refusal: Refusal, budget_for: Callable[[int], int], advice: str
+) -> DoesNotFitError:
+    """Returns the error of a budget in which nothing fits.
+
+    Args:
+        title: What is trained.
+        budget: The budget and the device, in words.
+        taken_off: What is taken off the budget, in words.
+        refusal: What stands in the way.
+        budget_for: From what a recipe needs to the smallest budget for it.
+        advice: What is to be said beside, empty or with a line break before it.
+    """
+    least, ways = refusal.smallest(), refusal.ways_out()
+    budgets = {level: budget_for(probe.need_bytes) for level, probe in least.items()}
+    rows = [
+        f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
+        f"{recipe_in_words(least[level].recipe)}"
+        for level, size in budgets.items()
+    ]
+    limits = list(dict.fromkeys(way.limit for way in ways)) or ["the device's memory"]
+    parts = [
+        f"{title} does not fit {budget} ({taken_off} taken off). What stands in the way: {' or '.join(limits)}"
+        f"{'' if ways else '; nothing else would be enough'}. {len(refusal.space.laboratory.probes)} recipes were simulated."
+    ]
+    if ways:
+        parts += ["It fits with one of", *(f"  {way}" for way in ways)]
+    if rows:
+        parts += ["The smallest budgets that work:", *rows]
+    elif (host := refusal.space.constraints.host_budget_bytes) is not None:
+        parts.append(f"No recipe stays within the host budget of {format_bytes(host)}, whatever the device has.")
+    error = DoesNotFitError("\n".join(parts) + advice)
+    error.smallest_budget_bytes = budgets  # type: ignore[attr-defined]
+    error.limits = tuple(limits)  # type: ignore[attr-defined]
+    return error
+
+
+def _way_out(name: str, constraints: Constraints, found: Probe) -> WayOut:
+    limit = _limit(name, constraints)
+    return WayOut(limit=limit, instead=f"without {limit}", recipe=found.recipe)
+
+
+def _limit(name: str, constraints: Constraints) -> str:
+    return f"the pin {name}={as_typed(constraints.pins[name])}" if name in constraints.pins else f"the ban on {name}"
+
+
+def _words(level: Level) -> str:
+    return ",".join(LEVELS[1 : LEVELS.index(level) + 1])

@@ -1,0 +1,87 @@
+"""Where nothing fits, the limits that stand in the way are named, and what is said to do instead does it."""
+
+import functools
+import re
+
+import planned
+import pytest
+
+from snugfit.errors import DoesNotFitError
+from snugfit.fields import field_infos
+from snugfit.planner import planner as planning
+from snugfit.recipe import Recipe
+
+ALL_FIELDS = frozenset(field_infos(Recipe))
+WIDE = functools.partial(planned.Stack, width=256, blocks=2)
+
+
+def refused(planner, budget_bytes):
+    with pytest.raises(DoesNotFitError) as error:
+        planner.at(budget_bytes)
+    return error.value
+
+
+def only(*fields):
+    return ALL_FIELDS.difference(fields)
+
+
+def plain_bytes(planner):
+    return planner.laboratory.need(planner.constraints.base()).need_bytes
+
+
+def test_the_smallest_host_budget_is_said_and_works(planning_pool):
+    given = {"place": planned.CARD, "model": WIDE, "forbidden": only("checkpoint")}
+    with planned.planner(planning_pool, host_budget_bytes=2**20, **given) as planner:
+        error = refused(planner, 2**30)
+    assert "the host's memory" in error.limits
+    enough = int(re.search(r"--host-budget (\d+)MiB", str(error)).group(1)) * 2**20
+    with planned.planner(planning_pool, host_budget_bytes=enough, **given) as planner:
+        assert 2**20 < planner.at(2**30).estimate.host_bytes <= enough
+
+
+def test_recipes_that_keep_nothing_on_the_host_are_tried_where_it_is_short(planning_pool):
+    given = {"place": planned.CARD, "model": WIDE, "forbidden": only("init", "checkpoint", "offload_activations")}
+    with planned.planner(planning_pool, host_budget_bytes=2**20, **given) as planner:
+        least = planner.laboratory.need(Recipe(init="device", checkpoint="all"))
+        assert least.host_bytes < 2**20
+        plan = planner.at(planner.budget_bytes(int(1.05 * least.need_bytes)))
+    assert plan.estimate.host_bytes <= 2**20
+
+
+@pytest.mark.parametrize(
+    "pins, banned, limit",
+    [
+        ({"microbatch_size": None}, (), "the pin microbatch_size=None"),
+        ({}, ("microbatch_size",), "the ban on microbatch_size"),
+        (
+            {"microbatch_size": None, "checkpoint": "none"},
+            (),
+            "the pin microbatch_size=None and the pin checkpoint=none",
+        ),
+    ],
+)
+def test_the_pin_or_ban_that_stands_in_the_way_is_named_and_no_other(planning_pool, pins, banned, limit):
+    forbidden = (only("checkpoint", "microbatch_size", "inplace") | set(banned)) - set(pins)
+    with planned.planner(planning_pool, pins={"inplace": False, **pins}, forbidden=forbidden) as planner:
+        free = planner.laboratory.need(Recipe(microbatch_size=1, checkpoint="all")).need_bytes
+        error = refused(planner, planner.budget_bytes(int(1.005 * free)))
+    assert error.limits == (limit,)
+    assert f"without {limit}: " in str(error)
+
+
+def test_the_fidelity_that_would_do_is_named(planning_pool):
+    with planned.planner(planning_pool, forbidden=only("precision", "stochastic_rounding")) as planner:
+        need = plain_bytes(planner)
+        far = refused(planner, need // 10)
+        near = refused(planner, planner.budget_bytes(int(0.8 * need)))
+    assert "the fidelity that is allowed" not in far.limits
+    assert "the fidelity that is allowed" in near.limits and "  --allow rounding: precision=bf16-true" in str(near)
+
+
+def test_weights_that_cannot_fit_take_few_simulations(planning_pool, monkeypatch):
+    monkeypatch.setattr(planning, "MOST_OPERATORS", 0)  # as if each recipe were a large one
+    with planned.planner(planning_pool, place=planned.CARD, model=WIDE) as planner:
+        error = refused(planner, 4 * 2**20)
+        weights = sum(planner.laboratory.need(Recipe()).recorded.weight_bytes.values())
+        assert weights > 4 * 2**20 and len(planner.laboratory.probes) <= 8
+    assert set(error.smallest_budget_bytes) == {"exact", "rounding", "different"}
