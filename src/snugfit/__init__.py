@@ -31,16 +31,19 @@ if TYPE_CHECKING:
     from snugfit.simulator.estimate import estimate
     from snugfit.simulator.prediction import Estimate
     from snugfit.training.adapter_file import load_adapter, merge_adapter, save_adapter
+    from snugfit.training.apply import Applied, apply
     from snugfit.training.prepare import prepare
     from snugfit.training.step import Trainer
 
 __version__ = "0.1.0"
 
 _LATE = {
+    "Applied": "snugfit.training.apply",
     "Estimate": "snugfit.simulator.prediction",
     "Plan": "snugfit.planner.plan_result",
     "TrainResult": "snugfit.runs.result",
     "Trainer": "snugfit.training.step",
+    "apply": "snugfit.training.apply",
     "estimate": "snugfit.simulator.estimate",
     "load_adapter": "snugfit.training.adapter_file",
     "merge_adapter": "snugfit.training.adapter_file",
@@ -51,6 +54,7 @@ _LATE = {
 }
 
 __all__ = [
+    "Applied",
     "CannotSimulateError",
     "DoesNotFitError",
     "Estimate",
@@ -67,6 +71,7 @@ __all__ = [
     "TrainingError",
     "TrainingStopped",
     "Workload",
+    "apply",
     "estimate",
     "fidelity",
     "load_adapter",

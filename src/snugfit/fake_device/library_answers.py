@@ -20,6 +20,8 @@
   filled when a model is built. A model that travelled here was built elsewhere, so it is asked for what it says itself.
   Source: `transformers/utils/output_capturing.py`, _CanRecordRegistry.
 - *LBFGS.* How long it goes on: `line_search.py`.
+- *Arguments of distributions.* torch.distributions looks whether parameters and samples are valid. They are taken to be.
+  Source: `torch/distributions/distribution.py`, Distribution.__init__ and _validate_sample.
 
 Only libraries that are loaded are changed, and what was answered stands in the estimate.
 """
@@ -27,11 +29,13 @@ Only libraries that are loaded are changed, and what was answered stands in the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 
 from snugfit.fake_device.line_search import lbfgs_goes_on
 from snugfit.fake_device.read_values import ReadValues
@@ -41,6 +45,7 @@ from snugfit.private_torch import FakeTensor
 UNPACKED = "transformers was told that no row of a batch packs several sequences"
 PADDED = "transformers was told that every microbatch has padding; those without take less memory, as they need no mask"
 PADDED_ANYWHERE = "evaluation is counted with padded batches, where torch would leave the padding out (nested tensors)"
+VALID = "arguments and samples of torch.distributions were taken to be valid"
 MATCHED = "every object was matched with a prediction of its own"
 
 Answered = Callable[[str], None]
@@ -65,6 +70,8 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
         *_recorded_outputs(),
         *lbfgs_goes_on(values, answered),
+        (Distribution, "__init__", _valid(Distribution.__init__, values)),
+        (Distribution, "_validate_sample", _valid(Distribution._validate_sample, values)),
     ]
 
 
@@ -124,6 +131,15 @@ def _in_order(overlap: Any, values: ReadValues) -> Any:
             values.assumptions = before
 
     return of
+
+
+def _valid(check: Any, values: ReadValues) -> Any:
+    @functools.wraps(check)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        with values.holding(VALID):
+            return check(*args, **kwargs)
+
+    return checked
 
 
 def _recorded_outputs() -> list[Change]:

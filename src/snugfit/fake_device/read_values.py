@@ -6,7 +6,8 @@ The rule is that of `assumptions.py`; who asks does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ def _compared(found: bool) -> _Facts:
     return fact
 
 
+def _never(bound: float) -> _Facts:
+    """Comparison that no finite number passes: more than infinity, less than what is below all."""
+    return lambda args: 0.0 if isinstance(args[1], float) and args[1] == bound else None
+
+
 FACTS: dict[Any, _Facts] = {
     _aten.isnan.default: lambda args: 0.0,
     _aten.isinf.default: lambda args: 0.0,
@@ -50,6 +56,10 @@ FACTS: dict[Any, _Facts] = {
     _aten.eq.Tensor: _compared(True),
     _aten.ne.Scalar: _compared(False),
     _aten.ne.Tensor: _compared(False),
+    _aten.gt.Scalar: _never(math.inf),
+    _aten.ge.Scalar: _never(math.inf),
+    _aten.lt.Scalar: _never(-math.inf),
+    _aten.le.Scalar: _never(-math.inf),
 }
 """Operators whose result, all elements alike, follows from everything being finite."""
 _SAME = (
@@ -90,6 +100,23 @@ class ReadValues:
         """Answers in place of the assumptions, while a library's code runs that is known to ask."""
         self._ledger = ledger
         self._answered = answered
+        self._holding = ""
+
+    @contextmanager
+    def holding(self, why: str) -> Iterator[None]:
+        """Takes conditions on values to hold for a while.
+
+        Args:
+            why: What is assumed, in words; empty: they are asked about again.
+
+        Yields:
+            Nothing.
+        """
+        before, self._holding = self._holding, why
+        try:
+            yield
+        finally:
+            self._holding = before
 
     def is_true(self, tensor: torch.Tensor) -> None:
         """Says that a tensor of one truth value would be true in a run where all goes well."""
@@ -122,7 +149,7 @@ class ReadValues:
         if func is _aten._is_all_true.default:
             if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
                 self._ledger.set_value(result, 1.0)
-                self._answered.add(CHECKS)
+                self._answered.add(self._holding or CHECKS)
             return
         found = FACTS[func](args) if self.assumptions.loss_finite else None
         if found is not None:
@@ -146,6 +173,9 @@ class ReadValues:
             if tensor.dtype == torch.bool:
                 self._answered.add(ANSWER)
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
+        if self._holding and tensor.dtype == torch.bool:
+            self._answered.add(self._holding)
+            return True
         random = self._random(tensor)
         if random is not None:
             return random.item()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, RecipeError, warn
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.nccl import among
@@ -24,6 +24,7 @@ from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
+from snugfit.techniques import left_to_the_loop
 from snugfit.techniques.shard import groups_of
 from snugfit.workload import Workload, algorithm_and_storage
 
@@ -68,9 +69,9 @@ def estimate(
         optimizer: adam, adamw, sgd, adafactor or muon, one with low-bit state (adamw8bit), an optimizer of the model's
             parameters, or a function from parameters to one; with `step` also None, or a list, tuple or dict of such, which
             the step gets.
-        recipe: How the step is held in memory; None: plainly.
+        recipe: How the step is held in memory; None: plainly. With `step`: what `snugfit.apply` puts on the model.
         device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
-        step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included; without a recipe.
+        step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included.
         steps: How often `step` is called. The peak is that of all calls; time and operations are the mean of those after
             the first. Where calls differ, give twice the number after which they repeat themselves, and one: a GAN that
             trains its generator at every fifth call takes 11. None: 2, or one more than there are batches.
@@ -115,9 +116,9 @@ def estimate(
     if step is not None:
         from snugfit.simulator.session import record_step
 
-        record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps)
+        record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps, recipe=recipe)
         with hint_at_several(given):
-            return _estimated(functools.partial(record, on_host=lives_on_host(given)), cards, None, title, pool)
+            return _estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, pool)
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
@@ -182,7 +183,9 @@ def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
     if not callable(step):
         raise InputError(f"step is a {type(step).__name__}; give a function of (model, optimizer, batch).")
     if recipe is not None:
-        raise InputError("step= is simulated as it is written, so it takes no recipe. Leave one of the two out.")
+        problems = left_to_the_loop(_checked(recipe))
+        if problems:
+            raise RecipeError(problems, subject="recipe for a step of your own")
     if any(other is not None for other in others):
         raise InputError("step= does everything itself: leave loss=, forward= and split= out.")
 
@@ -203,9 +206,13 @@ def _check_training(optimizer: object, recipe: Recipe | None, settings: Mapping[
     """Finds mistakes before a worker is started."""
     from snugfit.training.given_optimizer import name_of
 
-    if recipe is not None and not isinstance(recipe, Recipe):
+    Run(_checked(recipe or Recipe()), Workload.from_mapping({**settings, "optimizer": name_of(optimizer)}))
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(recipe).__name__}; give a snugfit.Recipe.")
-    Run(recipe or Recipe(), Workload.from_mapping({**settings, "optimizer": name_of(optimizer)}))
+    return recipe
 
 
 def _estimated(

@@ -13,11 +13,13 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from snugfit.errors import InputError
 from snugfit.fake_device.chance import MOST_TRIED, Chance
 from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.line_search import calls_until_full
@@ -39,6 +41,7 @@ from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.quantize.apply import load_libraries
 from snugfit.techniques.shard import alike, group_size
 from snugfit.techniques.true_precision.apply import held_in
+from snugfit.training.apply import apply
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
@@ -50,7 +53,7 @@ from snugfit.training.step_optimizers import each_optimizer, made_of, map_optimi
 from snugfit.training.switch import take_over
 from snugfit.workers import real_run
 from snugfit.workers.pool import Pool, shared_pool
-from snugfit.workload import Workload, algorithm_and_storage
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 
 STEPS = 2
@@ -180,7 +183,7 @@ def _recorded_by(
     if real_run.is_wanted():
         real_run.try_step(model, eager_of(recipe), batches, given, subject.captured())
     check_sparse(model, recipe, _workload(given, {}), named_optimizer=isinstance(optimizer, str))
-    switchable = tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
+    switchable = _switchable(model)
     samples = longest(batches)
     if given.get("batch_size") is None and given.get("split") is None:
         given["batch_size"] = samples
@@ -278,6 +281,7 @@ def record_step(
     *,
     on_host: bool,
     steps: int | None = None,
+    recipe: Recipe | None = None,
 ) -> Recording:
     """Records a hand-written training step as it is, "cuda" in it included; runs in a worker.
 
@@ -290,9 +294,10 @@ def record_step(
         personality: The kind of device.
         on_host: Whether the step finds its batch on the host.
         steps: How often it is called; None: twice, or once more than there are batches, or until LBFGS has its history.
+        recipe: What `snugfit.apply` puts on the model first, each step then being in its context; None: nothing.
 
     Returns:
-        The recording; its workload is None.
+        The recording; its workload is None where there is no recipe.
 
     Raises:
         InputError: The step cannot run.
@@ -310,11 +315,26 @@ def record_step(
     calls = steps or max(STEPS, len(batches) + 1)
     device = personality.device
     place = torch.device("cpu") if on_host else device
+    facts: dict[str, Any] = {"steps": calls}
+    if recipe is not None:
+        facts["workload"] = Workload.from_mapping({**model_traits(model, None, None), "optimizer": CUSTOM_OPTIMIZER})
+        facts["switchable"] = _switchable(model)
+    packed = recipe is not None and recipe.quantize != "none"
 
     def follow(recorder: Any) -> None:
         fake = Materialiser()
-        fake.module(model, device)
+        fake.module(model, torch.device("cpu") if packed else device)  # what is packed goes there layer by layer
         recorder.watch(model)
+        applied: AbstractContextManager[Any] = contextlib.nullcontext()
+        if recipe is not None:
+            before = set(model.parameters())
+            applied = apply(model, recipe, device=device)
+            recorder.watch(model)
+            if instances and not before >= set(model.parameters()):
+                raise InputError(
+                    "the recipe puts new weights beside the model's, and the optimizer that was given has only those of "
+                    "before. Give a function from parameters to an optimizer, and in your loop make it after snugfit.apply."
+                )
         model.to(device)  # buffers of a constructor that reads values are real, and still on the host
         for one in instances:
             fake.optimizer(one, device)
@@ -325,13 +345,17 @@ def record_step(
             recorder.step = number
             with phase("data"):  # made anew for each step, as a loader does
                 given = Materialiser().tree(batches[number % len(batches)], place)
-            step(model, made, given)
+            with applied:
+                step(model, made, given)
             del given
 
     def run() -> Recording:
         restore = remembered(model, *instances)
+        if recipe is not None:
+            load_libraries(recipe)
 
         def recorded(chance: Chance) -> Recording:
+            take_over(model)
             restore()
             # Parameters of another model than this one, which the step holds, are captured like all that it holds.
             state = [one.state.values() for one in instances]
@@ -339,8 +363,13 @@ def record_step(
 
         return _costliest(recorded)
 
-    recording = subject.recorded(run, personality)
+    recording = subject.recorded(run, personality, **facts)
     return dataclasses.replace(recording, steps=calls)
+
+
+def _switchable(model: torch.nn.Module) -> tuple[str, ...]:
+    """Techniques that have something to switch in a model."""
+    return tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
 
 
 def _held_by(optimizer: Any) -> tuple[Any, ...]:

@@ -72,6 +72,10 @@ OPTIMIZER_NAMES: Mapping[str, OptimizerName] = {one.name: one for row in TECHNIQ
 """Every optimizer that can be asked for by name."""
 
 
+LOOP_FIELDS = frozenset(field for row in TECHNIQUES if row.in_the_loop for field in row.fields)
+"""Fields of what does not live in a model, but belongs to whoever takes the step."""
+
+
 def joined(table: str) -> dict[str, dict[Any, Any]]:
     """Returns a table of all techniques: field -> rows, of which each declares some."""
     found: dict[str, dict[Any, Any]] = {}
@@ -89,3 +93,20 @@ def each_builds(recipe: Recipe) -> bool:
     fields = type(recipe).__dataclass_fields__
     read = [row.fields[0] for row in TECHNIQUES if row.reads_weights]
     return any(getattr(recipe, name) != fields[name].default for name in read)
+
+
+def left_to_the_loop(recipe: Recipe) -> list[str]:
+    """Returns a sentence for each field that a model cannot carry through somebody's own loop.
+
+    Args:
+        recipe: What is asked of `snugfit.apply`.
+    """
+    fields = type(recipe).__dataclass_fields__
+    said = {}
+    for row in TECHNIQUES:
+        for name in row.fields if row.in_the_loop else ():
+            value = getattr(recipe, name)
+            of_another = row.optimizers and value not in [one.name for one in row.optimizers]
+            if value != fields[name].default and not of_another:
+                said[name] = f"{name}={value!r} belongs to the loop, which is yours here: {row.in_the_loop}."
+    return list(said.values())

@@ -46,6 +46,7 @@ TECHNIQUE = Technique(
     known_as="fp32-accumulation gradient-accumulation-dtype",
     spellings={("32", "float32", "f32", "full"): ("fp32",), ("none", "default", "same"): ("as-is",)},
     may_change="update",
+    in_the_loop="add gradients up there in the dtype that you want",
     follows=_follows,
     goes_with=("microbatch_size",),
     quiet=True,

@@ -76,6 +76,8 @@ class ModelTechnique:
     """Values of the field that ask for it; none: all but the default."""
     wraps: ClassVar[bool] = False
     """Whether it surrounds blocks or the model, and so is put on anew with every other recipe."""
+    spans_backward = False
+    """Whether backward needs its `around_step` as much as forward does."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -117,6 +119,14 @@ class ModelTechnique:
             The same, or a converted copy.
         """
         return batch
+
+    def returned(self, output: Any) -> Any:
+        """Returns a model's output as a loop of the user's own gets it, whose loss no context of ours surrounds.
+
+        Args:
+            output: What the model returned.
+        """
+        return output
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the context of one forward pass and its loss, in training and evaluation."""

@@ -146,6 +146,11 @@ class Technique:
     """Whether parameters step one by one."""
     at_build: bool = False
     """Whether it is about building the model: no step depends on it."""
+    in_the_loop: str = ""
+    """What a loop that keeps its own forward, backward and update (`snugfit.apply`) does in its place; empty: it lives in
+    the model."""
+    stays: str = ""
+    """What of it stays in a model that it is taken off, in words."""
     reads_weights: bool = False
     """Whether it needs the weights when it changes a model: each of several processes then builds the model."""
     updated_by: str = ""

@@ -55,6 +55,7 @@ TECHNIQUE = Technique(
         ("momentum", "sgd-momentum", "nesterov"): ("sgd",),
     },
     optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
+    in_the_loop="make that optimizer there, from the parameters that are trained",
     updates=(*_ways("sgd"), *_ways("adafactor")),
     moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
     trials=({"optimizer": "sgd"},),

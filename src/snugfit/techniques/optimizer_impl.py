@@ -51,6 +51,7 @@ TECHNIQUE = Technique(
             r.optimizer is None and r.optimizer_impl is not None and w.optimizer == "muon"
         ),
     },
+    in_the_loop="give foreach= or fused= to your optimizer",
     may_change="update",
     moves=(("exact", {"optimizer_impl": "for-loop"}),),
     because="torch's fused kernels are taken where there are any, which are the fastest",

@@ -56,6 +56,7 @@ TECHNIQUE = Technique(
         "to look at. Leave one of them out.": lambda r, w: r.step_in_backward and w.keep_gradients,
     },
     may_change="update",
+    in_the_loop="step each parameter there, in a hook of register_post_accumulate_grad_hook",
     per_parameter=True,
     least=_ON,
     starts=("in backward", "few bits"),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from snugfit.device_kinds import CPU, CUDA, is_there
 from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
@@ -27,6 +25,7 @@ from snugfit.techniques.shard.ranks import Ranks, builds_here, check_ranks, rank
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
+from snugfit.training.given_model import Plan, check_lazy, place_of, recipe_and_fallbacks
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
@@ -40,14 +39,6 @@ from snugfit.training.switch import Rebuild, remember_trainer, take_over
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
-
-
-class Plan(Protocol):
-    """What a planner returns, as far as training looks at it; `fallbacks` (recipes) may be missing."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the step is held in memory."""
 
 
 def prepare(
@@ -99,14 +90,14 @@ def prepare(
         InputError: The recipe cannot be carried out on this model or device.
     """
     plan = recipe
-    recipe, fallbacks = _recipe_and_fallbacks(recipe, fallbacks)
+    recipe, fallbacks = recipe_and_fallbacks(recipe, fallbacks)
     found = dict(getattr(plan, "traits", None) or {})  # what a plan has found out about model and loss
     settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
     if not isinstance(model, nn.Module):
         model = _built(model, recipe, device)
     _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     ranks = ranks_here()
-    place = _place(device, model, waits=bool(ranks) and not each_builds(recipe))
+    place = place_of(device, model, waits=bool(ranks) and not each_builds(recipe))
     given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
@@ -121,7 +112,7 @@ def prepare(
     check_schedule(workload)
     _warn_of_idle_settings(recipe, workload, optimizer)
 
-    _check_lazy(model, recipe)
+    check_lazy(model, recipe)
     sparse = check_sparse(model, recipe, workload, named_optimizer=isinstance(optimizer, str))
     updated_on = torch.device("cpu") if ranks and recipe.offload_parameters == "all" else place
     setup = Setup(
@@ -213,25 +204,12 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         raise InputError(
             "init='meta' gives a model no values, and prepare() knows of no file to read them from. Use init='device'."
         )
-    place = _place(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
+    place = place_of(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
     with phase("build"):
         model = build(make, init=recipe.init, device=place, dtype=held_in(recipe), first=builds_here(recipe))
     if not isinstance(model, nn.Module):
         raise InputError(f"the model function returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
-
-
-def _recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tuple[Recipe, tuple[Recipe, ...]]:
-    recipe = Recipe() if given is None else getattr(given, "recipe", given)
-    if not isinstance(recipe, Recipe):
-        raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
-    if fallbacks is None:
-        fallbacks = getattr(given, "fallbacks", None) or ()
-    others = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
-    for one in others:
-        if not isinstance(one, Recipe):
-            raise InputError(f"fallbacks has a {type(one).__name__}; give recipes, such as [Recipe(checkpoint='all')].")
-    return recipe, others
 
 
 def _promises(plan: object) -> bool:
@@ -249,40 +227,6 @@ def _check_arguments(*, loss_weight: object, **functions: object) -> None:
             f"loss_weight is {loss_weight!r}; {did_you_mean(str(loss_weight), LOSS_WEIGHTS)} "
             "A function of the batch will do too."
         )
-
-
-def _check_lazy(model: nn.Module, recipe: Recipe) -> None:
-    """A layer without a shape trains plainly, since torch gives its parameters one in place; no technique can touch it."""
-    waiting = [name for name, weight in model.named_parameters() if is_lazy(weight)]
-    buffers = [name for name, buffer in model.named_buffers() if is_lazy(buffer)]
-    if buffers or (waiting and recipe != Recipe()):
-        raise InputError(
-            f"{(buffers or waiting)[0]!r} is lazy and has no shape yet. Call the model on one batch (under torch.no_grad()) "
-            "before you prepare it."
-        )
-
-
-def _place(device: torch.device | str | None, model: nn.Module, *, waits: bool = False) -> torch.device:
-    """Where to train; what has no memory `waits` for the values of another process, or is refused."""
-    tensors = [one for one in (*model.parameters(), *model.buffers()) if not (waits and one.is_meta)]
-    if device is None:
-        if is_there(CUDA):
-            return torch.device(CUDA)
-        place = tensors[0].device if tensors else torch.device(CPU)
-    else:
-        try:
-            place = torch.device(device)
-            torch.empty(0, device=place)
-        except (RuntimeError, AssertionError, TypeError) as error:
-            raise InputError(
-                f"device {str(device)!r} is not there. Give one that this machine and this torch have, such as cpu or cuda."
-            ) from error
-    if place.type == "meta" or any(tensor.is_meta for tensor in tensors):
-        raise InputError(
-            "the model is on the meta device and has no weights to train. Build it on the host or the device, or give it "
-            "memory first (model.to_empty(device=...), then load its weights)."
-        )
-    return place
 
 
 def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: OptimizerArgument) -> None:

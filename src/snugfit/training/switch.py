@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -148,7 +148,21 @@ def needs_new_update(old: Recipe, new: Recipe) -> bool:
     return not same or sums(old) != sums(new)
 
 
-_trainers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
+class _Owner(Protocol):
+    def give_up_model(self) -> None: ...
+
+
+_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[_Owner]] = weakref.WeakKeyDictionary()
+
+
+def remember_owner(model: nn.Module, owner: _Owner) -> None:
+    """Takes note of who has put techniques on a model, to be told when another takes it over.
+
+    Args:
+        model: The model.
+        owner: Its trainer, or what `snugfit.apply` has returned.
+    """
+    _owners[model] = weakref.ref(owner)
 
 
 def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> None:
@@ -159,7 +173,7 @@ def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> No
         trainer: Its trainer.
         rebuild: The trainer's; it does not hold the trainer.
     """
-    _trainers[model] = weakref.ref(trainer)
+    remember_owner(model, trainer)
     weakref.finalize(trainer, rebuild.release).atexit = False
 
 
@@ -169,17 +183,18 @@ def trained_by_others(model: nn.Module) -> list[nn.Parameter]:
     Args:
         model: That one.
     """
-    others = [one for one, trainer in list(_trainers.items()) if one is not model and trainer() is not None]
+    others = [one for one, trainer in list(_owners.items()) if one is not model and trainer() is not None]
     return [weight for other in others for weight in other.parameters()]
 
 
 def take_over(model: nn.Module) -> None:
-    """Takes everything off a model that an earlier `prepare` has put on it.
+    """Takes everything off a model that an earlier `prepare` or `apply` has put on it.
 
     Args:
         model: A model, prepared before or not, or a copy of a prepared one.
     """
-    earlier = _trainers.pop(model, lambda: None)()
-    if earlier is not None:
-        earlier.give_up_model()
+    for module in model.modules():
+        earlier = _owners.pop(module, lambda: None)()
+        if earlier is not None:
+            earlier.give_up_model()
     take_off(model, model_techniques())

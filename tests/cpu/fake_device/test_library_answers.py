@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
 import torch
 from benchmarks.cpu_truth import Case, measured, predicted
+from torch import distributions, nn
+from torch.distributions import Distribution
 
 import snugfit
 from snugfit import Recipe
-from snugfit.fake_device.library_answers import MATCHED, PADDED, UNPACKED, library_answers
+from snugfit.fake_device.library_answers import ALL_ITERATIONS, MATCHED, PADDED, UNPACKED, VALID, library_answers
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import replaced
 from snugfit.simulator.session import simulate_training
@@ -35,7 +38,7 @@ def test_nothing_happens_without_the_library(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)
     changed = [owner for owner, _, _ in library_answers(None, pytest.fail)]
-    assert changed == [torch]
+    assert changed == [torch, Distribution, Distribution, torch.optim.LBFGS]
 
 
 # -- packed sequences: a decoder is simulated as it runs, without a mask where nothing is packed or padded
@@ -118,3 +121,114 @@ def test_values_are_matched_as_ever():
     with answers(lambda _: None):
         chosen = losses.linear_sum_assignment(torch.tensor([[5.0, 0.0], [0.0, 5.0], [9.0, 9.0]]))
     assert [part.tolist() for part in chosen] == [[0, 1], [1, 0]]
+
+
+# -- distributions of torch look at their arguments, LBFGS at its progress
+
+LOOKS = {"validate_args": True}
+"""The default, which torch's compiler switches off for its whole process."""
+
+
+def normal(x):
+    return distributions.Normal(x, x.exp(), **LOOKS).log_prob(x).mean()
+
+
+def chosen(x):
+    found = distributions.Categorical(logits=x, **LOOKS)
+    return found.log_prob(found.sample()).mean() - found.entropy().mean()
+
+
+def squashed(x):
+    inner = distributions.Normal(x, x.exp(), **LOOKS)
+    found = distributions.TransformedDistribution(inner, [distributions.TanhTransform()], **LOOKS)
+    return found.log_prob(found.rsample()).mean()
+
+
+def correlated(x):
+    scale = torch.eye(x.shape[1], device=x.device) * x.exp().mean()
+    return distributions.MultivariateNormal(x, scale_tril=scale, **LOOKS).log_prob(x).mean()
+
+
+def two(x):
+    first, second = (distributions.Beta(x.exp() + more, x.exp(), **LOOKS) for more in (0, 1))
+    return distributions.kl_divergence(first, second).mean()
+
+
+def estimate_loss(pool, loss, **given):
+    batch = torch.zeros(4, 6)
+    return snugfit.estimate(
+        nn.Linear(6, 6), batch, loss=lambda output, _: loss(output), device="cpu", pool=pool, **given
+    )
+
+
+@pytest.mark.parametrize("loss", [normal, chosen, squashed, correlated, two])
+def test_arguments_of_distributions_are_taken_to_be_valid(pool, loss):
+    found = estimate_loss(pool, loss)
+    assert VALID in found.answered
+    assert not [one for one in found.answered if "branch" in one]
+
+
+def stops_early(x):
+    divergence = normal(x)
+    return divergence if divergence > 0.02 else 2 * divergence
+
+
+def checks_first(x):
+    distributions.Normal(x, x.exp(), **LOOKS)
+    return x.mean() if (x > 0).all() else 2 * x.mean()
+
+
+def spectrum(x):
+    strongest = torch.fft.rfft(x).abs().mean(0).topk(2).indices.detach().cpu().numpy()
+    return x[:, : int(strongest[0]) + 1].mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "assumption", "value"),
+    [(stops_early, "branch", True), (checks_first, "branch", False), (spectrum, "integer", 3)],
+)
+def test_what_the_code_itself_asks_is_still_asked(pool, loss, assumption, value):
+    with pytest.raises(snugfit.CannotSimulateError, match=rf"--assume {assumption}="):
+        estimate_loss(pool, loss)
+    found = estimate_loss(pool, loss, assume={assumption: value})
+    assert any(f"assumed {assumption}=" in one for one in found.answered)
+
+
+def minimised(model, optimizer, batch):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_keeps_two_vectors_for_each_iteration(pool, search):
+    model, weights = nn.Linear(64, 64), 4 * (64 * 64 + 64)
+
+    def peak_bytes(iterations, made):
+        make = functools.partial(torch.optim.LBFGS, max_iter=iterations, line_search_fn=search)
+        optimizer = make(model.parameters()) if made else make
+        given = {"step": minimised, "optimizer": optimizer, "steps": 1, "device": "cpu", "pool": pool}
+        found = snugfit.estimate(model, torch.zeros(4, 64), **given)
+        assert ALL_ITERATIONS in found.answered
+        return found.peak_allocated_bytes
+
+    assert peak_bytes(12, made=False) - peak_bytes(6, made=False) == pytest.approx(2 * 6 * weights, rel=0.02)
+    assert peak_bytes(3, made=True) == peak_bytes(3, made=False)
+
+
+def test_what_a_closure_asks_is_still_asked(pool):
+    def step(model, optimizer, batch):
+        def closure():
+            loss = model(batch).square().mean()
+            return loss if loss > 1 else 2 * loss
+
+        optimizer.step(closure)
+
+    with pytest.raises(snugfit.CannotSimulateError, match="--assume branch="):
+        snugfit.estimate(
+            nn.Linear(4, 4), torch.zeros(2, 4), step=step, optimizer=torch.optim.LBFGS, device="cpu", pool=pool
+        )

@@ -99,6 +99,7 @@ TECHNIQUE = Technique(
         ),
     },
     hooks="snugfit.techniques.adapter.apply:Adapter",
+    stays="adapters, and weights that they have frozen (snugfit.merge_adapter makes them one)",
     moves=(("different", {**_LORA, "offload_optimizer": False}),),
     trials=(_LORA,),
     variants=(Choice(_LORA, "different"),),

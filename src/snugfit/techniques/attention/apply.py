@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from snugfit.errors import InputError, about, warn
-from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.base import ModelTechnique, Setup
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -26,6 +26,11 @@ class Attention(ModelTechnique):
     """Switches the model's own attention and limits torch's choice of kernels."""
 
     field = "attention"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        # Blocks that are computed again must take the same kernel there.
+        self.spans_backward = setup.recipe.attention in _KERNELS and setup.recipe.checkpoint != "none"
 
     def change(self, model: nn.Module) -> None:
         """Switches what the model offers to switch; warns when it has no attention."""

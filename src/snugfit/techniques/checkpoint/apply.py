@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
 
 from snugfit import device_kinds
 from snugfit.attributes import attributes_set
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, about, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import find_blocks, named_blocks
+from snugfit.techniques.checkpoint.as_in_forward import AsInForward
 from snugfit.techniques.checkpoint.trial import alike, tried
 from snugfit.techniques.forward_state import Contents, ForwardState
 from snugfit.techniques.offload_activations.apply import ActivationOffload
@@ -75,6 +76,7 @@ class Checkpointing(ModelTechnique):
             if selective and recipe.compile != "none":
                 _forbid_overwriting(block)
             around = Checkpointed(name, block, self.setup.device, selective, self._offload)
+            around.alone = self.setup.ranks is None
             block.forward = WrappedForward(block, around)
 
     @classmethod
@@ -150,6 +152,9 @@ def self_checkpointing(model: nn.Module) -> str | None:
 class Checkpointed:
     """Runs a block's forward method so that only its inputs are kept, and its state moves once."""
 
+    alone = True
+    """Whether nobody shares the weights out, which come and go with every pass then."""
+
     def __init__(
         self, name: str, block: nn.Module, device: torch.device, selective: bool, offload: ActivationOffload | None
     ) -> None:
@@ -182,6 +187,8 @@ class Checkpointed:
     def _checkpointed(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], contexts: Any
     ) -> Any:
+        if self.alone and not torch.compiler.is_compiling():
+            forward = AsInForward(self.name, self.block, self.norms, forward)
         with self.offload.saving() if self.offload else nullcontext():
             given = {} if contexts is None else {"context_fn": contexts}
             if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):
@@ -223,14 +230,12 @@ class Checkpointed:
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         assert self._state is not None or torch.compiler.is_compiling()
-        once, again = nullcontext(), _still_statistics(self.norms)
+        once, kept = nullcontext(), None
         if self.selective:
-            once, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-            again = _still_statistics(self.norms, again)
-        if self._state is None:
-            return once, again
-        before = self._state.take()
-        return self._watched(before, once), self._as_it_was(before, again)
+            once, kept = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+        before = None if self._state is None else self._state.take()
+        again = _Recomputation(self, before, kept)
+        return (once if before is None else self._watched(before, once)), again
 
     @contextmanager
     def _watched(self, before: Contents, around: AbstractContextManager[Any]) -> Iterator[None]:
@@ -247,12 +252,42 @@ class Checkpointed:
                 )
 
     @contextmanager
-    def _as_it_was(self, before: Contents, around: AbstractContextManager[Any]) -> Iterator[None]:
-        """The pass that is run again in backward."""
-        assert self._state is not None
+    def again(self, before: Contents | None, kept: AbstractContextManager[Any] | None) -> Iterator[None]:
+        """Context of the pass that is run again in backward.
+
+        Args:
+            before: What the block's state was before the pass; None where a compiler looks after it.
+            kept: Context that has the results which are not computed again.
+
+        Yields:
+            Nothing.
+        """
         Checkpointing.last_again = self.name
-        with self._state.as_it_was(before), around:
+        state = nullcontext() if before is None or self._state is None else self._state.as_it_was(before)
+        with state, _still_statistics(self.norms), kept or nullcontext():
             yield
+
+
+class _Recomputation:
+    """Context of all passes that are run again in backward, one for each time that backward goes through the block."""
+
+    def __init__(self, block: Checkpointed, before: Contents | None, kept: AbstractContextManager[Any] | None) -> None:
+        self._block, self._before, self._kept = block, before, kept
+        self._spent = False
+        self._around = ExitStack()
+
+    def __enter__(self) -> None:
+        if self._spent:
+            with about("checkpoint"):
+                raise InputError(
+                    "checkpoint='selective' keeps the results of a block for one backward pass, and this is a second one "
+                    "through the same forward pass (retain_graph, a gradient of a gradient). Take checkpoint='all'."
+                )
+        self._spent = self._kept is not None
+        self._around.enter_context(self._block.again(self._before, self._kept))
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._around.__exit__(*error)
 
 
 class _Again:
@@ -292,11 +327,9 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if operator in KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@contextmanager
-def _still_statistics(norms: list[Any], around: AbstractContextManager[Any] | None = None) -> Iterator[None]:
+def _still_statistics(norms: list[Any]) -> AbstractContextManager[None]:
     """Lets batch norms normalise by the batch's statistics without moving the running ones a second time."""
-    with attributes_set(norms, momentum=0.0, num_batches_tracked=None), around or nullcontext():
-        yield
+    return attributes_set(norms, momentum=0.0, num_batches_tracked=None)
 
 
 def _with_children(model: nn.Module) -> Iterator[str]:

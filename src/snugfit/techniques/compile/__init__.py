@@ -97,6 +97,7 @@ TECHNIQUE = Technique(
         "it is compiled on a card, and the compiler knows no card that is pretended": lambda r: r.compile != "none",
     },
     hooks="snugfit.techniques.compile.apply:Compile",
+    in_the_loop="call model.compile() there, after snugfit.apply",
     stage="model",
     never={
         "compile": "the time of a compiled step is held against no measurement, and compiling takes minutes; pin it",

@@ -58,6 +58,7 @@ TECHNIQUE = Technique(
     summary="the second copy of the model while it loads",
     known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
     spellings={("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)},
+    in_the_loop="build the model there, where it is to live",
     at_build=True,
     least={"init": "device"},
     quiet=True,

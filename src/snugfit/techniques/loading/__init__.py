@@ -56,6 +56,7 @@ TECHNIQUE = Technique(
         "prefetch is {recipe.prefetch}; it must be at least 1.": lambda r: r.prefetch < 1,
     },
     may_change="loading",
+    in_the_loop="give them to your DataLoader",
     never={
         "workers": "loading of data is not simulated; pin it to what your data needs",
         "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",

@@ -13,7 +13,7 @@ from torch import nn
 from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, warn
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
-from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits, LossFunction
+from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits, LossFunction, product_dtype
 from snugfit.techniques.loss_impl.linear_cross_entropy import linear_cross_entropy, piece_count
 
 
@@ -56,7 +56,7 @@ class LossImpl(ModelTechnique):
         if not self.active:
             return forward(*args, **kwargs)
         hidden = args[0] if args else kwargs["input"]
-        return DeferredLogits(hidden, head, loss, self.setup.recipe.loss_impl)
+        return DeferredLogits(hidden, head, loss, self.setup.recipe.loss_impl, product_dtype(hidden))
 
     def _with_output(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; where it is evaluated without a loss, its logits are computed at the end."""

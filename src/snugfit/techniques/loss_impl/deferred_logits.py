@@ -50,18 +50,12 @@ class DeferredLogits:
     """From hidden states `[N, F]`, weight, bias and labels to a loss."""
     impl: str
     """The recipe's `loss_impl`, for messages."""
+    compute_dtype: torch.dtype
+    """Dtype of the head's product, of where the head was called: a loss may be taken outside of autocast."""
     steps: tuple[LogitStep, ...] = ()
     """What has happened to the logits so far."""
     use: Use = dataclasses.field(default_factory=lambda: Use(trained=torch.is_grad_enabled()))
     """Shared by all that is made of one call of the head."""
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype of the head's product."""
-        kind = self.hidden.device.type
-        if torch.is_autocast_enabled(kind) and self.hidden.dtype != torch.float64:
-            return torch.get_autocast_dtype(kind)
-        return self.hidden.dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -268,6 +262,17 @@ class DeferredLogits:
                 f"loss_impl={self.impl!r}: the model does more with its logits than scale, shift and flatten them for a "
                 f"plain cross entropy over the vocabulary ({name}), so they cannot be left out. Set loss_impl='full'."
             )
+
+
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """Returns in which dtype a linear layer would compute here.
+
+    Args:
+        hidden: Its input.
+    """
+    kind = hidden.device.type
+    cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if cast else hidden.dtype
 
 
 def _dimensions(part: Any) -> int:

@@ -62,6 +62,7 @@ TECHNIQUE = Technique(
         )
         for name in _NAMES
     ),
+    in_the_loop="make that optimizer there (torchao.optim or bitsandbytes.optim)",
     only_on_cards={
         "it is compiled on a card, and the compiler knows no card that is pretended": lambda r: (
             r.optimizer in ("adamw4bit", "adamwfp8")

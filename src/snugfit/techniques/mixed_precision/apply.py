@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.base import ModelTechnique
@@ -34,6 +36,11 @@ class MixedPrecision(ModelTechnique):
                 "16 bits already. Use bf16-true or 16-true, or build the model in fp32."
             )
 
+    def returned(self, output: Any) -> Any:
+        """Returns the output in fp32: losses are computed outside of autocast, and some take no 16 bits."""
+        dtype = _COMPUTE_DTYPES[self.setup.recipe.precision]
+        return _in_fp32(output, dtype)
+
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns autocast to the compute dtype."""
         setup = self.setup
@@ -42,3 +49,18 @@ class MixedPrecision(ModelTechnique):
         return torch.autocast(
             setup.device.type, dtype=_COMPUTE_DTYPES[setup.recipe.precision], cache_enabled=not collected
         )
+
+
+def _in_fp32(value: Any, dtype: torch.dtype) -> Any:
+    """An output with its tensors of a dtype in fp32; the model's own objects stay as they are."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == dtype else value
+    if isinstance(value, Mapping):
+        made = copy.copy(value)
+        for name, part in value.items():
+            made[name] = _in_fp32(part, dtype)  # type: ignore[index]
+        return made
+    if isinstance(value, tuple | list):
+        parts = [_in_fp32(part, dtype) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

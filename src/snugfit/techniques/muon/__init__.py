@@ -39,5 +39,6 @@ TECHNIQUE = Technique(
             r.optimizer is None and r.offload_optimizer and w.optimizer == "muon"
         ),
     },
+    in_the_loop="make that optimizer there (torch.optim.Muon)",
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "muon"}),
 )

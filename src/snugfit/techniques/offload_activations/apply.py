@@ -38,11 +38,11 @@ class ActivationOffload(ModelTechnique):
         self._staying: set[int] = set()
         self._leaving: deque[tuple[Tensor, Any]] = deque()
         self._stashed: dict[tuple[Any, ...], weakref.ref[_Stashed]] = {}
-        self._order: list[weakref.ref[_Stashed]] = []
+        self._last: Callable[[], _Stashed | None] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of a wrapped model takes along: nothing of a pass under way."""
-        return {**vars(self), "_leaving": deque(), "_stashed": {}, "_order": []}
+        return {**vars(self), "_leaving": deque(), "_stashed": {}, "_last": _nothing}
 
     @classmethod
     def wanted(cls, recipe: Recipe) -> bool:
@@ -85,7 +85,7 @@ class ActivationOffload(ModelTechnique):
         own = map(own_part, chain(self._model.parameters(), self._model.buffers()))
         self._staying = {tensor.untyped_storage()._cdata for tensor in own}
         self._stashed.clear()
-        self._order.clear()
+        self._last = _nothing
         try:
             yield
         finally:
@@ -115,9 +115,8 @@ class ActivationOffload(ModelTechnique):
         known = self._stashed.get(key, _nothing)()
         if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
             return known
-        stashed = _Stashed(self, len(self._order), tensor)
-        self._order.append(weakref.ref(stashed))
-        self._stashed[key] = weakref.ref(stashed)
+        stashed = _Stashed(self, self._last, tensor)
+        self._last = self._stashed[key] = weakref.ref(stashed)
         copies = self.setup.copies
         with copies.copying(after=copies.compute_mark()):
             stashed.host.copy_(tensor.detach(), non_blocking=True)
@@ -149,22 +148,21 @@ class ActivationOffload(ModelTechnique):
             The tensor, in the strides it was saved with.
         """
         tensor = stashed.take()
-        if stashed.position:
-            before = self._order[stashed.position - 1]() if stashed.position <= len(self._order) else None
-            if before is not None:
-                before.start()
+        before = stashed.before()
+        if before is not None:
+            before.start()
         return tensor
 
 
 class _Stashed:
     """One saved tensor in the host pool."""
 
-    __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "host", "layout", "position", "source")
+    __slots__ = ("__weakref__", "_arriving", "_offload", "_present", "before", "host", "layout", "source")
 
-    def __init__(self, offload: ActivationOffload, position: int, tensor: Tensor) -> None:
+    def __init__(self, offload: ActivationOffload, before: Callable[[], _Stashed | None], tensor: Tensor) -> None:
         self._arriving: tuple[Tensor, Any] | None = None  # first of all: `__del__` looks at it whatever happens below
         self._offload = offload
-        self.position = position
+        self.before = before  # of the same pass: several may wait for their backward at a time
         # tells the storage from a later one at the same address
         self.source = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self.layout = (tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)

@@ -48,6 +48,7 @@ TECHNIQUE = Technique(
         _TOO_SMALL: lambda r, w: r.optimizer is None and r.offload_optimizer and w.optimizer == "adafactor",
     },
     may_change="update",
+    in_the_loop="only the update of snugfit.prepare does that",
     per_parameter=True,
     updated_by="snugfit.techniques.offload_optimizer.apply:HostUpdate",
     least=_ON,

@@ -39,6 +39,7 @@ TECHNIQUE = Technique(
     optimizers=(
         OptimizerName(name="paged-adamw", holds="adamw", built_by="snugfit.techniques.paged_adamw.apply:Paged"),
     ),
+    in_the_loop="make that optimizer there (bitsandbytes.optim)",
     only_on_cards={"its pages are moved by CUDA's driver": lambda r: r.optimizer == "paged-adamw"},
     unmeasured="on cpu nothing is paged, and no card has run this benchmark yet",
 )

@@ -69,6 +69,7 @@ TECHNIQUE = Technique(
     },
     least=_QLORA,
     starts=("adapters",),
+    stays="packed weights: what was rounded away does not come back",
     reads_weights=True,
     moves=(("different", {**_QLORA, "offload_optimizer": False}),),
     variants=(Choice(_QLORA, "different"),),

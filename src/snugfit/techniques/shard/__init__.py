@@ -220,6 +220,7 @@ TECHNIQUE = Technique(
             lambda r, w: w.ranks > 1 and _added_in_16_bits(r),
         ),
     },
+    in_the_loop="share the batch and the model out there, or train by snugfit.prepare",
     stage="model",
     moves=(),
     turns=(),

@@ -44,6 +44,7 @@ TECHNIQUE = Technique(
     lowers={
         "updates are rounded up or down at random.": ("rounding", lambda r, _: r.stochastic_rounding),
     },
+    in_the_loop="only the update of snugfit.prepare rounds so",
     per_parameter=True,
     updated_by="snugfit.techniques.stochastic_rounding.apply:RoundedUpdate",
     goes_with=("precision",),

@@ -123,6 +123,7 @@ TECHNIQUE = Technique(
             lambda r, w: _cuts(r, w) and w.dropout,
         ),
     },
+    in_the_loop="cut the model there, or train by snugfit.prepare",
     reads_weights=True,
     hooks="snugfit.techniques.tensor_parallel.apply:TensorParallel",
     stage="layers",

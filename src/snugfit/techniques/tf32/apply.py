@@ -18,6 +18,7 @@ class TF32(ModelTechnique):
 
     field = "precision"
     values = ("tf32",)
+    spans_backward = True
 
     def change(self, model: nn.Module) -> None:
         """Warns where the setting has no effect."""

@@ -38,6 +38,7 @@ TECHNIQUE = Technique(
     },
     hooks="snugfit.techniques.true_precision.apply:TruePrecision",
     stage="numbers",
+    stays="weights in 16 bits: what was rounded away does not come back",
     least=_ROUNDED,
     starts=("few bits", "adapters"),
     moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
