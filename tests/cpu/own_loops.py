@@ -285,7 +285,7 @@ LOOPS = {
         model=field,
         batch=points,
         new_step=new_lbfgs_step,
-        optimizer=lambda weights: torch.optim.LBFGS(weights, lr=0.5, max_iter=5),
+        optimizer=lambda weights: torch.optim.LBFGS(weights, lr=0.5, max_iter=5, history_size=4),
         blocks=("0", "1", "2"),
     ),
 }

@@ -132,7 +132,7 @@ class Applied:
             if not any(one in str(error) for one in _OF_TRANSFORMS):
                 raise
             raise InputError(
-                "torch.func.grad, vmap and their kin do not go with checkpoint and offload_activations, which stand on hooks of "
+                "torch.func.grad, vmap and their kin do not go with checkpoint and offload_activations, which use hooks of "
                 "saved tensors. Take torch.autograd.grad(..., create_graph=True) in their place (functional_call is "
                 "fine), or leave those fields out of the recipe."
             ) from error
