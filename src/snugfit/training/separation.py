@@ -186,7 +186,7 @@ def _look(
         gradients = ()  # reentrant checkpointing of the model's own refuses this; the loss must do
     each = max(PLACES // max(len(parameters), 1), 4)
     found = [
-        torch.zeros(min(each, weight.numel()), dtype=torch.float64) if gradient is None else _places(gradient, each)
+        torch.zeros(min(each, weight.numel()), dtype=torch.float64) if gradient is None else places(gradient, each)
         for gradient, weight in zip(gradients, parameters, strict=bool(gradients))
     ]
     dtypes = {gradient.dtype for gradient in gradients if gradient is not None} | {loss.dtype}
@@ -195,7 +195,13 @@ def _look(
     return _Look(float(loss.detach()), gradient, tolerance)
 
 
-def _places(gradient: Tensor, count: int) -> Tensor:
+def places(gradient: Tensor, count: int) -> Tensor:
+    """Returns some elements of a gradient, to compare it by: float64 on the host.
+
+    Args:
+        gradient: Any tensor, sparse ones included.
+        count: How many elements, at most.
+    """
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
     flat = gradient.detach().reshape(-1)

@@ -16,6 +16,7 @@ from snugfit.training.claimed import check_claimed, is_due
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
+from snugfit.training.late_reads import LateReads
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
@@ -64,6 +65,7 @@ class Trainer:
         self._rebuild = rebuild
         self._scheduler = scheduler
         self._check = check
+        self._late_reads = LateReads(passes)
         self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
@@ -143,6 +145,7 @@ class Trainer:
             self.finish()
             self._rebuild.follow(self.recipe)
             self.update = self._rebuild.update
+            self._late_reads.pending = True
 
     def attempt(self, step: int, batch: Any) -> Tensor:
         """Takes one update by the recipe in place, or leaves everything as it was; `step` is what callers want.
@@ -158,6 +161,7 @@ class Trainer:
         pieces = self._passes.pieces(batch, self.recipe)
         if len(pieces) > 1 and self._check.pending and self.ranks is None:
             self.learn(self._check.learn, batch)
+        self._late_reads.check(batch, self.recipe, self.update.gradients.named)
         try:
             self._statistics.remember(step)
             self._rebuild.handle.pass_on()
@@ -203,7 +207,7 @@ class Trainer:
                 claimed = [*self.update.gradients.named.values(), *trained_by_others(self.model)]
                 check_claimed(loss, claimed, self.workload.optimizer, self._passes.parts)
             self.update.judge(loss)
-            with self.update.own_backward():
+            with self._late_reads.watched(self.recipe, self.update.gradients.named), self.update.own_backward():
                 (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
 
     def learn(self, check: Callable[..., Workload], batch: Any) -> None:
