@@ -4,17 +4,22 @@
 - an optimizer: with what its class holds of its own, which torch leaves out (LBFGS's list of parameters);
 - a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
-- anything else that cannot be pickled (an open file, a running generator, a logger of a run): as a stand-in that lets
-  the rest work, and says what it is when something asks it for anything.
+- an enum of an extension (pybind11's, which pickle cannot read back): by its class and name;
+- anything else that cannot be pickled, or not be read back (an open file, a running generator, a logger of a run): as a
+  stand-in that lets the rest work, and says what it is and where when something asks it for anything.
 """
 
 from __future__ import annotations
 
+import enum
+import importlib
+import operator
 import pickle
+import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,18 +40,20 @@ _OF_ALL_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(0)])))
 class StandIn:
     """In the place of something that stayed where it was."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, path: str = "") -> None:
         """Remembers what it stands for.
 
         Args:
             kind: The type that cannot travel.
+            path: Where the object is, where that is known.
         """
-        self.__dict__["_kind"] = kind
+        self.__dict__["_what"] = f"{path}, an object of type {kind}" if path else f"an object of type {kind}"
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise CannotSimulateError(
-            f"the step uses an object of type {self.__dict__['_kind']}, which cannot travel to the simulation's process. "
-            "Leave it out of the simulated loss, forward and model (a step without logging, for example)."
+            f"the step uses {self.__dict__['_what']}, which cannot travel to the simulation's process. "
+            "Leave it out of the simulated loss, forward and model (a step without logging, for example), or make it where "
+            "it is used."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -80,15 +87,20 @@ def reduce(value: Any) -> Reduced | None:
         if names is not None:
             return _blank, (private_torch.plain_class(value),), (vars(value), names), None, None, _fill
         return None
+    members = getattr(kind, "__members__", None)
+    if isinstance(members, dict) and getattr(value, "name", None) in members and not isinstance(value, enum.Enum):
+        return _member, (*_import_path(kind), value.name)
     path = private_torch.registry_path(value)
     return None if path is None else (_from_registry, path)
 
 
-def stand_in(value: Any) -> Reduced | None:
+def stand_in(value: Any, paths: Mapping[int, str], *, always: bool = False) -> Reduced | None:
     """Returns a stand-in for an object that cannot be pickled.
 
     Args:
         value: Any object that is neither a class nor a function.
+        paths: Where objects are, by their id.
+        always: Whether it is known that it cannot travel, although it can be pickled.
 
     Returns:
         What `reducer_override` returns; None where the object can be pickled, its parts apart.
@@ -99,13 +111,31 @@ def stand_in(value: Any) -> Reduced | None:
         return None
     own = cloudpickle.Pickler.dispatch_table.get(type(value))  # code objects, cells, files and the like
     try:
-        value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
+        if not always:
+            value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
+            return None
     except Exception:
-        kind = type(value)
-        return StandIn, (
-            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-        )
-    return None
+        pass
+    return StandIn, (name_of(value), paths.get(id(value), ""))
+
+
+def name_of(value: Any) -> str:
+    """Returns the type of an object, with its module."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _import_path(kind: type) -> tuple[str, str]:
+    """Returns a module and the name by which it has a class, which need not be where the class says it is."""
+    names = {kind.__name__, kind.__qualname__, f"_{kind.__name__}"}
+    elsewhere = sorted(one for one in sys.modules.items() if one[0] not in ("__main__", "__mp_main__"))
+    modules = [(kind.__module__, sys.modules.get(kind.__module__)), *elsewhere]
+    found = ((path, name) for path, one in modules for name in names if getattr(one, "__dict__", {}).get(name) is kind)
+    return next(found, (kind.__module__, kind.__qualname__))
+
+
+def _member(module: str, name: str, member: str) -> Any:
+    return operator.attrgetter(f"{name}.{member}")(importlib.import_module(module))
 
 
 def _blank(kind: Any) -> Any:

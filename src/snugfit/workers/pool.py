@@ -47,6 +47,10 @@ class _UnknownModuleError(InputError):
         self.name = name
 
 
+class _UnreadError(InputError):
+    """Something of a request could be pickled and cannot be read back."""
+
+
 class Worker:
     """One worker process."""
 
@@ -121,6 +125,8 @@ class Worker:
             raise value
         if kind == "unknown module":
             raise _UnknownModuleError(*value)
+        if kind == "unread":
+            raise _UnreadError(value)
         return value
 
     def _send(self, message: object) -> None:
@@ -193,10 +199,17 @@ class Pool:
             CannotSimulateError: The worker died or took too long.
         """
         by_value: list[Any] = []
+        unread: list[Any] = []
         while True:
             try:
-                result: T = self._call(_request((function, args, kwargs), by_value), timeout_seconds, doing)
+                request = _request((function, args, kwargs), by_value, unread)
+                result: T = self._call(request, timeout_seconds, doing)
                 return result
+            except _UnreadError as error:
+                path, found = _not_read((function, args, kwargs), unread)
+                if any(found is one for one in unread) or isinstance(found, tuple | list | dict):
+                    raise InputError(_cannot_be_sent(path, found, str(error))) from error
+                unread.append(found)
             except _UnknownModuleError as error:
                 # A module that was loaded from a file by hand, say: its code travels with the request instead.
                 module = sys.modules.get(error.name or "")
@@ -226,7 +239,23 @@ class Pool:
         self._started = []
 
 
-def _request(request: object, by_value: Sequence[Any]) -> bytes:
+def _cannot_be_sent(path: str, found: Any, why: str) -> str:
+    from snugfit.workers.odd_objects import name_of
+
+    what = f"{path or 'something in model or step'}, of type {name_of(found)},"
+    return (
+        f"{what} cannot be sent to the simulation ({why[:300]}). Give a function that builds the model in place of the "
+        "model, and leave what is no part of training out of loss and forward, or make it where it is used."
+    )
+
+
+def _not_read(request: object, known: Sequence[Any]) -> tuple[str, Any]:
+    from snugfit.workers import skeleton
+
+    return skeleton.not_read(request, known)
+
+
+def _request(request: object, by_value: Sequence[Any], unread: Sequence[Any] = ()) -> bytes:
     """Pickles a request; the code of some modules goes with it."""
     import cloudpickle
 
@@ -235,16 +264,14 @@ def _request(request: object, by_value: Sequence[Any]) -> bytes:
             cloudpickle.register_pickle_by_value(module)
             around.callback(cloudpickle.unregister_pickle_by_value, module)
         try:
-            return _dumps(request)
+            return _dumps(request, unread)
         except Exception as error:
             raise InputError(
-                f"the model or step cannot be sent to the simulation ({type(error).__name__}: {str(error)[:300]}). "
-                "Give a function that builds the model in place of the model, and leave what is no part of training out of "
-                "loss and forward."
+                _cannot_be_sent(*_not_read(request, unread), f"{type(error).__name__}: {error}")
             ) from error
 
 
-def _dumps(request: object) -> bytes:
+def _dumps(request: object, unread: Sequence[Any]) -> bytes:
     """Pickles a request; a process that never loaded torch holds no tensor, and need not load it for this."""
     if "torch" not in sys.modules:
         import cloudpickle
@@ -253,7 +280,7 @@ def _dumps(request: object) -> bytes:
         return plain
     from snugfit.workers import skeleton
 
-    return skeleton.dumps(request)
+    return skeleton.dumps(request, unread)
 
 
 _shared: Pool | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +18,19 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.workers import odd_objects
+from snugfit.workers.object_paths import innermost, paths_of
 
 REAL_ELEMENTS = 1024
 _storages: dict[int, torch.UntypedStorage] = {}
 _arrived: list[torch.Tensor] = []
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, unread: Sequence[Any] = ()) -> bytes:
     """Returns anything as bytes, its tensors without values.
 
     Args:
         value: What to send; modules, functions and containers of them included.
+        unread: Objects that cannot be read back, although they can be pickled.
 
     Returns:
         Bytes for `loads`.
@@ -36,15 +39,40 @@ def dumps(value: Any) -> bytes:
         Exception: What pickling raises for something that cannot travel.
     """
     try:
-        return _dumps(value, stand_ins=False)
+        return _dumps(value, (), None) if not unread else _dumps(value, unread, _paths(value))
     except Exception as error:
         try:
-            return _dumps(value, stand_ins=True)
+            return _dumps(value, unread, _paths(value))
         except Exception:
             raise error from None  # the first one is about the user's object
 
 
-def _dumps(value: Any, *, stand_ins: bool) -> bytes:
+def not_read(value: Any, known: Sequence[Any] = ()) -> tuple[str, Any]:
+    """Returns the innermost object that cannot be sent and read back, and where it is.
+
+    Args:
+        value: What cannot.
+        known: Objects of which that is known already.
+    """
+
+    def fails(one: Any) -> bool:
+        try:
+            loads(dumps(one, known))
+        except ImportError:  # there is another way for modules that are not found
+            return False
+        except Exception:
+            return True
+        return False
+
+    return innermost(value, fails)
+
+
+def _paths(value: Any) -> dict[int, str]:
+    return {id(one): path for path, one in paths_of(value)}
+
+
+def _dumps(value: Any, unread: Sequence[Any], paths: Mapping[int, str] | None) -> bytes:
+    """Pickles; with stand-ins where paths are given."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -54,8 +82,8 @@ def _dumps(value: Any, *, stand_ins: bool) -> bytes:
             if isinstance(obj, torch.Generator):
                 return torch.Generator, ()
             reduced = odd_objects.reduce(obj)
-            if reduced is None and stand_ins:
-                reduced = odd_objects.stand_in(obj)
+            if reduced is None and paths is not None:
+                reduced = odd_objects.stand_in(obj, paths, always=any(obj is one for one in unread))
             return super().reducer_override(obj) if reduced is None else reduced
 
     buffer = io.BytesIO()

@@ -80,6 +80,8 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
                 function, args, kwargs = loads(request)
         except ImportError as error:
             return pickle.dumps(("unknown module", (error.name, str(error))))
+        except Exception as error:
+            return pickle.dumps(("unread", f"{type(error).__name__}: {error}"))
         try:
             result = function(*args, **kwargs)
         except Refused as refused:
