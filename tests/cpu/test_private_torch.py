@@ -262,6 +262,22 @@ def test_plain_classes_dispatch_plainly():
     assert private_torch.FakeTensor.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH
 
 
+def test_hooks_of_parameters():
+    """hooks_of"""
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert private_torch.hooks_of(weight) == ({}, {})
+    weight.register_hook(lambda gradient: gradient * 3)
+    weight.register_post_accumulate_grad_hook(lambda one: one.grad.add_(1))
+    for table in private_torch.hooks_of(weight):
+        assert len(table) == 1
+        table.clear()
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1, 1]
+    weight.register_hook(lambda gradient: gradient * 2)
+    weight.sum().backward()
+    assert weight.grad.tolist() == [3, 3]
+
+
 def test_trees():
     """tree_map, tree_leaves"""
     assert private_torch.tree_map(lambda value: value + 1, {"a": [1, (2,)]}) == {"a": [2, (3,)]}
@@ -917,14 +933,47 @@ model.__class__ = kind
 vars(model).clear()
 vars(model).update(state)
 collectives.forget_shares(model)
-collectives.replicate(model, mesh=init_device_mesh("cpu", (3,), mesh_dim_names=("replicate",)))
-assert collectives.own_part(model.weight).shape == (5, 4)
+
+class Parts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+model, seen, ways = Parts(), [], []
+fully_shard(model, mesh=mesh)
+names = {weight: name for name, weight in model.named_parameters()}
+collectives.watch_shared_out(
+    model,
+    lambda weights, here: seen.extend(zip([names[weight] for weight in weights], here, strict=True)),
+    lambda number, way: ways.append((number, way)),
+)
+model(torch.randn(2, 4)).sum().backward()
+assert dict(seen) == {"used.weight": True, "used.bias": True, "spare.weight": False, "spare.bias": False}
+assert all(weight.grad is not None and bool((weight.grad.to_local() == 0).all()) for weight in model.spare.parameters())
+assert ways[0] == (0, "collects the weights") and ways[-1] == (0, "adds up the gradients")
+
+class Hidden(Parts):
+    def forward(self, box):
+        box["x"] = self.used(box["x"])
+
+model, ways, box = torch.nn.Sequential(Hidden()), [], {"x": torch.randn(2, 4)}
+fully_shard(model[0], mesh=mesh, reshard_after_forward=False)
+fully_shard(model, mesh=mesh, reshard_after_forward=False)
+collectives.watch_shared_out(model, lambda weights, here: None, lambda number, way: ways.append((number, way)))
+model[0](box)
+box["x"].sum().backward()
+model[0]._get_fsdp_state()._fsdp_param_group.post_backward()
+assert (1, "misses the backward pass") in ways or (0, "misses the backward pass") in ways, ways
 print("well")
 """
 
 
 def test_one_of_three_processes_that_are_not_there():
-    """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares, replicate"""
+    """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares,
+    watch_shared_out"""
     done = run_code(_ONE_OF_THREE)
     assert done.stdout.strip().endswith("well"), done.stderr
 

@@ -454,6 +454,16 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Abstr
     return attributes_set([torch.UntypedStorage], resize_=resize)
 
 
+def hooks_of(weight: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Returns the hooks on a parameter: those that are given its gradient, and those called when it has come.
+
+    Args:
+        weight: The parameter. What is taken out of the dictionaries is not called, until it is put back.
+    """
+    before, after = weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None)
+    return ({} if before is None else before), ({} if after is None else after)
+
+
 def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
     """Returns the names of a module's parametrized tensors; None for a module without.
 

@@ -117,16 +117,63 @@ def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
         dist.destroy_process_group = destroy
 
 
-def replicate(module: torch.nn.Module, **settings: Any) -> Any:
-    """Lets several processes train one module, each holding all of it, by the machinery of `fully_shard`.
+def watch_shared_out(
+    model: torch.nn.Module, gradients: Callable[[list[Any], list[bool]], None], before: Callable[[int, str], None]
+) -> None:
+    """Lets `fully_shard` send zeros for parameters that this process has no gradient of where others perhaps have one.
+
+    Torch sends only what is there, and processes with other gradients than the others then wait in vain, or mix them up.
+    (`set_reduce_scatter_unused_params`, of torch 2.14, does not tell which they were.) A unit without any gradient sends
+    none: it is used once more, and they come then.
 
     Args:
-        module: The module.
-        **settings: mesh, mp_policy, offload_policy.
+        model: The model, shared out or not.
+        gradients: Called with the parameters of a unit, as torch shares them out, and whether this process has a gradient of
+            each, before what all have of them arrives there.
+        before: Called with a unit's number and "collects the weights", "adds up the gradients", or, where its gradients have
+            come without the unit being collected for them, "misses the backward pass".
     """
-    from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
+    from torch.distributed.fsdp import FSDPModule
 
-    return torch_replicate(module, **settings)
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for number, module in enumerate(modules):
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # a single group, by another name, in the first versions
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            if group is not None:
+                after = functools.partial(_filled, group, group.post_backward, gradients, before, number)
+                collect = functools.partial(_told, group.unshard, before, number)
+                vars(group).update(post_backward=after, unshard=collect)
+
+
+def _told(unshard: Callable[..., None], before: Callable[[int, str], None], number: int, *args: Any) -> None:
+    before(number, "collects the weights")
+    unshard(*args)
+
+
+def _filled(
+    group: Any,
+    post_backward: Callable[..., None],
+    gradients: Callable[[list[Any], list[bool]], None],
+    before: Callable[[int, str], None],
+    number: int,
+    *args: Any,
+) -> None:
+    params = [param for param in group.fsdp_params if group.reduce_grads and hasattr(param, "_unsharded_param")]
+    trained = [param for param in params if param._unsharded_param.requires_grad]
+    there = [
+        param._unsharded_param.grad is not None or param.unsharded_accumulated_grad is not None for param in trained
+    ]
+    if any(there):
+        # Torch has not seen this unit's backward pass begin, in which it collects the weights once more.
+        unseen = group._training_state.name != "PRE_BACKWARD"
+        before(number, "misses the backward pass" if unseen else "adds up the gradients")
+        for param, here in zip(trained, there, strict=True):
+            if not here:
+                whole = param._unsharded_param
+                whole.grad = torch.zeros_like(whole, dtype=getattr(whole, "grad_dtype", None))
+        gradients([param.sharded_param for param in trained], there)
+    post_backward(*args)
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

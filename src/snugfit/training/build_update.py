@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -27,6 +28,9 @@ from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health
 from snugfit.training.update import Update
 
+if TYPE_CHECKING:
+    from snugfit.techniques.shard.reducer import Reducer
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class UpdateBuilder:
@@ -42,6 +46,8 @@ class UpdateBuilder:
     """The caller's own optimizer, or None."""
     sparse: bool
     """Whether some gradients are sparse."""
+    reducer: Reducer | None = None
+    """Gives parameters the gradients that several processes have together; None: this one is alone."""
 
     def __post_init__(self) -> None:
         recipe, workload, given = self.setup.recipe, self.setup.workload, self.given
@@ -154,9 +160,8 @@ class UpdateBuilder:
         """
         setup = dataclasses.replace(self.setup, recipe=recipe)
         named = {**self.named, **_others(self.owners, self.named)}
-        gradients = Gradients(
-            named, setup.workload, summed=_summed_in_fp32(recipe, list(named.values())), ranks=setup.ranks
-        )
+        summed = _summed_in_fp32(recipe, list(named.values()))
+        gradients = Gradients(named, setup.workload, summed=summed, ranks=setup.ranks, reducer=self.reducer)
         gradients.drop()
         if self._made and not self.sparse:
             optimizers.choose_kernels(self.optimizer, setup)

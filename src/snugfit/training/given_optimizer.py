@@ -8,7 +8,7 @@ what schedulers and people write to (`optimizer_handle.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +17,9 @@ from snugfit.errors import InputError, listed, warn
 from snugfit.recipe import Recipe
 from snugfit.training.optimizers import OF_TORCH
 from snugfit.workload import CUSTOM_OPTIMIZER, STORED_OPTIMIZERS
+
+if TYPE_CHECKING:
+    from snugfit.techniques.shard.reducer import Reducer
 
 
 def name_of(optimizer: Any) -> str:
@@ -46,12 +49,12 @@ def name_of(optimizer: Any) -> str:
 class GivenOptimizer:
     """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
 
-    def __init__(self, optimizer: Any, model: nn.Module, *, by_function: bool = False) -> None:
+    def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter], *, by_function: bool = False) -> None:
         """Notes which parameters of the model it has.
 
         Args:
             optimizer: The instance, or what a function of the caller's made.
-            model: The model, before anything is changed on it.
+            named: The parameters of the model, before anything is changed on it, or those that the function was given.
             by_function: Whether a function made it, of what was trained then.
 
         Raises:
@@ -64,48 +67,52 @@ class GivenOptimizer:
         self.optimizer = optimizer
         self._by_function = by_function
         self.name = name_of(optimizer)
-        self._take_names(model)
+        self._take_names(named)
         if not any(name is not None for group in self._names for name in group):
             raise InputError(
                 f"the {type(optimizer).__name__} given has none of the model's parameters; build it of "
                 "model.parameters(), after anything that replaces parameters."
             )
 
-    def _take_names(self, model: nn.Module) -> None:
-        names = {id(weight): name for name, weight in model.named_parameters()}
+    def _take_names(self, named: Mapping[str, nn.Parameter]) -> None:
+        names = {id(weight): name for name, weight in named.items()}
         groups = self.optimizer.param_groups
         self._names = [[names.get(id(weight)) for weight in group["params"]] for group in groups]
 
-    def follow(self, model: nn.Module, before: set[str]) -> None:
+    def follow(self, model: nn.Module, before: set[str], reducer: Reducer | None = None) -> None:
         """Gives the instance the parameters of the changed model, and its state their places.
 
         Args:
             model: The changed model.
             before: Names of all parameters before it was changed; new ones that are trained join the first group.
+            reducer: Knows what this process holds of parameters, and has state cut likewise; None: this one is alone.
 
         What has been cast and moved is followed before techniques give it other names, and once more after that.
         """
         current = dict(model.named_parameters(remove_duplicate=False))
         there = {id(weight) for weight in current.values()}
         groups, state = self.optimizer.param_groups, self.optimizer.state
-        for group, names in zip(groups, self._names, strict=True):
+        for number, (group, names) in enumerate(zip(groups, self._names, strict=True)):
             kept = []
-            for name, weight in zip(names, group["params"], strict=True):
+            for at, (name, weight) in enumerate(zip(names, group["params"], strict=True)):
                 # a weight that an adapter stands around has another name, and may be unfrozen
-                now = weight if name is None or id(weight) in there else current.get(name)
+                now = whole = weight if name is None or id(weight) in there else current.get(name)
+                if whole is not None and reducer is not None:
+                    now = reducer.share_of(whole, name or _place_of(number, at))
                 if now is not weight and weight in state:
                     old = state.pop(weight)
-                    if now is not None:
-                        state[now] = old
+                    if now is not None and whole is not None:
+                        state[now] = old if reducer is None else _cut(old, weight, whole)
                 if now is not None:
                     kept.append(now)
             group["params"] = kept
         for weight in list(state):
             state[weight] = {name: _placed(value, weight, name) for name, value in state[weight].items()}
         inside = {id(weight) for group in groups for weight in group["params"]}
-        new = [weight for name, weight in current.items() if name not in before and weight.requires_grad]
-        added = [weight for weight in new if id(weight) not in inside]
-        self._take_names(model)
+        new = [(name, one) for name, one in current.items() if name not in before and one.requires_grad]
+        shares = [one if reducer is None else reducer.share_of(one, name) for name, one in new]
+        added = [weight for weight in shares if id(weight) not in inside]
+        self._take_names(dict(model.named_parameters()))
         if added:
             groups[0]["params"].extend(dict.fromkeys(added))
             warn(
@@ -180,6 +187,20 @@ class GivenOptimizer:
             f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
             "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty."
         )
+
+
+def _place_of(group: int, at: int) -> str:
+    return f"optimizer.param_groups[{group}]['params'][{at}]"
+
+
+def _cut(state: dict[str, Any], before: Tensor, layout: Tensor) -> dict[str, Any]:
+    """This process's share of the state of a parameter, which lies as the parameter does now."""
+    from snugfit.training.shares import share_of_whole  # loads torch's sharding, which one process never needs
+
+    return {
+        name: share_of_whole(value, layout) if isinstance(value, Tensor) and value.shape == before.shape else value
+        for name, value in state.items()
+    }
 
 
 def _placed(value: Any, weight: Tensor, name: str) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.attributes import attributes_set
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.health import global_norm
 from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.techniques.shard.reducer import Reducer
 
 
 class Gradients:
@@ -25,6 +28,7 @@ class Gradients:
         *,
         summed: Iterable[nn.Parameter],
         ranks: Ranks | None = None,
+        reducer: Reducer | None = None,
     ) -> None:
         """Takes note of the parameters.
 
@@ -33,11 +37,12 @@ class Gradients:
             workload: Its `clip_norm` and `keep_gradients`.
             summed: Those whose gradients add up in fp32.
             ranks: The processes that share them out, or None.
+            reducer: Gives them what those have together, or None.
         """
         self.named = named
         self.clip_norm = workload.clip_norm
         self.keep = workload.keep_gradients
-        self.ranks = ranks
+        self.ranks, self.reducer = ranks, reducer
         self.own = False
         """Whether a backward pass of the step itself is under way; one of anybody else's leaves its gradients in `grad`."""
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -56,9 +61,19 @@ class Gradients:
             self._sums[weight] = weight.grad.float()
         weight.grad = None
 
-    def own_backward(self) -> AbstractContextManager[None]:
-        """Returns the context of a backward pass of the step; in any other one its hooks do nothing."""
-        return attributes_set([self], own=True)
+    @contextmanager
+    def own_backward(self) -> Iterator[None]:
+        """Context of a backward pass of the step; in any other one its hooks do nothing.
+
+        Yields:
+            Nothing.
+        """
+        self.own = True
+        try:
+            with nullcontext() if self.reducer is None else self.reducer.own_pass():
+                yield
+        finally:
+            self.own = False
 
     def present(self) -> dict[str, Tensor]:
         """Returns the gradients there are, by parameter name."""
@@ -80,15 +95,18 @@ class Gradients:
 
     def norm(self, gradients: dict[str, Tensor]) -> Tensor:
         """Returns the 2-norm of gradients by parameter name, with the parts and shares that other processes have of them."""
-        if self.ranks is None or not self.ranks.cut:
-            mine = global_norm(list(gradients.values()))
-            return mine if self.ranks is None else self.ranks.norm(mine)
-        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        if self.ranks is None or self.reducer is None:
+            return global_norm(list(gradients.values()))
+        beside = self.reducer.beside()
+        shared_out: list[Tensor] = []
+        cut: list[Tensor] = []
+        whole: list[Tensor] = []
         for name, gradient in gradients.items():
-            parts[name in self.ranks.cut].append(gradient)
+            part = cut if name in self.ranks.cut else whole if self.named[name] in beside else shared_out
+            part.append(gradient)
         zero = next(iter(gradients.values())).new_zeros(())
-        whole, cut = (global_norm(part) if part else zero for part in parts)
-        return self.ranks.norm(whole, cut if parts[1] else None)
+        norms = [global_norm(part) if part else None for part in (shared_out, cut, whole)]
+        return self.ranks.norm(zero if norms[0] is None else norms[0], *norms[1:])
 
     def settle(self) -> None:
         """Leaves every gradient in `grad`, in its parameter's dtype: sums are rounded one parameter at a time."""
@@ -105,9 +123,13 @@ class Gradients:
         """Frees the gradients of an update that is done, unless they are to stay for whoever logs them."""
         if not self.keep:
             self.drop()
+        elif self.reducer is not None:
+            self.reducer.show()
 
     def drop(self) -> None:
         """Frees all gradients."""
         self._sums.clear()
         for weight in self.named.values():
             weight.grad = None
+        if self.reducer is not None:
+            self.reducer.drop()

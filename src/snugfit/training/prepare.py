@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -33,12 +33,15 @@ from snugfit.training.optimizers import OPTIMIZER_TABLE, check_takes_no_closure,
 from snugfit.training.passes import Passes
 from snugfit.training.phases import phase
 from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
-from snugfit.training.sparse_weights import check_sparse
+from snugfit.training.sparse_weights import check_sparse, sparse_embeddings
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild, remember_trainer, take_over
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
+
+if TYPE_CHECKING:
+    from snugfit.techniques.shard.reducer import Reducer
 
 
 def prepare(
@@ -98,7 +101,7 @@ def prepare(
     _check_arguments(loss=loss, forward=forward, split=split, loss_weight=loss_weight)
     ranks = ranks_here()
     place = place_of(device, model, waits=bool(ranks) and not each_builds(recipe))
-    given = GivenOptimizer(optimizer, model) if isinstance(optimizer, Optimizer) else None
+    given = GivenOptimizer(optimizer, dict(model.named_parameters())) if isinstance(optimizer, Optimizer) else None
     if isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None and recipe.optimizer is None:
@@ -143,14 +146,20 @@ def prepare(
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
-        named = trained_parameters(model) if setup.ranks is None else _shared_out(model, setup)
+        reducer = None if setup.ranks is None else _shared_out(model, setup, loss)
+        named = trained_parameters(model)
+        if reducer is not None:
+            rows = {f"{name}.weight" for name in sparse_embeddings(model)}
+            named = {name: reducer.share_of(weight, name, sparse=name in rows) for name, weight in named.items()}
         if given is not None:
-            given.follow(model, before)
+            given.follow(model, before, reducer)
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
-            given = GivenOptimizer(optimizer(list(named.values())), model, by_function=True)
+            given = GivenOptimizer(optimizer(list(named.values())), named, by_function=True)
+            if reducer is not None:  # it may have others beside the model's
+                given.follow(model, {name for name, _ in model.named_parameters(remove_duplicate=False)}, reducer)
         if given is not None:
             check_takes_no_closure(given.optimizer)
-        builder = UpdateBuilder(model, setup, named, given, sparse)
+        builder = UpdateBuilder(model, setup, named, given, sparse, reducer)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
     passes = Passes(
         model,
@@ -183,17 +192,12 @@ def _ranks(place: torch.device, recipe: Recipe, workload: Workload) -> Ranks | N
     return Ranks(place, shard=group_size(recipe, workload.ranks), tensor=recipe.tensor_parallel)
 
 
-def _shared_out(model: nn.Module, setup: Setup) -> dict[str, nn.Parameter]:
-    """Shares a model out among the processes; returns this one's shares of what is trained, by name."""
-    from snugfit.techniques.shard.apply import (  # loads torch's sharding, which one process never needs
-        own_shares,
-        spread,
-    )
+def _shared_out(model: nn.Module, setup: Setup, loss: Loss | None) -> Reducer:
+    """Shares a model out among the processes, and returns what adds its gradients up."""
+    from snugfit.techniques.shard.apply import spread  # loads torch's sharding, which one process never needs
 
     with about("shard"):
-        spread(model, setup)
-    assert setup.ranks is not None
-    return own_shares(trained_parameters(model), setup.ranks)
+        return spread(model, setup, loss if isinstance(loss, nn.Module) else None)
 
 
 def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device | str | None) -> nn.Module:

@@ -69,6 +69,8 @@ def _contradictions(recipe: Recipe, workload: Workload, named: bool) -> Iterator
         yield "accumulate_dtype=fp32 does not"
     if recipe.precision == "16-mixed":
         yield "precision=16-mixed does not"
+    if workload.ranks > 1 and recipe.shard != "none":
+        yield f"shard={recipe.shard} does not (use shard=none)"
     for field in ("step_in_backward", "offload_optimizer", "stochastic_rounding"):
         if getattr(recipe, field):
             yield f"{field} does not"

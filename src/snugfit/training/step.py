@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,6 +25,9 @@ from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
 from snugfit.training.switch import Rebuild, trained_by_others
 from snugfit.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.techniques.shard.reducer import Reducer
 
 
 class Trainer:
@@ -167,8 +171,10 @@ class Trainer:
             self._rebuild.handle.pass_on()
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
-                marked = pieces if self.ranks is None else self._marked(pieces)
-                loss = one_by_one(marked, self._forward_pass, self._backward_pass)
+                reducer = self.update.gradients.reducer
+                with nullcontext() if reducer is None else reducer.first_steps.step():
+                    marked = pieces if reducer is None else self._marked(pieces, reducer)
+                    loss = one_by_one(marked, self._forward_pass, self._backward_pass)
                 if self.ranks is not None:
                     loss = self.ranks.total(loss)
                 self.phase = "optimizer"
@@ -184,12 +190,14 @@ class Trainer:
         self._rebuild.handle.stepped()
         return loss
 
-    def _marked(self, pieces: Pieces) -> Iterator[tuple[Any, float | Tensor]]:
-        """The pieces; the model's shared modules are told which is the last before its passes begin."""
+    def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[tuple[Any, float | Tensor]]:
+        """The pieces; who adds gradients up is told which is the last before its passes begin."""
         from snugfit.techniques.shard.apply import last_backward
 
         for number, piece in enumerate(pieces, 1):
-            last_backward(self.model, self.recipe, last=number == len(pieces))
+            last = number == len(pieces)
+            reducer.adds_up = last or self.recipe.reduce_gradients == "microbatch"
+            last_backward(self.model, self.recipe, last=last)
             yield piece
 
     def _forward_pass(self, batch: Any) -> Tensor:

@@ -102,7 +102,7 @@ class Rebuild:
             optimizer.state.clear()
             optimizer.state.update(states)
             raise
-        self.release()
+        self.update.release()
         self.update = self.handle.update = update
 
     @property
@@ -129,8 +129,10 @@ class Rebuild:
         self.handle.link()
 
     def release(self) -> None:
-        """Takes the hooks of the update off the parameters."""
+        """Takes all hooks off the parameters."""
         self.update.release()
+        if self._builder.reducer is not None:
+            self._builder.reducer.release()
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:

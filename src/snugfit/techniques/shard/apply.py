@@ -1,15 +1,14 @@
 """A model shared out among GPUs by torch, and this GPU's shares as plain parameters.
 
 Torch's sharded parameters are tensors of a class of their own (DTensor). The update sees what this process holds of each
-as a plain parameter on the same memory: optimizers, low-bit state, rounding and host copies work as on one GPU, element by
-element. What needs all shares, the norm of the gradients and whether they are finite, asks the other processes (`ranks.py`).
+as a plain parameter on the same memory (`reducer.py`): optimizers, low-bit state, rounding and host copies work as on one
+GPU, element by element. What needs all shares, the norm of the gradients and whether they are finite, asks the other
+processes (`ranks.py`). Where nothing is shared out, the model stays as it is.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,62 +16,98 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
-from snugfit.private_torch.collectives import lying_as, own_part, replicate
+from snugfit.private_torch import hooks_of
+from snugfit.private_torch.collectives import own_part
 from snugfit.techniques import each_builds
 from snugfit.techniques.base import Setup
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.init.apply import settle
 from snugfit.techniques.shard import numbered
 from snugfit.techniques.shard.arrival import Arrival
+from snugfit.techniques.shard.first_steps import refusal
+from snugfit.techniques.shard.reducer import Reducer, hook_message
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
-    from snugfit.techniques.shard.ranks import Ranks
 
 _DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def spread(model: nn.Module, setup: Setup) -> None:
+def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
     """Shares a model out among the processes, as the recipe says; its parameters are torch's sharded ones afterwards.
 
     Args:
         model: The model, with every other technique in place, on the device or on the host.
         setup: The recipe, and the processes.
+        loss: A loss that may hold tensors, too.
+
+    Returns:
+        What adds up the gradients of all processes.
 
     Raises:
         InputError: Torch cannot share this model out.
     """
-    assert setup.ranks is not None
+    ranks, recipe = setup.ranks, setup.recipe
+    assert ranks is not None
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InputError("this model is shared out already (fully_shard). Give prepare() the plain one.")
-    scalars = [name for name, weight in model.named_parameters() if weight.dim() == 0]
-    if scalars:
-        raise InputError(
-            f"parameters of this model have no dimension ({', '.join(scalars[:4])}), and torch shares out only others. "
-            "Make them torch.ones(1) in place of torch.tensor(1.0), or train with one process."
-        )
-    recipe, mesh = setup.recipe, setup.ranks.mesh
-    if setup.ranks.sharers == 1:  # all take the same samples, and have cut the layers
+    dtype = _DTYPES[recipe.reduce_dtype]
+    if ranks.sharers == 1:  # all take the same samples, and have cut the layers
         settle(model, device=setup.device, dtype=None)
-        return
-    policies: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(reduce_dtype=_DTYPES[recipe.reduce_dtype]),
-    }
-    if recipe.offload_parameters == "all":
-        policies["offload_policy"] = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
+        return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward)
+    arrive = Arrival(ranks, sent=not each_builds(recipe))
+    if recipe.shard == "none":
+        arrive(model)
     else:
-        policies["offload_policy"] = OffloadPolicy()
-    arrive = Arrival(setup.ranks, sent=not each_builds(recipe))
-    for unit in (*units(model, recipe.shard_unit), model):
-        arrive(unit)
-        if recipe.shard == "none":
-            replicate(unit, **policies)
+        check_shareable(model)
+        offload = OffloadPolicy()
+        if recipe.offload_parameters == "all":
+            offload = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
+        for unit in (*units(model, recipe.shard_unit), model):
+            arrive(unit)
+            try:
+                fully_shard(
+                    unit,
+                    mesh=ranks.mesh,
+                    mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype),
+                    offload_policy=offload,
+                    reshard_after_forward=recipe.shard != "gradients",
+                )
+            except (ValueError, NotImplementedError) as error:  # weights tied across blocks
+                raise InputError(refusal(error)) from error
+        for module in sharded_modules(model):
+            module.set_gradient_divide_factor(1.0)  # losses carry their share of all samples already
+            # In 16 bits torch would ask for a reduction that gloo has not.
+            module.set_force_sum_reduction_for_comms(True)
+    arrive.attributes(model)
+    if loss is not None:
+        arrive(loss)
+        arrive.attributes(loss)
+    return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward)
+
+
+def check_shareable(model: nn.Module) -> None:
+    """Raises for what torch cannot share out, or would lose without a word.
+
+    Args:
+        model: The model, before it is shared out.
+
+    Raises:
+        InputError: A parameter cannot be shared out.
+    """
+    for name, weight in model.named_parameters():
+        before, after = hooks_of(weight)
+        if weight.dim() == 0:
+            why = f"{name!r} has no dimension. Make it torch.ones(1) in place of torch.tensor(1.0)"
+        elif weight.is_complex():
+            why = f"{name!r} is complex"
+        elif not weight.is_meta and not weight.is_contiguous():
+            why = f"{name!r} does not lie in the order of its dimensions (channels_last, a transposed weight)"
+        elif before or after:
+            raise InputError(hook_message(name))
         else:
-            fully_shard(unit, reshard_after_forward=recipe.shard != "gradients", **policies)
-    for module in sharded_modules(model):
-        module.set_gradient_divide_factor(1.0)  # losses carry their share of all samples already
-        module.set_force_sum_reduction_for_comms(True)  # in 16 bits torch would ask for a reduction that gloo has not
+            continue
+        raise InputError(f"torch cannot share out every parameter of this model: {why}. Or use shard='none'.")
 
 
 def units(model: nn.Module, unit: str) -> list[nn.Module]:
@@ -105,41 +140,9 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def own_shares(named: dict[str, nn.Parameter], ranks: Ranks) -> dict[str, nn.Parameter]:
-    """Returns this process's share of each parameter, as a plain parameter whose gradient is its share of the gradient.
-
-    Args:
-        named: Name -> torch's sharded parameter.
-        ranks: The processes.
-    """
-    found: dict[str, nn.Parameter] = {}
-    for name, weight in named.items():
-        share = nn.Parameter(local(weight), requires_grad=weight.requires_grad)
-        others = ranks.add_up_layers if name in ranks.seen_in_part else None
-        weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            functools.partial(_hand_over, share, others)
-        )
-        found[name] = share
-    return found
-
-
 def local(tensor: Tensor) -> Tensor:
     """Returns what this process holds of a tensor, on the same memory."""
     return own_part(tensor).detach()
-
-
-def _hand_over(share: nn.Parameter, others: Callable[[Tensor], None] | None, weight: Tensor) -> None:
-    """Gives a share its gradient when the processes have added it up, as autograd would have: adding, then hooks."""
-    assert weight.grad is not None
-    gradient, weight.grad = local(lying_as(weight.grad, weight)), None
-    if others is not None:
-        others(gradient)
-    if share.grad is None:
-        share.grad = gradient
-    else:
-        share.grad.add_(gradient)
-    for hook in (getattr(share, "_post_accumulate_grad_hooks", None) or {}).values():
-        hook(share)
 
 
 def last_backward(model: nn.Module, recipe: Recipe, *, last: bool) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from snugfit import private_torch
 from snugfit.device_kinds import CPU, CUDA, SIMULATED
 from snugfit.errors import InputError
+from snugfit.private_torch.collectives import own_part
 from snugfit.techniques import each_builds
 from snugfit.techniques.shard import groups
 
@@ -88,8 +89,8 @@ class Ranks:
             self.mesh = meshes[tuple(names)] if tensor > 1 else meshes
             self.layers: DeviceMesh | None = meshes["tensor"] if tensor > 1 else None
             """The processes that cut layers among them; None where nobody does."""
-            # Those with the same part of the layers, group by group: all of them where layers are not cut.
-            self._alike: list[Any] = [meshes.get_group(name) for name in names] if tensor > 1 else [None]
+            self.alike: list[Any] = [meshes.get_group(name) for name in names] if tensor > 1 else [None]
+            """Groups of those with the same part of the layers, one after the other: all where layers are not cut."""
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
         self.hosts: Any = groups.of_hosts() if device.type not in (CPU, SIMULATED) else None
         self.wish: Callable[[], int] = lambda: 0
@@ -120,10 +121,30 @@ class Ranks:
         """Returns the numbers of all that share the batch; of those that take the same samples, the first's."""
         return self.agree(numbers)[:: self.tensor]
 
+    def any_of(self, here: Sequence[bool]) -> list[bool]:
+        """Returns for each of several things whether it is so in one of the processes."""
+        with _real_numbers():
+            flags = torch.tensor(here, dtype=torch.uint8, device="cpu")
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.hosts)
+            told: list[bool] = flags.bool().tolist()
+        return told
+
+    def tell(self, mine: Any) -> list[Any]:
+        """Returns objects of all processes, by process; where one is simulated, its own alone."""
+        if is_simulated():
+            return [mine]
+        told: list[Any] = [None] * self.count
+        dist.all_gather_object(told, mine, group=self.hosts)
+        return told
+
+    def is_shared_out(self, weight: Tensor) -> bool:
+        """Returns whether processes hold shares of a parameter, and torch adds its gradients up."""
+        return self._shards is not None and own_part(weight) is not weight
+
     def total(self, value: Tensor) -> Tensor:
         """Returns the sum of a tensor over all that share the batch."""
         value = value.detach().clone()
-        for group in self._alike:
+        for group in self.alike:
             dist.all_reduce(value, group=group)
         return value
 
@@ -136,14 +157,15 @@ class Ranks:
         if flat is not whole:
             whole.copy_(flat)
 
-    def norm(self, mine: Tensor, cut: Tensor | None = None) -> Tensor:
+    def norm(self, mine: Tensor, cut: Tensor | None = None, whole: Tensor | None = None) -> Tensor:
         """Returns the norm of what the processes hold together, from the norms of this one's parts.
 
         Args:
-            mine: That of what is whole in each process, or is shared out.
+            mine: That of what is shared out, or whole in each process where nothing is.
             cut: That of the parts of layers that are cut; None where there are none.
+            whole: That of what each process has all of beside what is shared out; None where there is nothing.
         """
-        if self._shards is None and cut is None:
+        if self._shards is None and cut is None and whole is None:
             return mine
         squares = (mine * mine).to(self.device)  # a group of cards knows no tensors of the host
         if cut is not None:
@@ -152,6 +174,8 @@ class Ranks:
             squares = squares + of_layers
         if self._shards is not None:
             dist.all_reduce(squares, group=self._shards)
+        if whole is not None:
+            squares = squares + (whole * whole).to(self.device)
         return squares.sqrt().to(mine.device)
 
     def largest(self, value: Tensor) -> None:

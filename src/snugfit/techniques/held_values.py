@@ -1,0 +1,75 @@
+"""What a module holds beside parameters, buffers and other modules: tensors and numbers in attributes, lists and objects."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_DEEPEST = 4
+"""Objects within objects beyond which nobody looks."""
+
+
+class Held(NamedTuple):
+    """One value that a module holds."""
+
+    value: torch.Tensor | torch.Generator | complex
+    """A tensor, a generator or a number."""
+    put: Callable[[Any], None] | None
+    """Puts another one in its place; None where nothing can (in a tuple)."""
+
+
+def held_values(model: nn.Module) -> dict[str, Held]:
+    """Returns the values in plain attributes of a model, by the path at which they are.
+
+    Args:
+        model: The model. Attributes of objects that are no modules are looked through, too.
+
+    Returns:
+        Path, such as `blocks.0.table['key'][1]` -> the value, each object once.
+    """
+    found: dict[str, Held] = {}
+    seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for prefix, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if name not in _OF_EVERY_MODULE:
+                path = f"{prefix}.{name}" if prefix else name
+                found.update(_inside(path, value, partial(setattr, module, name), seen, _DEEPEST))
+    return found
+
+
+def _inside(path: str, value: Any, put: Any, seen: set[int], deeper: int) -> Iterator[tuple[str, Held]]:
+    if isinstance(value, bool | int | float | complex):
+        yield path, Held(value, put)
+        return
+    if id(value) in seen or isinstance(value, nn.Module | type):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor | torch.Generator):
+        yield path, Held(value, put)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind in "biufc" and value.flags.writeable:
+            yield path, Held(torch.from_numpy(value), None)
+    elif not deeper:
+        return
+    elif isinstance(value, dict):
+        for key, one in list(value.items()):
+            yield from _inside(f"{path}[{key!r}]", one, partial(value.__setitem__, key), seen, deeper - 1)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _inside(f"{path}[{number}]", one, partial(value.__setitem__, number), seen, deeper - 1)
+    elif isinstance(value, tuple):
+        for number, one in enumerate(value):
+            yield from _inside(f"{path}[{number}]", one, None, seen, deeper - 1)
+    elif (
+        hasattr(value, "__dict__") and not isinstance(value, _CODE) and not type(value).__module__.startswith("torch.")
+    ):
+        for name, one in list(vars(value).items()):
+            yield from _inside(f"{path}.{name}", one, partial(setattr, value, name), seen, deeper - 1)
