@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import InputError
-from snugfit.private_torch import DirectMode, FakeTensor
+from snugfit.private_torch import DirectMode, FakeTensor, without_modes
 from snugfit.private_torch.dispatcher import places_written
 from snugfit.recipe import Recipe
 from snugfit.techniques.microbatch.apply import batch_length, tensors_of
@@ -215,7 +215,7 @@ def _look(
         assert gradient is not None
         found[name] = places(gradient, PLACES)
         if name in negated:
-            with torch.no_grad():
+            with torch.no_grad(), without_modes():  # `untouched` would copy it first
                 turned.append(weight.neg_())  # type: ignore[arg-type]
 
     hooks = [
