@@ -6,8 +6,12 @@ many as the memory needs; the first blocks wait longest for their backward, so K
 recomputes the cheap operators (norms, activations, additions) and keeps the results of matmuls, convolutions and
 attention: fewer bytes saved, very little time.
 
-Random state is kept, so dropout masks are the same, and batch norm's running statistics move once, not twice. Blocks are
-found by structure (`blocks.py`) or named. A model that already checkpoints itself is not wrapped again.
+Random state is kept, so dropout masks are the same (Python's and NumPy's numbers too), and batch norm's running statistics
+move once, not twice. So does all else that a block keeps between passes: buffers, attributes, lists, counters, variables of
+closures are as they were while it is computed again, and then as they are (`forward_state.py`). A trial before each block's
+first pass finds out what it writes into. A block that writes into its input or a weight is left as it is, by name; one that
+gives two results from the same state is refused. Blocks are found by structure (`blocks.py`) or named. A model that already
+checkpoints itself is not wrapped again.
 
 Wrong when: parameters, not activations, fill the memory; the last block (its recomputation comes at once, so it saves
 nothing). Fidelity: exact. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174);

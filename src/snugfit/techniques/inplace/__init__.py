@@ -4,13 +4,15 @@ Saves the copy of such an input for as long as the model's code holds on to it (
 is a moment, not the whole forward pass: only functions whose backward needs their output or a mask can do it (ReLU,
 LeakyReLU, ELU and Dropout), and of these autograd keeps no input either way. Costs nothing.
 
-Wrong when another operator still needs the old values: a skip connection that branches off before the activation would
-silently read overwritten numbers. So a module is changed only where the model's structure proves that nobody else looks:
-its only input comes straight from a linear, convolution or norm layer, none of which needs its own output for backward,
-and goes nowhere else. The proof is a symbolic trace of the model, or, where the model as a whole cannot be traced, of its
-parts. Containers right under a part that cannot be traced prove nothing: its code may walk through their elements and keep
-what lies between. The trace runs on a copy without memory, so a forward method that counts or draws changes nothing. When
-the model is prepared again, its activations are what they were before.
+Wrong when somebody still needs the old values: a skip connection that branches off before the activation, an attribute or a
+list that keeps them, a hook. So a module overwrites only where the model's structure proves that nobody else looks: its only
+input comes straight from a linear, convolution or norm layer, none of which needs its own output for backward, goes nowhere
+else, and is held by nobody when the forward method returns. The proof is a symbolic trace of the model, or, where the model
+as a whole cannot be traced, of its parts. Containers right under a part that cannot be traced prove nothing: its code may
+walk through their elements and keep what lies between. The trace runs on a copy without memory, and what it draws or appends
+is put back. A trace knows one way through the code, so at each pass an activation overwrites only while that very part runs
+in training, with the flags and numbers it had in the trace and without a hook that could see the input. What a checkpointed
+block is given is never overwritten.
 
 Fidelity: exact. Source: the guide's list of eleven; torch.fx.
 """
