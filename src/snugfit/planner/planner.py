@@ -236,6 +236,11 @@ class Planner:
         samples = min(share or 1, pinned or share or 1)
         flops = probe.timing.flops / (share or samples)
         self._checked = check(self.laboratory.call, flops, probe.recorded.parameters)
+        if self._checked is not None and self._checked.separation.failed:
+            # The whole batch was simulated, so being cut is what its samples do not stand.
+            self._checked = dataclasses.replace(
+                self._checked, separation=dataclasses.replace(self._checked.separation, separates=False)
+            )
         found = None if self._checked is None else self._checked.separation
         if found is not None and found.separates is False:
             allowed = pinned or "different" in self.constraints.allow

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, SnugfitError, warn
 from snugfit.recipe import Recipe
+from snugfit.training.out_of_memory import is_out_of_memory
 from snugfit.training.passes import Passes
 from snugfit.training.separation import separation
 from snugfit.training.separation_verdict import Separation
@@ -43,6 +44,7 @@ class MicrobatchCheck:
         self._scale = _SCALE if scaled else 1.0
         self._promised = promised
         self._tries = TRIES if workload.coupled_samples is None else 0
+        self._failed = False
 
     @property
     def pending(self) -> bool:
@@ -75,6 +77,24 @@ class MicrobatchCheck:
             warn(f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {told}")
         return workload.replace(**found.traits())
 
+    def said_of(self, error: BaseException, size: int | None) -> BaseException:
+        """Returns what a person is told of an error of a step by microbatches, where a few samples could not run either.
+
+        Args:
+            error: What the caller's code has raised.
+            size: Samples of a microbatch.
+        """
+        if not self._failed or isinstance(error, SnugfitError) or not isinstance(error, Exception):
+            return error
+        if is_out_of_memory(error):
+            return error
+        return InputError(
+            f"microbatch_size={size} cuts this batch into pieces that model and loss cannot run "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). What is as long as the batch and has no entry for each "
+            "sample, such as weights of classes, must not be cut: keep it out of the batch, or give "
+            "split=fn(batch, size). If the whole batch cannot run either, that is the error. Nothing was updated."
+        )
+
     def before_halving(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
         """Checks with two samples, where memory has run out and smaller microbatches may be a way out.
 
@@ -104,6 +124,7 @@ class MicrobatchCheck:
                 scale=self._scale,
                 rough=recipe.precision != "fp32",
             )
+        self._failed = found.failed
         if found.separates is not None:
             self._tries = 0
         return found

@@ -119,10 +119,10 @@ def separation(
             return dataclasses.replace(found, random=random)
         return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
     except Exception as error:
-        if is_out_of_memory(error):
-            release_traceback(error)
+        release_traceback(error)
         text = " ".join(str(error).split())[:200]
-        return Separation(separates=None, random=random, sentence=f"a few samples cannot run: {text}")
+        failed = not is_out_of_memory(error)
+        return Separation(separates=None, random=random, failed=failed, sentence=f"a few samples cannot run: {text}")
 
 
 def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:

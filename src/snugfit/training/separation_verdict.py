@@ -13,6 +13,8 @@ class Separation:
     """Whether pieces add up to the batch; None: it could not be said."""
     random: bool = False
     """Whether two runs of the same samples differ."""
+    failed: bool = False
+    """Whether a few samples, or their pieces, raise an error; `separates` is None then."""
     sentence: str = ""
     """What was seen, where pieces do not add up or nothing could be said."""
     fitting: tuple[str, ...] = ()

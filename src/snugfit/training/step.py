@@ -182,9 +182,12 @@ class Trainer:
                     self.update.finish(step, loss)
                 if self.ranks is not None:
                     self._statistics.even_out(self.ranks)
-        except BaseException:
+        except BaseException as error:
             self.update.abandon()
             self._statistics.restore(step)
+            told = self._check.said_of(error, self.recipe.microbatch_size) if len(pieces) > 1 else error
+            if told is not error:
+                raise told from error
             raise
         self.steps_done = step
         self._rebuild.handle.stepped()

@@ -301,3 +301,29 @@ def test_a_description_is_planned_by_random_values():
     assert str(plan.fidelity) == str(plan.estimate.fidelity) == "exact"
     assert plan.traits == {}  # random values promise nothing about the real ones: the first step looks again
     assert described[0].weight.is_meta
+
+
+def weighted(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], weight=batch[2])
+
+
+def test_a_tensor_that_must_not_be_cut_is_said_in_words():
+    """Weights of as many classes as the batch has samples."""
+    inputs, labels = make_batches("mlp", 5, 1, torch.float32)[0]
+    batch = (inputs, labels, torch.ones(5))
+    model = make_model("mlp", torch.float32)
+    trainer = snugfit.prepare(model, Recipe(microbatch_size=2), forward=weighted, optimizer="sgd", device="cpu")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        InputError, match=r"cuts this batch into pieces.*weight tensor should be defined.*split=fn"
+    ) as told:
+        trainer.step(batch)
+    assert isinstance(told.value.__cause__, RuntimeError)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    def split(batch, size):
+        return [(*one, batch[2]) for one in zip(batch[0].split(size), batch[1].split(size), strict=True)]
+
+    snugfit.prepare(
+        model, Recipe(microbatch_size=2), forward=weighted, split=split, optimizer="sgd", device="cpu"
+    ).step(batch)
