@@ -100,20 +100,21 @@ def plan(
     workload = Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, device=device)
     place, budget_bytes = budget_for(place_for(device), budget)
-    from snugfit.simulator.batch_shapes import hint_at_several, skeleton_of
+    from snugfit.simulator.batch_shapes import said_how_it_was_read, skeleton_of, tell_of_sparse
 
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
         "loss_weight": loss_weight, "assume": assumptions_from(assume),
     }  # fmt: skip
     shapes = skeleton_of(given)
+    tell_of_sparse(given)
     check = given_check(model, given, shapes, arguments)
 
     def planner_for(gpus: int, nodes: int, workers: Pool | None = None) -> Planner:
         subject = given_subject(model, shapes, {**arguments, "gpus": gpus, "nodes": nodes})
         return Planner(subject, place, constraints, pool=workers or pool, check=check)
 
-    with hint_at_several(given):
+    with said_how_it_was_read(given):
         if fewest:
             from snugfit.simulator.batches import longest
 

@@ -108,23 +108,23 @@ def estimate(
             if storage is not None and (recipe is None or recipe.optimizer is None):
                 recipe = (recipe or Recipe()).replace(optimizer=storage)
         _check_training(optimizer, recipe, settings)
-    from snugfit.simulator.batch_shapes import hint_at_several, lives_on_host, skeleton_of
+    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of, tell_of_sparse
 
-    given = given_batches(batch, batches)
     settings = {**settings, "assume": assumptions}
     shapes = skeleton_of(given)
+    tell_of_sparse(given)
     if step is not None:
         from snugfit.simulator.session import record_step
 
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps, recipe=recipe)
-        with hint_at_several(given):
+        with said_how_it_was_read(given):
             return _estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, pool)
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
     recipe = recipe or Recipe()
     record = functools.partial(given_subject(model, shapes, arguments).record, recipe)
-    with hint_at_several(given):
+    with said_how_it_was_read(given):
         return _estimated(record, cards, recipe, title, pool)
 
 

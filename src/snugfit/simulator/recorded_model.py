@@ -66,7 +66,7 @@ class RecordedModel:
         return dataclasses.replace(
             recording,
             warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
-            answered=(*recording.answered, *dense),
+            answered=(*recording.answered, *dense, *skeleton.dense_for_sparse()),
             batch_shape=shape_in_words(self.batches),
             batches=len(self.batches),
             block_names=block_names,

@@ -21,7 +21,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.microbatch.apply import first_tensor, tensors_of, why_uncut
+from snugfit.techniques.microbatch.apply import first_tensor, parts_of, tensors_of, why_uncut
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 
@@ -253,7 +253,7 @@ def elements(batch: Any) -> int:
     Args:
         batch: A tensor, or tuples, lists and mappings of such; anything else counts 0.
     """
-    return sum(tensor.numel() for tensor in tensors_of(batch))
+    return sum(part.numel() for tensor in tensors_of(batch) for part in parts_of(tensor))
 
 
 def samples_of(batch: Any) -> int | None:

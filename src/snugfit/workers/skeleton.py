@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 
 from snugfit import private_torch
 from snugfit.workers import odd_objects
@@ -23,6 +24,7 @@ from snugfit.workers.object_paths import innermost, paths_of
 REAL_ELEMENTS = 1024
 _storages: dict[int, torch.UntypedStorage] = {}
 _arrived: list[torch.Tensor] = []
+_dense_for_sparse: list[str] = []
 
 
 def dumps(value: Any, unread: Sequence[Any] = ()) -> bytes:
@@ -81,6 +83,8 @@ def _dumps(value: Any, unread: Sequence[Any], paths: Mapping[int, str] | None) -
                 return _reduce(obj)
             if isinstance(obj, torch.Generator):
                 return torch.Generator, ()
+            if isinstance(obj, PackedSequence):
+                return _packed, (obj.data, obj.batch_sizes.tolist(), obj.sorted_indices, obj.unsorted_indices)
             reduced = odd_objects.reduce(obj)
             if reduced is None and paths is not None:
                 reduced = odd_objects.stand_in(obj, paths, always=any(obj is one for one in unread))
@@ -102,6 +106,7 @@ def loads(data: bytes) -> Any:
     """
     _storages.clear()
     _arrived.clear()
+    _dense_for_sparse.clear()
     try:
         return pickle.loads(data)
     finally:
@@ -111,6 +116,13 @@ def loads(data: bytes) -> Any:
 def arrived() -> tuple[torch.Tensor, ...]:
     """Returns the tensors of the last `loads`, wherever in it they are: in a model, a batch, a closure, an attribute."""
     return tuple(_arrived)
+
+
+def dense_for_sparse() -> tuple[str, ...]:
+    """Returns what to say of sparse tensors of the last `loads`, for which no operator is simulated."""
+    if not _dense_for_sparse:
+        return ()
+    return (f"sparse tensors of model or code ({', '.join(_dense_for_sparse)}) were counted as dense ones",)
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
@@ -128,7 +140,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
         return _real, (tensor.tolist(), tensor.dtype)
     how = tensor.dtype, tensor.requires_grad, parameter
     if tensor.layout is not torch.strided:
-        return _meta, (how, (tuple(tensor.shape),))
+        return _meta, (how, (tuple(tensor.shape),), None)
     storage = tensor.untyped_storage()
     layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return _meta, (how, layout, storage._cdata, storage.nbytes())
@@ -140,12 +152,18 @@ def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
+def _packed(data: torch.Tensor, batch_sizes: list[int], *order: torch.Tensor | None) -> PackedSequence:
+    """How long the sequences are is known on the host, however many steps they have."""
+    return PackedSequence(data, torch.tensor(batch_sizes, dtype=torch.int64), *order)
+
+
 def _meta(
     how: tuple[torch.dtype, bool, bool], layout: tuple[Any, ...], key: int | None = None, size_bytes: int = 0
 ) -> torch.Tensor:
     dtype, requires_grad, parameter = how
     if key is None:
         tensor = torch.empty(*layout, dtype=dtype, device="meta")
+        _dense_for_sparse.append(" x ".join(map(str, *layout)))
     else:
         shape, stride, offset = layout
         storage = _storages.get(key)

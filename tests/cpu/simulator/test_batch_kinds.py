@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
 import snugfit
-from snugfit import CannotSimulateError, InputError, Recipe
+from snugfit import CannotSimulateError, InputError, Recipe, SnugfitWarning
+from snugfit.measure.allocator_events import AllocatorEvents
+from snugfit.techniques.microbatch.apply import tensors_of
 
 SAMPLES = 64
 X, Y = torch.rand(SAMPLES, 1, 16, 16), torch.rand(SAMPLES, 1, 16, 16)
@@ -82,19 +85,13 @@ def test_every_kind_is_estimated_and_trained_as_one_batch(kind, pool):
     forward = by_place(read)
     found = snugfit.estimate(net(), batch, forward=forward, optimizer="sgd", device="cpu", pool=pool)
     plain = snugfit.estimate(net(), (X, Y), forward=by_place(tuple), optimizer="sgd", device="cpu", pool=pool)
-    beside = sum(tensor.nbytes for tensor in tensors_in(batch)) - X.nbytes - Y.nbytes
+    beside = sum(tensor.nbytes for tensor in tensors_of(batch)) - X.nbytes - Y.nbytes
     assert found.peak_allocated_bytes == plain.peak_allocated_bytes + beside
     assert found.batch_shape == plain.batch_shape
     trainer = snugfit.prepare(net(), forward=forward, optimizer="sgd", lr=0.1, device="cpu")
     wanted = snugfit.prepare(net(), forward=by_place(tuple), optimizer="sgd", lr=0.1, device="cpu")
     for _ in range(2):
         assert float(trainer.step(batch)) == float(wanted.step((X, Y)))
-
-
-def tensors_in(value):
-    from snugfit.techniques.microbatch.apply import tensors_of
-
-    return list(tensors_of(value))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,3 +139,96 @@ def test_a_list_of_what_looks_like_batches_says_how_to_give_several(several, poo
     with pytest.raises((InputError, CannotSimulateError)) as caught:  # a mistake that has nothing to do with it
         snugfit.estimate(net(), (X.flatten(1), Y), loss=F.l1_loss, device="cpu", pool=pool)
     assert "batches=" not in str(caught.value)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(8, 16), nn.Linear(16, 3)
+
+    def forward(self, sequences):
+        return self.head(self.rnn(sequences)[1][-1])
+
+
+def packed(*, in_order):
+    torch.manual_seed(1)
+    lengths = torch.tensor([6, 6, 3, 3] if in_order else [3, 6, 3, 6])
+    return pack_padded_sequence(torch.randn(6, 4, 8), lengths, enforce_sorted=in_order)
+
+
+def made(build):
+    torch.manual_seed(0)
+    return build()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_packed_sequences(pool, in_order):
+    batch = packed(in_order=in_order), torch.tensor([0, 1, 2, 0])
+    arguments = {"loss": nn.CrossEntropyLoss(), "optimizer": "sgd", "device": "cpu"}
+    plain, trained = made(Reader), made(Reader)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    trainer = snugfit.prepare(trained, lr=0.1, **arguments)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(plain(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        assert float(trainer.step(batch)) == loss.item()
+    events = AllocatorEvents()
+    events.start()
+    again = packed(in_order=in_order), torch.tensor([0, 1, 2, 0])
+    trainer = snugfit.prepare(made(Reader), lr=0.1, **arguments)
+    for _ in range(3):
+        trainer.step(again)
+    events.stop()
+    found = snugfit.estimate(made(Reader), batch, **arguments, pool=pool)
+    assert found.peak_allocated_bytes == pytest.approx(events.peak_bytes, rel=0.02)
+    trainer = snugfit.prepare(made(Reader), Recipe(microbatch_size=2), **arguments)
+    with pytest.raises(InputError, match=r"holds a PackedSequence.*cannot be cut into microbatches of 2"):
+        trainer.step(batch)
+
+
+class GraphNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, features, matrix):
+        return torch.sparse.mm(matrix, self.layer(features))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_matrices_train_as_they_are_and_are_said_to_be_counted_dense(pool, layout):
+    torch.manual_seed(0)
+    matrix = (torch.rand(200, 200) * (torch.rand(200, 200) < 0.02)).to_sparse(layout=layout)
+    batch = torch.randn(200, 16), torch.randint(0, 4, (200,)), matrix
+    forward = lambda model, batch: model(batch[0], batch[2])  # noqa: E731
+    arguments = {"loss": lambda output, batch: F.cross_entropy(output, batch[1]), "optimizer": "sgd", "device": "cpu"}
+    plain = made(GraphNet)
+    trainer = snugfit.prepare(made(GraphNet), forward=forward, **arguments)
+    assert float(trainer.step(batch)) == F.cross_entropy(plain(batch[0], matrix), batch[1]).item()
+    with pytest.warns(
+        SnugfitWarning, match=r"sparse matrix \(sparse_c.*200 x 200\), which is counted dense, 156 KiB where"
+    ):
+        found = snugfit.estimate(made(GraphNet), batch, forward=forward, pool=pool, **arguments)
+    assert found.anatomy_bytes["inputs"] >= 200 * 200 * 4
+    held = lambda model, batch: model(batch[0], matrix)  # noqa: E731
+    found = snugfit.estimate(made(GraphNet), batch[:2], forward=held, pool=pool, **arguments)
+    assert any("sparse tensors of model or code (200 x 200) were counted as dense" in text for text in found.answered)
+    cut = snugfit.prepare(made(GraphNet), Recipe(microbatch_size=50), forward=forward, **arguments)
+    with pytest.raises(InputError, match=r"holds a sparse matrix.*cannot be cut into microbatches of 50"):
+        cut.step(batch)
+
+
+def test_a_graph_that_all_samples_share_goes_with_every_piece():
+    """Traffic of 30 roads: the matrix is about roads, not samples."""
+    torch.manual_seed(0)
+    roads = (torch.rand(30, 30) * (torch.rand(30, 30) < 0.2)).to_sparse()
+    batch = torch.randn(8, 30), torch.randn(8, 30), roads
+    forward = lambda model, batch: torch.sparse.mm(batch[2], model(batch[0]).T).T  # noqa: E731
+    arguments = {"loss": lambda output, batch: F.mse_loss(output, batch[1]), "forward": forward, "device": "cpu"}
+    whole = snugfit.prepare(made(lambda: nn.Linear(30, 30)), **arguments)
+    cut = snugfit.prepare(made(lambda: nn.Linear(30, 30)), Recipe(microbatch_size=2), **arguments)
+    assert float(cut.step(batch)) == pytest.approx(float(whole.step(batch)), rel=1e-5)
+    assert str(cut.fidelity) == "exact"

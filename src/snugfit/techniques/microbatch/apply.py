@@ -63,6 +63,25 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
         yield from tensors_of(part)
 
 
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Returns what a tensor keeps its numbers in: itself, or of a sparse one its indices and values.
+
+    Args:
+        tensor: Any tensor.
+    """
+    if tensor.layout == torch.strided:
+        return [tensor]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    if by_row or tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        places = (
+            [tensor.crow_indices(), tensor.col_indices()] if by_row else [tensor.ccol_indices(), tensor.row_indices()]
+        )
+        return [*places, tensor.values()]
+    return []  # oneDNN's own
+
+
 def _held_by(batch: Any) -> dict[Any, Any] | None:
     """What a part of a batch holds, by its place in it; None where that is nothing a batch is made of."""
     if isinstance(batch, PackedSequence):
