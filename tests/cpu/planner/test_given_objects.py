@@ -6,6 +6,7 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe
+from snugfit.planner import separable
 
 BATCH = torch.randn(64, 16), torch.arange(64) % 10
 LOGGED = []
@@ -61,7 +62,9 @@ def state(model, loss):
     return list(model.bank), model.passes, generator, model.teacher.weight.tolist(), kept, list(LOGGED)
 
 
-def test_a_plan_leaves_them_alone(pool):
+def test_a_plan_leaves_them_alone(pool, monkeypatch):
+    tried, check = [], separable._checked
+    monkeypatch.setattr(separable, "_checked", lambda *args: tried.append(check(*args)) or tried[0])
     model, loss = Net(), CachedLoss()
     counted, counts = counting(loss)
     model(BATCH[0])
@@ -76,7 +79,9 @@ def test_a_plan_leaves_them_alone(pool):
         device="cpu",
         pool=pool,
         pin={"microbatch_size": 16},
+        forbid=["checkpoint", "inplace", "step_in_backward", "offload_activations"],
     )
+    assert [found.separation.separates for found in tried] == [True]
     assert state(model, loss) == before and counts() == (0, [])
     assert torch.equal(torch.random.get_rng_state(), version)
     assert float(loss(model.layer(BATCH[0]), BATCH)) > 0  # and it still works on the batch
