@@ -28,6 +28,7 @@ def test_how_many_gradients_are_alive(in_backward):
     model, alive = make_model("mlp"), []
     trainer = trainer_of(model, in_backward)
     weights = list(model.parameters())
+    trainer.step(BATCHES[0])  # before the first update in backward, a few samples are tried
     for weight in weights:
         weight.register_hook(lambda _: alive.append(sum(one.grad is not None for one in weights)))
     trainer.step(BATCHES[0])

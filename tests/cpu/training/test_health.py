@@ -248,7 +248,7 @@ def test_unused_and_frozen_parameters():
         handle = model.inner.head.weight.register_hook(lambda _, seen=seen: seen.append(model.inner.stem.weight.grad))
         trainer.step(GOOD[0])
         handle.remove()
-        assert seen == [None]
+        assert set(seen) == {None}
         names = [name for name, weight in model.named_parameters() if weight.requires_grad]
         state = trainer.state_dict()["optimizer"]["state"]
         assert len(state) == len(names) - 1, "none for the unused one, none for frozen ones"

@@ -47,7 +47,7 @@ def test_no_gradient_is_alive_in_the_next_forward_pass(fields):
     )
     for batch in make_batches("mlp", 8, 2, torch.float32):
         trainer.step(batch)
-    assert alive == [0, 0]
+    assert len(alive) >= 2 and not any(alive)
 
 
 @pytest.mark.parametrize(
