@@ -20,6 +20,7 @@ from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
+from benchmarks.strangers_page import strangers_page
 from benchmarks.zoo_page import zoo_page
 from snugfit.contexts import readings_of
 from snugfit.device_kinds import KINDS, DeviceKind
@@ -177,6 +178,13 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
 )
 """Document, result, and what makes the text between the marks of that name."""
 
+PAGES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
+    ("zoo", "zoo", zoo_page),
+    ("strangers", "strangers", strangers_page),
+    ("published_memory", "published", published_page),
+)
+"""Result, page that is made of it alone, and what makes it."""
+
 
 def fill(document: Path, name: str, text: str) -> None:
     """Replaces what stands between `<!-- NAME: ... -->` and `<!-- /NAME -->`.
@@ -209,14 +217,11 @@ def main() -> None:
     fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
     fill(ROOT / "docs" / "devices.md", "device_kinds", kinds_table())
     fill(ROOT / "docs" / "devices.md", "contexts", contexts_table())
-    zoo = RESULTS / "zoo.json"
-    if zoo.exists():
-        page = zoo_page(json.loads(zoo.read_text(encoding="utf-8")))
-        (ROOT / "docs" / "zoo.md").write_text(page, encoding="utf-8")
-    memory = RESULTS / "published_memory.json"
-    if memory.exists():
-        page = published_page(json.loads(memory.read_text(encoding="utf-8")))
-        (ROOT / "docs" / "published.md").write_text(page, encoding="utf-8")
+    for name, page, made in PAGES:
+        results = RESULTS / f"{name}.json"
+        if results.exists():
+            text = made(json.loads(results.read_text(encoding="utf-8")))
+            (ROOT / "docs" / f"{page}.md").write_text(text, encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
 
 

@@ -33,10 +33,15 @@ LIBRARIES = ("timm", "torchvision", "transformers")
 
 
 class Child:
-    """A process of `zoo_row`, started anew after one that had to be ended."""
+    """A process that makes rows, started anew after one that had to be ended."""
 
-    def __init__(self) -> None:
-        """Starts nothing yet."""
+    def __init__(self, *words: str) -> None:
+        """Starts nothing yet.
+
+        Args:
+            *words: What follows `python -m`; none: the zoo's rows.
+        """
+        self._words = words or ("benchmarks.zoo_row",)
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -80,7 +85,7 @@ class Child:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.zoo_row"],
+            [sys.executable, "-m", *self._words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -58,7 +58,11 @@ def _families(rows: list[dict[str, Any]]) -> str:
         within = sum(abs(row["ratio"] - 1) <= TOLERANCE for row in answered)
         exact = sum(row["predicted_bytes"] == row["measured_bytes"] for row in answered)
         lowest = min(answered, key=lambda row: row["ratio"], default=None)
-        under = "" if lowest is None or lowest["ratio"] >= 1 else f"{_off(lowest)} ({lowest['name']})"
+        under = (
+            ""
+            if lowest is None or lowest["ratio"] >= 1
+            else f"{off(lowest['predicted_bytes'], lowest['measured_bytes'])} ({lowest['name']})"
+        )
         lines.append(
             f"| {family or 'not built'} | {len(own)} | {len(answered)} | {within} | {exact} | {under or 'none'} |"
         )
@@ -75,21 +79,23 @@ def _models(rows: list[dict[str, Any]]) -> str:
             recipe = ", ".join(f"{name}={value}" for name, value in row["plan_recipe"].items())
             share = f"{row['plan_measured_bytes'] / row['measured_bytes']:.0%}"
             plan = [recipe or "plain", share, f"{row['loss_difference']:.0e}"]
-        cells = [row["name"], format_bytes(row["measured_bytes"]), _off(row), *plan]
+        predicted = off(row["predicted_bytes"], row["measured_bytes"])
+        cells = [row["name"], format_bytes(row["measured_bytes"]), predicted, *plan]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _off(row: dict[str, Any]) -> str:
-    """How far a prediction is off, in words."""
-    off = 100 * (row["ratio"] - 1)
-    return (
-        "exact"
-        if row["predicted_bytes"] == row["measured_bytes"]
-        else f"{off:+.1f} %"
-        if abs(off) >= 0.05
-        else f"{off:+.3f} %"
-    )
+def off(predicted_bytes: int, measured_bytes: int) -> str:
+    """Returns how far a prediction is off, in words.
+
+    Args:
+        predicted_bytes: What was predicted.
+        measured_bytes: What was measured.
+    """
+    percent = 100 * (predicted_bytes / measured_bytes - 1)
+    if predicted_bytes == measured_bytes:
+        return "exact"
+    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{percent:+.3f} %"
 
 
 def _unanswered(rows: list[dict[str, Any]]) -> str:

@@ -48,7 +48,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 }
 """Name -> makes the model."""
 
-_FOLDER = re.compile(r"/\S*/(?=(site-packages|benchmarks)/)(site-packages/)?")
+FOLDER = re.compile(r"/\S*/(?=(site-packages|benchmarks|\w[\w.-]*__[\w.-]+)/)(site-packages/)?")
 """Where code lies on the machine that measured, which belongs in no result."""
 
 
@@ -140,7 +140,7 @@ def predicted(subject: Subject, pool: Pool) -> tuple[int, list[str]]:
             pool=pool,
             **subject.arguments,
         )
-    return estimate.peak_allocated_bytes, [_FOLDER.sub("", one) for one in estimate.answered]
+    return estimate.peak_allocated_bytes, [FOLDER.sub("", one) for one in estimate.answered]
 
 
 def planned(subject: Subject, pool: Pool) -> dict[str, Any]:
@@ -168,14 +168,14 @@ def planned(subject: Subject, pool: Pool) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "plan_predicted_bytes": plan.estimate.peak_allocated_bytes,
         "plan_measured_bytes": measured_bytes,
-        "loss_difference": max(map(_difference, plain, changed)),
+        "loss_difference": max(map(difference, plain, changed)),
         "loss_tolerance": LOSS_TOLERANCE,
         "simulated": plan.simulated,
     }
 
 
 def _plan(subject: Subject, budget_bytes: int, pool: Pool) -> Any:
-    """The plan for a budget, or for the smallest that works where that is more."""
+    """The plan of a model for a budget, or for the smallest that works where that is more."""
     model = None if subject.named is not None else subject.build()
 
     def at(budget: int) -> Any:
@@ -195,6 +195,16 @@ def _plan(subject: Subject, budget_bytes: int, pool: Pool) -> Any:
             **subject.arguments,
         )
 
+    return or_the_smallest(at, budget_bytes)
+
+
+def or_the_smallest(at: Callable[[int], Any], budget_bytes: int) -> Any:
+    """Returns the plan for a budget, or for the smallest that works where that is more.
+
+    Args:
+        at: Plans for a budget.
+        budget_bytes: The budget.
+    """
     try:
         return at(budget_bytes)
     except DoesNotFitError as error:
@@ -204,7 +214,8 @@ def _plan(subject: Subject, budget_bytes: int, pool: Pool) -> Any:
         return at(smallest["exact"])
 
 
-def _difference(plain: float, changed: float) -> float:
+def difference(plain: float, changed: float) -> float:
+    """Returns how far a loss is from plain training's, as a part of it."""
     if not math.isfinite(plain) or not math.isfinite(changed):
         return math.inf
     return abs(changed - plain) / max(abs(plain), 1e-3)
@@ -218,10 +229,18 @@ def one_line(error: BaseException) -> str:
     """
     from benchmarks.gpu.rows import without_paths
 
-    return without_paths(" ".join(str(error).split()))[:600]
+    return FOLDER.sub("", without_paths(" ".join(str(error).split())))[:600]
 
 
-def main() -> None:
+def serve(
+    kinds: Mapping[str, Callable[[Any, Pool], dict[str, Any]]], subjects: Mapping[str, Callable[[], Any]]
+) -> None:
+    """Answers one request a line, `KIND NAME`, with a JSON document each, until there are no more.
+
+    Args:
+        kinds: Part of a row -> makes it of a subject.
+        subjects: Name -> makes the subject.
+    """
     warnings.simplefilter("ignore")
     answers = sys.stdout
     sys.stdout = sys.stderr  # libraries print
@@ -231,7 +250,7 @@ def main() -> None:
             kind, _, name = line.strip().partition(" ")
             started = time.monotonic()
             try:
-                found = {"bytes": compared, "plan": planned}[kind](SUBJECTS[name](), pool)
+                found = kinds[kind](subjects[name](), pool)
             except Exception as error:
                 found = {"failed": f"{type(error).__name__}: {one_line(error)}"}
             gc.collect()
@@ -242,4 +261,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve({"bytes": compared, "plan": planned}, SUBJECTS)

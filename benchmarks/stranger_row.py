@@ -1,0 +1,287 @@
+"""One row of the strangers: foreign code trained by a plain loop, predicted, planned for less memory and trained by that.
+
+    python -m benchmarks.stranger_row DIR        (reads `bytes NAME` or `plan NAME`, one a line, as `zoo_row`)
+
+The plain loop is written here with torch alone, so that nothing of snugfit is in what it is held against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import snugfit
+from benchmarks.stranger_cases.adopted import CASES, Adopted, Case
+from benchmarks.stranger_cases.sources import put_on_path
+from benchmarks.zoo_row import FOLDER, difference, one_line, or_the_smallest, serve
+from snugfit.errors import SnugfitError
+from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.workers.pool import Pool
+
+STEPS = 12
+MEASURED_STEPS = 2
+"""Steps whose memory is measured: building, the first, and a steady one."""
+BUDGET_SHARE = 0.6
+"""Budget of the plan, as a share of what the plain loop takes."""
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
+"""Largest difference of a loss or a weight that is still the order of operations, by the dtype of the runs compared."""
+
+
+def measured(case: Case, pool: Pool) -> dict[str, Any]:
+    """Measures the plain loop and predicts it.
+
+    Args:
+        case: What is trained.
+        pool: Workers that simulate.
+
+    Returns:
+        `measured_bytes`, `predicted_bytes`, their `ratio`, and what was `answered`; or `refused` with the error.
+    """
+    adopted = case.adopt()
+    found: dict[str, Any] = {"kind": case.kind, "repository": case.repository, "lines": case.lines}
+    found["own_loop"] = adopted.step is not None
+    found["measured_bytes"] = plain_bytes(case)
+    try:
+        estimate = _estimate(adopted, pool)
+    except SnugfitError as error:
+        return {**found, "refused": one_line(error)}
+    found |= {
+        "predicted_bytes": estimate.peak_allocated_bytes,
+        "answered": [FOLDER.sub("", one) for one in estimate.answered],
+    }
+    return {**found, "ratio": round(found["predicted_bytes"] / found["measured_bytes"], 6)}
+
+
+@functools.cache
+def plain_bytes(case: Case) -> int:
+    """Returns the most bytes of tensors alive at a time in the plain loop.
+
+    Args:
+        case: What is trained.
+    """
+    return _measured(lambda: plainly(case, MEASURED_STEPS))
+
+
+def planned(case: Case, pool: Pool) -> dict[str, Any]:
+    """Plans for less memory, trains by the plan, and holds losses and weights against the plain loop's.
+
+    Args:
+        case: What is trained.
+        pool: Workers that simulate.
+
+    Returns:
+        The plan, what it was predicted and measured to need, and how far its losses and weights are from the plain loop's;
+        or `plan_refused` or `training_refused` with the error. Nothing for a loop that keeps its own update.
+    """
+    adopted = case.adopt()
+    if adopted.step is not None:
+        return {}
+    try:
+        plan = or_the_smallest(partial(_plan, adopted, pool), int(BUDGET_SHARE * plain_bytes(case)))
+    except SnugfitError as error:
+        return {"plan_refused": one_line(error)}
+    found: dict[str, Any] = {
+        "plan_recipe": plan.recipe.to_mapping(defaults=False),
+        "fidelity": plan.fidelity.level,
+        "budget_bytes": plan.budget_bytes,
+        "plan_predicted_bytes": plan.estimate.peak_allocated_bytes,
+        "simulated": plan.simulated,
+    }
+    try:
+        found["plan_measured_bytes"] = _measured(lambda: by_plan(case, plan, MEASURED_STEPS))
+        return {**found, **held_against_the_plain_loop(case, plan)}
+    except SnugfitError as error:
+        return {**found, "training_refused": one_line(error)}
+
+
+def held_against_the_plain_loop(case: Case, plan: Any) -> dict[str, Any]:
+    """Takes the same steps by a plan and plainly: in float64 where the foreign code can, or else by SGD in float32.
+
+    Args:
+        case: What is trained.
+        plan: A plan or a recipe.
+
+    Returns:
+        `loss_difference` and `weight_difference`, the largest ones, as parts of the plain loop's; what they were
+        `compared_in`, and the `tolerance` for that.
+    """
+    try:
+        with numbers(torch.float64):
+            plain = plainly(case, STEPS)
+        dtype, optimizer = torch.float64, None
+    except (RuntimeError, TypeError, ValueError):  # a float32 is written into the foreign code
+        dtype, optimizer = torch.float32, "sgd"  # Adam's update makes noise as large as any gradient
+        plain = plainly(case, STEPS, optimizer)
+    with numbers(dtype):
+        changed = by_plan(case, plan, STEPS, optimizer)
+    name = str(dtype).removeprefix("torch.")
+    return {
+        "loss_difference": max(map(difference, plain[0], changed[0])),
+        "weight_difference": max((_apart(value, changed[1][key]) for key, value in plain[1].items()), default=0.0),
+        "compared_in": name,
+        "tolerance": TOLERANCES[name],
+    }
+
+
+def plainly(case: Case, steps: int, optimizer: str | None = None) -> tuple[list[float], dict[str, Tensor]]:
+    """Trains by a loop of torch alone.
+
+    Args:
+        case: What is trained; adopted anew, since networks that a loss captured belong to what is measured.
+        steps: How many.
+        optimizer: Name of another optimizer; None: its own.
+
+    Returns:
+        Losses, and the state at the end.
+    """
+    _seed(0)
+    adopted = case.adopt()
+    model = adopted.model()
+    update = _optimizer(adopted, model, optimizer)
+    losses = []
+    for number in range(steps):
+        batch = _batch(adopted, number)
+        if adopted.step is not None:
+            loss = adopted.step(model, update, batch)
+        else:
+            loss = _loss(adopted, model, batch)
+            loss.backward()
+            update.step()
+            update.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, model.state_dict()
+
+
+def by_plan(case: Case, plan: Any, steps: int, optimizer: str | None = None) -> tuple[list[float], dict[str, Tensor]]:
+    """Trains by snugfit's trainer: the lines of its README.
+
+    Args:
+        case: What is trained; adopted anew.
+        plan: A plan or a recipe.
+        steps: How many.
+        optimizer: Name of another optimizer; None: its own.
+
+    Returns:
+        Losses, and the state at the end.
+    """
+    _seed(0)
+    adopted = case.adopt()
+    model = adopted.model()
+    trainer = snugfit.prepare(model, plan, device="cpu", **_update(adopted, optimizer), **adopted.arguments())
+    losses = [float(trainer.step(_batch(adopted, number))) for number in range(steps)]
+    return losses, model.state_dict()
+
+
+def _estimate(adopted: Adopted, pool: Pool) -> Any:
+    given = {"device": "cpu", "assume": adopted.assume, "pool": pool}
+    _seed(0)
+    model, batch = adopted.model(), adopted.batch()
+    if adopted.step is not None:
+        return snugfit.estimate(
+            model, batch, step=adopted.step, optimizer=adopted.optimizer, steps=MEASURED_STEPS, **given
+        )
+    return snugfit.estimate(model, batch, **_update(adopted), **adopted.arguments(), **given)
+
+
+def _plan(adopted: Adopted, pool: Pool, budget_bytes: int) -> Any:
+    _seed(0)
+    model, batch = adopted.model(), adopted.batch()
+    given = {"device": "cpu", "assume": adopted.assume, "pool": pool, "budget": budget_bytes}
+    return snugfit.plan(model, batch, **_update(adopted), **adopted.arguments(), **given)
+
+
+def _update(adopted: Adopted, optimizer: str | None = None) -> dict[str, Any]:
+    """The arguments of snugfit that say how weights are updated."""
+    chosen = optimizer or adopted.optimizer
+    return {"optimizer": chosen, **({"lr": adopted.lr} if isinstance(chosen, str) else {})}
+
+
+def _optimizer(adopted: Adopted, model: nn.Module, optimizer: str | None) -> Any:
+    chosen = optimizer or adopted.optimizer
+    if adopted.step is not None:
+        return None if chosen is None else chosen(model)
+    if not isinstance(chosen, str):
+        return chosen(model.parameters())
+    of_torch = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    # By a name snugfit takes the fused kernels, which hold no temporaries.
+    return of_torch[chosen](model.parameters(), lr=adopted.lr, fused=True)
+
+
+def _loss(adopted: Adopted, model: nn.Module, batch: Any) -> Tensor:
+    if adopted.forward is not None:
+        output = adopted.forward(model, batch)
+    elif isinstance(batch, dict):
+        output = model(**batch)
+    else:
+        output = model(batch[0] if isinstance(batch, tuple) else batch)
+    return output if adopted.loss is None else adopted.loss(output, batch)
+
+
+def _batch(adopted: Adopted, number: int) -> Any:
+    """The batch of a step; the step finds the same random state in every run."""
+    _seed(1 + number)
+    batch = adopted.batch()
+    _seed(1001 + number)
+    return batch
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@contextlib.contextmanager
+def numbers(dtype: torch.dtype) -> Iterator[None]:
+    """Lets floating-point tensors be of a dtype where nobody says one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _measured(run: Callable[[], Any]) -> int:
+    """Most bytes of tensors alive at a time in a run."""
+    warm_up()
+    events = AllocatorEvents()
+    events.start()
+    run()
+    events.stop()
+    return events.peak_bytes
+
+
+def _apart(plain: Tensor, changed: Tensor) -> float:
+    """How far a tensor is from plain training's, as a part of its largest number."""
+    if not plain.is_floating_point():
+        return 0.0 if torch.equal(plain, changed) else math.inf
+    off = float((plain - changed).abs().max()) if plain.numel() else 0.0
+    return off / max(float(plain.abs().max()), 1e-3) if math.isfinite(off) else math.inf
+
+
+def entered(name: str, sources: Path) -> Case:
+    """Returns a case whose code this process can import.
+
+    Args:
+        name: Its name.
+        sources: The folder of the foreign code.
+    """
+    put_on_path(CASES[name].repository, sources)
+    return CASES[name]
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]).resolve()
+    serve({"bytes": measured, "plan": planned}, {name: partial(entered, name, folder) for name in CASES})
