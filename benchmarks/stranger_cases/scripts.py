@@ -22,7 +22,9 @@ def definitions(file: str) -> types.ModuleType:
     tree.body = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
     module = types.ModuleType(f"script_{path.stem}")
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look it up
     for node in tree.body:
         with contextlib.suppress(ModuleNotFoundError):  # what only the rest of the script needs
             exec(compile(ast.Module([node], []), str(path), "exec"), module.__dict__)
+    del sys.modules[module.__name__]
     return module

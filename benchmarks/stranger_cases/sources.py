@@ -28,7 +28,6 @@ SOURCES: dict[str, Source] = {
     "Diego999/pyGAT": Source("3664f2dc90cbf971564c0bf186dc794f12446d0c"),
     "dragen1860/MAML-Pytorch": Source("98a00d41724c133bd29619a2fb2cc46dd128a368"),
     "eriklindernoren/PyTorch-GAN": Source("36d3c77e5ff20ebe0aeefd322326a134a279b93e"),
-    "eriklindernoren/PyTorch-YOLOv3": Source("1d621c8489e22c76ceb93bb2397ac6c8dfb5ceb7"),
     "facebookresearch/barlowtwins": Source("8e8d284ca0bc02f88b92328e53f9b901e86b4a3c"),
     "facebookresearch/dino": Source("7c446df5b9f45747937fb0d72314eb9f7b66930a"),
     "facebookresearch/DiT": Source("ed81ce2229091fd4ecc9a223645f95cf379d582b"),

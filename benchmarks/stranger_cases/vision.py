@@ -167,20 +167,6 @@ def segmentation_models() -> Adopted:
     return Adopted(model=build, batch=batch, loss=lambda out, batch: loss(out, batch[1]), optimizer="sgd")
 
 
-@adopts("eriklindernoren/PyTorch-YOLOv3", kind="detection")
-def yolo_v3() -> Adopted:
-    from pytorchyolo import models
-    from pytorchyolo.utils.loss import compute_loss
-
-    config = models.__file__.replace("pytorchyolo/models.py", "config/yolov3-tiny.cfg")
-
-    def batch():  # image, class, and a box within it
-        return torch.rand(2, 3, 64, 64), torch.cat([torch.tensor([[0.0, 3], [1, 5]]), 0.3 + 0.3 * torch.rand(2, 4)], 1)
-
-    run = lambda model, batch: compute_loss(model(batch[0]), batch[1], model)[0]  # noqa: E731
-    return Adopted(model=lambda: models.Darknet(config), batch=batch, forward=run, optimizer="sgd", lr=1e-4)
-
-
 @adopts("ultralytics/yolov5", kind="detection")
 def yolo_v5() -> Adopted:
     from models.yolo import DetectionModel

@@ -1,5 +1,6 @@
 """The strangers' harness on code of our own, in the place where foreign code would lie."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_plan_that_trains_something_else_is_seen(case):
     rounded = stranger_row.held_against_the_plain_loop(case, Recipe(optimizer="sgd"))
     assert max(exact["loss_difference"], exact["weight_difference"]) <= exact["tolerance"]
     assert rounded["weight_difference"] > rounded["tolerance"]
+
+
+def test_code_that_casts_is_known_from_code_that_computes_in_float64(case):
+    from benchmarks import stranger_row
+
+    def casts():
+        adopted = case.adopt()
+        return dataclasses.replace(adopted, forward=lambda model, batch: model(batch[0]).float())
+
+    with stranger_row.numbers(torch.float64):
+        assert not stranger_row._rounds(case)
+        assert stranger_row._rounds(dataclasses.replace(case, adopt=casts))
 
 
 def test_wrong_answers_are_counted_and_named():
