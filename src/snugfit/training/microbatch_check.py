@@ -90,9 +90,10 @@ class MicrobatchCheck:
             return error
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return InputError(
-            f"microbatch_size={size} cuts this batch into pieces that model and loss cannot run ({said}). What is as long as the "
-            "batch and has no entry for each sample, such as weights of classes, must not be cut: keep it out of the batch, or "
-            "give split=fn(batch, size). If the whole batch cannot run either, that is the error. Nothing was updated."
+            f"microbatch_size={size} cuts this batch into pieces that model and loss cannot run ({said}). What is as long "
+            "as the batch and has no entry for each sample, such as weights of classes, must not be cut: keep it out of the "
+            "batch, or give split=fn(batch, size). If the whole batch cannot run either, that is the error. Nothing was "
+            "updated."
         )
 
     def before_halving(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
