@@ -123,15 +123,17 @@ class TrainingError(SnugfitError):
 class OutOfMemoryError(DoesNotFitError, TrainingError):
     """Training needs more memory than there is, whatever was tried; `undone` says what became of the step."""
 
-    def __init__(self, message: str, *, undone: bool = True) -> None:
+    def __init__(self, message: str, *, undone: bool = True, cause: str | None = None) -> None:
         """Takes the message.
 
         Args:
             message: What was tried, and how to go on.
             undone: Whether the weights are those of the last whole step; False: an update ended half way.
+            cause: What the allocator said, for a message that says the rest in other words; None: the whole message.
         """
         super().__init__(message)
         self.undone = undone
+        self.cause = message if cause is None else cause
 
 
 class TrainingStopped(KeyboardInterrupt):

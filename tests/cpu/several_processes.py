@@ -77,6 +77,20 @@ class AcrossSamples(nn.Module):
         return x - x.mean(0)
 
 
+class Breaks(Net):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + self.training
+        if self.calls == 5 and os.environ.get("RANK") == "1":
+            if os.environ["BREAKS"] == "exit":
+                os._exit(7)
+            raise KeyError("mine")
+        return super().forward(x)
+
+
+def breaks(num_classes=10):
+    return Breaks(nn.Flatten(), nn.Linear(192, num_classes))
+
+
 def other(num_classes=10):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
 """

@@ -20,7 +20,6 @@ from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.joining import processes_here
 from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.shard.ranks import check_ranks
-from snugfit.training.shares import spread_as
 from snugfit.workloads.models import build_model
 
 STEPS = 3
@@ -75,16 +74,14 @@ def train(rank, world, meeting, name, fields, settings, samples, last, dtype):
 
 
 def gradients_of(name, fields, batch):
-    """The gradients of a step in fp32, whole, as the update takes them."""
+    """The gradients of a step in fp32, whole, where their owner looks for them."""
     trainer = snugfit.prepare(
         build(name, torch.float32), snugfit.Recipe(**fields), loss=cross_entropy, optimizer="sgd", lr=0.01, device="cpu",
         keep_gradients=True, batch_size=8,
     )  # fmt: skip
     trainer.step(batch)
     trainer.finish()
-    weights = dict(trainer.model.named_parameters())
-    shares = trainer.update.gradients.named.items()
-    return {key: whole(spread_as(share.grad, weights[key])).clone() for key, share in shares}
+    return {key: whole(weight.grad).clone() for key, weight in trainer.model.named_parameters()}
 
 
 def gradients(rank, world, meeting, name, fields):

@@ -116,7 +116,8 @@ _AMONG_OTHERS = {"RANK", "SLURM_PROCID"}
 LATE = frozenset(
     {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
     | {"COLUMNS", "LINES"}
-    | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "WRITE_NUMBERS", *_OF_RANKS}
+    | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "BREAKS", "WRITE_NUMBERS"}
+    | {*_OF_RANKS}
 )
 """Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
 those by which processes of one run find each other. readline puts a terminal's size where only children find it. No import

@@ -109,7 +109,7 @@ def carry_out(
                 processes.all(None)  # nobody leaves before all is written
             except OutOfMemoryError as error:
                 if trainer.ranks is not None:
-                    restart.note(run_dir.path, trainer, str(error))
+                    restart.note(run_dir.path, trainer, error.cause)
                 raise _with_advice(error, run_dir, request) from error
             except TrainingError as error:
                 told = type(error)(f"{error} {_saved(run_dir, request)}")

@@ -33,6 +33,8 @@ from snugfit.yaml_files import read_yaml
 
 SAID = "said"
 """File beside a call, with the error that one of the processes has to tell."""
+_TOLD = (2, 3, 4, 5, 130, 143)
+"""Exit codes of a process that has said why."""
 STOP_SECONDS = 3600
 """How long processes may take to finish their step and to save, once they were asked to stop."""
 
@@ -161,9 +163,14 @@ def _told(codes: Mapping[int, int], stopped: int | None, saved: Callable[[], str
     """How processes ended of which one failed, with what none of them could say."""
     if stopped is not None:
         return Ended(code=128 + stopped)
-    said = [code for code in codes.values() if code > 0 and code != LOST_EXIT]
+    said = [code for code in codes.values() if code in _TOLD]
     if said:
         return Ended(code=said[0])
+    failed = [(number, code) for number, code in codes.items() if code > 0 and code != LOST_EXIT]
+    if failed:  # by an error that is no run's, whose traceback stands above, or by an end of its own
+        number, code = failed[0]
+        why = f"process {number} ended with exit code {code}"
+        return Ended(code=4, message=f"{why}, and the others were stopped. {saved()}")
     killed = {number: -code for number, code in codes.items() if code < 0 and -code != signal.SIGTERM}
     killed = killed or {number: -code for number, code in codes.items() if code < 0}
     if killed:

@@ -22,9 +22,9 @@ from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
-from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
+from snugfit.training.fallbacks import samples_of
 from snugfit.training.lockstep import Lockstep
 from snugfit.training.optimizers import OPTIMIZER_TABLE
 from snugfit.training.progress import Progress
@@ -236,7 +236,8 @@ class Loop:
             self._save()
 
     def _take(self, batch: Any, loss: Tensor) -> None:
-        samples, weight = batch_length(batch), int(self.task.weight_of(batch))  # the batch is still on the host
+        samples = samples_of(batch) or 0  # of several processes, some may have none of the last batch
+        weight = int(self.task.weight_of(batch)) if samples else 0  # the batch is still on the host
         self.at.batch += 1
         self._pending.append((self.trainer.steps_done, self._rate, samples, weight))
         self._rate = self._next_rate()

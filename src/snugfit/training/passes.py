@@ -99,10 +99,12 @@ class Passes:
         """Cuts this process's share of a batch into as many pieces as every other process has.
 
         All processes go through the model the same number of times, since they collect its weights together. Who has fewer
-        pieces, or no sample at all in the last batch of the data, takes a sample that it knows, with a factor of 0.
+        pieces, or no sample at all in the last batch of the data, takes a sample that it knows, or that another one has,
+        with a factor of 0.
         """
         size, tensor = recipe.microbatch_size, first_tensor(batch)
-        empty = self.forward is None and tensor is not None and tensor.shape[0] == 0
+        known = self.forward is None or self.own_split is None  # what a batch's samples are
+        empty = known and tensor is not None and tensor.shape[0] == 0
         pieces = [] if empty else [batch] if size is None else list(self.split(batch, size))
         counts = loss_counts(pieces, self.loss_weight)
         if self._sample is None and pieces:
@@ -111,8 +113,11 @@ class Passes:
         told = ranks.agree_by_share(
             [len(pieces), 0.0 if on_device else sum(counts), bool(on_device), self._sample is None]
         )
-        if any(nothing for *_, nothing in told):
-            raise InputError("the first batch has no sample for one of the processes; give each of them at least one.")
+        if any(nothing for *_, nothing in told):  # a run that goes on with the last batch of the data
+            samples = [one for one in ranks.tell(self._sample) if one is not None]
+            if not samples:
+                raise InputError("the batch holds no sample in any of the processes; give at least one.")
+            self._sample = samples[0]
         total: Any = sum(count for _, count, *_ in told)
         if any(waiting for *_, waiting, _ in told):
             total = ranks.total(torch.as_tensor(sum(counts), dtype=torch.float32, device=ranks.device))

@@ -62,7 +62,8 @@ class Recovery:
                 raise OutOfMemoryError(
                     f"step {step} ran out of memory in {trainer.phase} on process {trainer.ranks.number} of "
                     f"{trainer.ranks.count}: {cause} The others wait for it in vain, so all have to begin again from the "
-                    "last saved state, by a recipe that needs less. `snugfit train --gpus` does that by itself."
+                    "last saved state, by a recipe that needs less. `snugfit train --gpus` does that by itself.",
+                    cause=cause,
                 )
             failures.append(Failure(phase=trainer.phase, recipe=trainer.recipe, cause=cause))
             free_memory(trainer.device)

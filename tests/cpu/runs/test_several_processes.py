@@ -59,6 +59,14 @@ def test_resume_is_bitwise_and_goes_to_one_process_and_back(folder, shard):
     assert both(folder, *resumed, "12")[2]["steps"] == 12
 
 
+def test_the_last_batch_may_be_smaller_than_the_number_of_processes(folder):
+    run = [*RUN, "--samples", "33", "--max-steps", "6", "--optimizer", "sgd", "--lr", "0.05"]  # 16, 16 and 1
+    alone(folder, *run, "--run-dir", "one")
+    assert both(folder, *run, "--max-steps", "2", "--run-dir", "two")[0] == [0, 0]
+    assert both(folder, "train", "--run-dir", "two", "--resume", "--max-steps", "6")[0] == [0, 0]
+    assert difference(folder / "one", folder / "two") < 1e-6
+
+
 def test_another_number_of_processes_goes_on_with_the_same_update(folder):
     run = [*RUN, "--optimizer", "adamw", "--clip-norm", "1"]
     alone(folder, *run, "--run-dir", "one")
@@ -95,7 +103,7 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all_at_the_same_step(fold
         (lambda number: ["model.py:build", "--samples", 101 + number], "process 1 of 2 has another data"),
         (lambda number: ["model.py:build", "--lr", 0.1 * (1 + number)], "process 1 of 2 has another training settings"),
         (lambda number: ["model.py:build", "--batch-size", 1], "cannot be shared by 2 GPUs"),
-        (lambda number: ["model.py:scalar"], "parameters of this model have no dimension (2.scale)"),
+        (lambda number: ["model.py:scalar", "--shard", "full"], "'2.scale' has no dimension"),
     ],
     ids=["model", "data", "settings", "more processes than samples", "parameter without a dimension"],
 )

@@ -79,6 +79,7 @@ def test_four_processes_train_as_one(four, name, fields):
 @pytest.mark.parametrize("fields", [{}, {"shard": "hybrid:2", "microbatch_size": 1}], ids=str)
 def test_processes_without_a_sample_go_along(four, fields):
     _check(four, "mlp", fields, samples=9, last=2)
+    _check(four, "mlp", fields, {"batch_size": 9}, samples=3, last=9)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_what_cannot_be_shared_is_refused_in_words(two):
         ({"microbatch_size": 5}, {"batch_size": 8}, "share of the batch, 4 of 8"),
     ):
         assert all(words in said for said in two.do(shard_tasks.message, fields, settings)), words
-    assert all("no sample for one" in said for said in two.do(shard_tasks.message, {}, {}, 1))
+    assert all("no sample in any" in said for said in two.do(shard_tasks.message, {}, {}, 0))
 
 
 def test_alone_a_recipe_for_several_is_the_plain_one():

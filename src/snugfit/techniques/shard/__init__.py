@@ -1,8 +1,9 @@
 """Several GPUs: each takes its share of the batch, and what the model needs between steps can be shared out, too.
 
 Under `none` every GPU holds everything (plain data parallelism): faster, and no byte less but for the activations of a
-smaller share. `gradients` shares out weights, gradients and optimizer state, and keeps the weights that forward has
-collected until backward has used them; `full` lets them go after each block and collects them once more in backward.
+smaller share. It takes any model, since only gradients are sent, in buckets beside backward: zeros where a GPU has none.
+`gradients` shares out weights, gradients and optimizer state, and keeps the weights that forward has collected until
+backward has used them; `full` lets them go after each block and collects them once more in backward.
 `hybrid:N` does so within groups of N GPUs and holds every share once a group, so that what crosses machines is one sum of
 gradients. Costs collecting weights (twice under `full`) and adding up gradients, beside the compute where links are fast.
 
@@ -13,10 +14,12 @@ microbatches are added up among the GPUs after each one, so that each GPU keeps 
 
 The update is that of the whole batch on one GPU: losses are weighted by their share of all samples (or labels), and added
 up. Adafactor and Muon look at whole matrices, so their weights are not cut. Not exact where model or loss look across the
-batch, as with microbatches.
+batch, as with microbatches. Where weights are shared out, all processes have to go through the model in the same way, and
+may use its weights only in the forward method of their block: else the first step is refused, before anything changes.
 
 Fidelity: exact; rounding where gradients are added up in 16 bits. Source: Rajbhandari et al., ZeRO, 2020
-(arXiv:1910.02054); Zhao et al., PyTorch FSDP, 2023 (arXiv:2304.11277); carried out by torch's `fully_shard` and `replicate`.
+(arXiv:1910.02054); Zhao et al., PyTorch FSDP, 2023 (arXiv:2304.11277); carried out by torch's `fully_shard`;
+buckets as of Li et al., PyTorch Distributed, 2020 (arXiv:2006.15704).
 """
 
 from __future__ import annotations
