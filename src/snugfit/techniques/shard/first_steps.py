@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,8 @@ def refusal(error: Exception) -> str:
         error: Torch's error.
     """
     line = str(error).strip().split("\n")[0].rstrip(".")
+    # Sets have another order in each process, and all shall say the same.
+    line = re.sub(r"\{([^}]*)\}", lambda found: ", ".join(sorted(found[1].split(", "))), line)
     return f"this model cannot be trained with its weights shared out ({line[:200]}). {_WHOLE}"
 
 
