@@ -81,7 +81,7 @@ class LateReads:
                 few = passes.split(batch, SAMPLES)[0]
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         with passes.around_step():
-            found = late_read(lambda: passes.loss_of(passes.arrived(few)), passes.parts, trained)
+            found = late_read(lambda: passes.loss_of(passes.arrived(few)), (*passes.parts, batch), trained)
         if found is not None:
             raise refusal(found)
 
@@ -230,13 +230,15 @@ def _look(
             others = [(leaf, leaf.grad) for leaf in leaves(loss) if id(leaf) not in mine]
             for leaf, _ in others:
                 leaf.grad = None
-            loss.backward()  # type: ignore[no-untyped-call]
+            try:
+                loss.backward()  # type: ignore[no-untyped-call]
+            finally:
+                with torch.no_grad(), without_modes():
+                    for weight in turned:
+                        weight.neg_()
     finally:
         for hook in hooks:
             hook.remove()
-        with torch.no_grad():
-            for weight in turned:
-                weight.neg_()
         for weight in weights.values():
             weight.grad = None
         for leaf, gradient in others:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from snugfit.errors import InputError, SnugfitError, warn
 from snugfit.recipe import Recipe
-from snugfit.training.out_of_memory import is_out_of_memory
+from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.passes import Passes
 from snugfit.training.separation import separation
 from snugfit.training.separation_verdict import Separation
+from snugfit.training.untouched import untouched
 from snugfit.workload import Workload
 
 TRIES = 3
@@ -77,24 +79,35 @@ class MicrobatchCheck:
             warn(f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {told}")
         return workload.replace(**found.traits())
 
-    def said_of(self, error: BaseException, size: int | None) -> BaseException:
+    def said_of(self, error: BaseException, batch: Any, recipe: Recipe) -> BaseException:
         """Returns what a person is told of an error of a step by microbatches, where a few samples could not run either.
 
         Args:
             error: What the caller's code has raised.
-            size: Samples of a microbatch.
+            batch: The batch of this step.
+            recipe: It cuts this batch.
         """
         if not self._failed or isinstance(error, SnugfitError) or not isinstance(error, Exception):
             return error
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or not self._runs_whole(batch):
             return error
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return InputError(
-            f"microbatch_size={size} cuts this batch into pieces that model and loss cannot run ({said}). What is as long "
-            "as the batch and has no entry for each sample, such as weights of classes, must not be cut: keep it out of the "
-            "batch, or give split=fn(batch, size). If the whole batch cannot run either, that is the error. Nothing was "
-            "updated."
+            f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run ({said}); the "
+            "whole batch runs. What is as long as the batch and has no entry for each sample, such as weights of classes, must "
+            "not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was updated."
         )
+
+    def _runs_whole(self, batch: Any) -> bool:
+        """Whether the whole batch goes forward; nothing of it is kept for backward."""
+        passes, nothing = self._passes, torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
+        try:
+            with untouched([*passes.parts, batch]), passes.around_step(), nothing:
+                passes.loss_of(passes.arrived(batch))
+        except Exception as error:
+            release_traceback(error)
+            return False
+        return True
 
     def before_halving(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
         """Checks with two samples, where memory has run out and smaller microbatches may be a way out.

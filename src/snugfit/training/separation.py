@@ -93,6 +93,7 @@ def separation(
     """
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]
     random = False
+    parts = [*parts, batch]  # a model may write into it
     try:
         groups = _cut(batch, split, size)
         if not groups:

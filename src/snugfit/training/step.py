@@ -185,7 +185,7 @@ class Trainer:
         except BaseException as error:
             self.update.abandon()
             self._statistics.restore(step)
-            told = self._check.said_of(error, self.recipe.microbatch_size) if len(pieces) > 1 else error
+            told = self._check.said_of(error, batch, self.recipe) if len(pieces) > 1 else error
             if told is not error:
                 raise told from error
             raise

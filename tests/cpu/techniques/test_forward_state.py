@@ -68,9 +68,9 @@ def test_equals_plain_training(kind, recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_nobody_can_put_back_is_refused(recipe):
     if "checkpoint" in RECIPES[recipe]:
-        with pytest.raises(InputError, match=r"block 'blocks.0', run twice .* gives two results.*Nothing was updated"):
+        with pytest.raises(InputError, match=r"block 'blocks.\d', run twice .* gives two results.*Nothing was updated"):
             trained(REFUSED, **RECIPES[recipe])
-    elif recipe != "microbatch":
+    elif recipe not in ("microbatch", "step_in_backward"):  # they are tried before, which it counts
         agree(REFUSED, *trained(REFUSED, **RECIPES[recipe])[:3])
 
 
