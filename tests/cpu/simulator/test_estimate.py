@@ -189,8 +189,8 @@ def test_a_hand_written_step_is_taken_as_it_is(estimate):
     model = MLP()
     own = estimate(model, batch, step=hand_written, optimizer=torch.optim.SGD(model.parameters()))
     assert own.anatomy_bytes["optimizer_state"] == 0
-    with pytest.raises(InputError, match="takes no recipe"):
-        estimate(MLP(), batch, step=hand_written, recipe=Recipe())
+    with pytest.raises(RecipeError, match="belongs to the loop"):
+        estimate(MLP(), batch, step=hand_written, recipe=Recipe(microbatch_size=8))
     with pytest.raises(InputError, match="leave loss="):
         estimate(MLP(), batch, step=hand_written, loss=cross_entropy)
 
