@@ -99,6 +99,10 @@ class Workload(SettingsBase):
     """Gradients stay in `grad` after a step, as the update took them (unscaled, clipped), until the next one begins: for
     logging norms. Costs their memory between steps."""
 
+    keep_outputs: bool = False
+    """Steps are asked for outputs, too (`trainer.step(batch, outputs=True)`): counts them in estimates and plans, those of
+    the step before included, which a loop holds until it has the next."""
+
     batch_norm: bool = False
     """Trait of the model: it normalises with statistics of the batch, so microbatches change the result."""
 

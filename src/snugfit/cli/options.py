@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from snugfit.simulator.request import NamedModel
 
 _TRAITS = ("batch_norm", "dropout")
-PYTHON_ONLY = ("keep_gradients",)
+PYTHON_ONLY = ("keep_gradients", "keep_outputs")
 """Fields of the workload that make no difference to a run from the command line."""
 
 DEFAULT_BATCH_SIZE = 64

@@ -19,6 +19,7 @@ from snugfit.training.phases import phase
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
+    from snugfit.training.step_outputs import StepOutputs
     from snugfit.workloads.tasks import Task
 
 
@@ -90,6 +91,13 @@ class Course:
         self.observer = observer or Observer()
         self.losses = Losses()
         self.first_step = trainer.steps_done
+        self._outputs: StepOutputs | None = None
+
+    def _step(self, batch: Any) -> Tensor:
+        if not self.trainer.workload.keep_outputs:
+            return self.trainer.step(batch)
+        self._outputs = self.trainer.step(batch, outputs=True)  # held until the next ones are there, as in a loop
+        return self._outputs.loss
 
     def train(
         self,
@@ -114,7 +122,7 @@ class Course:
                 batch = next(source, None)
             if batch is None:
                 return
-            loss = self.trainer.step(batch)
+            loss = self._step(batch)
             self.losses.put(loss)
             if take is not None:
                 take(batch, loss)

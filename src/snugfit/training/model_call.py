@@ -77,7 +77,19 @@ def _not_bound(function: Callable[..., Any], args: Any, keywords: Mapping[str, A
 
 
 def loss_value(loss: Loss, output: Any, batch: Any) -> Any:
-    """Returns what a loss says, whatever it is; one that takes a target gets that of the batch."""
+    """Returns what a loss says, whatever it is, without the numbers that it names beside it."""
+    return _parts(loss_returned(loss, output, batch))[0]
+
+
+def _parts(found: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A loss, and what is named beside it: nothing, or the second of (loss, {name: number})."""
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+        return found
+    return found, {}
+
+
+def loss_returned(loss: Loss, output: Any, batch: Any) -> Any:
+    """Returns what a loss function returns; one that takes a target gets that of the batch."""
     name = getattr(loss, "__name__", type(loss).__name__)
     right = f"loss=lambda output, batch: {'F.' if callable(getattr(F, name, None)) else ''}{name}(output, batch[1])"
     if takes_target(loss):
@@ -114,21 +126,28 @@ def takes_target(loss: object) -> bool:
 
 
 def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
-    """Returns the loss of a microbatch.
+    """Returns the loss of a microbatch, as `losses_of`."""
+    return losses_of(output, batch, loss)[0]
+
+
+def losses_of(output: Any, batch: Any, loss: Loss | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the loss of a microbatch, and what a loss function names beside it.
 
     Args:
         output: The model's output.
         batch: The microbatch.
-        loss: Function of (output, batch), a loss of torch.nn, or None where the model returns its loss.
+        loss: Function of (output, batch), which may return (loss, {name: number}); a loss of torch.nn; or None where the
+            model returns its loss.
 
     Returns:
-        0-dim tensor with a graph.
+        0-dim tensor with a graph; name -> 0-dim tensor without.
 
     Raises:
-        InputError: It is no number, or depends on no trained parameter.
+        InputError: One of them is no number, or the loss depends on no trained parameter.
     """
+    named: Mapping[str, Any] = {}
     if loss is not None:
-        found: Any = loss_value(loss, output, batch)
+        found, named = _parts(loss_returned(loss, output, batch))
     else:
         found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if not isinstance(found, Tensor) or found.dim() != 0:
@@ -140,15 +159,27 @@ def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
             "the loss does not depend on any trained parameter, so there is no gradient. Look for detach(), no_grad() "
             "or .item() in forward= and loss=, and for frozen parameters."
         )
-    return found
+    return found, {name: _number(name, one, found) for name, one in named.items()}
 
 
-def joined(outputs: list[Any], weights: list[float | Tensor]) -> Any:
+def _number(name: str, one: Any, beside: Tensor) -> Tensor:
+    if isinstance(one, int | float):
+        return torch.tensor(float(one), device=beside.device)
+    if isinstance(one, Tensor) and one.dim() == 0:
+        return one.detach()
+    kind = f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+    raise InputError(
+        f"loss= returns (loss, names), and {name!r} is {kind}; give numbers (0-dim tensors), one for each name."
+    )
+
+
+def joined(outputs: list[Any], weights: list[float | Tensor], advice: str = "evaluate smaller batches") -> Any:
     """Returns the output for a batch from those for its pieces.
 
     Args:
         outputs: The pieces' outputs, of one structure: tensors, or tuples, lists and mappings of such.
         weights: The pieces' shares, for outputs that are one number (a loss).
+        advice: What to do where they cannot be joined.
 
     Raises:
         InputError: The outputs hold something that cannot be joined.
@@ -157,15 +188,23 @@ def joined(outputs: list[Any], weights: list[float | Tensor]) -> Any:
     if len(outputs) == 1 or first is None:
         return first
     if isinstance(first, Tensor):
-        if first.dim():
-            return torch.cat(outputs)
-        return sum(output * weight for output, weight in zip(outputs, weights, strict=True))
+        if not first.dim():
+            return sum(_weighted(output, weight) for output, weight in zip(outputs, weights, strict=True))
+        shapes = {tuple(output.shape[1:]) for output in outputs}
+        if len(shapes) > 1:
+            raise InputError(f"outputs of microbatches of shapes (samples, *{sorted(shapes)}) do not join; {advice}.")
+        return torch.cat(outputs)
     if isinstance(first, Mapping):
-        parts = {name: joined([output[name] for output in outputs], weights) for name in first}
+        parts = {name: joined([output[name] for output in outputs], weights, advice) for name in first}
         return parts if type(first) is dict else type(first)(**parts)
     if isinstance(first, tuple | list):
-        items = [joined([output[at] for output in outputs], weights) for at in range(len(first))]
+        items = [joined([output[at] for output in outputs], weights, advice) for at in range(len(first))]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    raise InputError(
-        f"the model returns a {type(first).__name__}, which cannot be joined from pieces; evaluate smaller batches."
-    )
+    raise InputError(f"the model returns a {type(first).__name__}, which cannot be joined from pieces; {advice}.")
+
+
+def _weighted(output: Tensor, weight: float | Tensor) -> Tensor:
+    """A piece's part of a number; a piece that does not count may have none, and 0 times NaN is NaN."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.zeros_like(output), output * weight)
+    return output * weight if weight else torch.zeros_like(output)

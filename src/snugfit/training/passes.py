@@ -25,7 +25,8 @@ from snugfit.techniques.microbatch.apply import (
 )
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.caches import caching_configs, without_caches
-from snugfit.training.model_call import Forward, Loss, loss_of, output_of
+from snugfit.training.model_call import Forward, Loss, losses_of, output_of
+from snugfit.training.step_outputs import KeptOutputs
 
 Pieces = list[tuple[Any, "float | Tensor"]]
 """Microbatches with the factor of each one's loss."""
@@ -60,12 +61,13 @@ class Passes:
         self._caching = caching_configs(self.model)
         self._sample: Any = None
 
-    def pieces(self, batch: Any, recipe: Recipe) -> Pieces:
+    def pieces(self, batch: Any, recipe: Recipe, *, every: bool = False) -> Pieces:
         """Cuts a batch.
 
         Args:
             batch: The batch.
             recipe: Its `microbatch_size`.
+            every: Whether pieces that do not count are wanted, too.
 
         Returns:
             The microbatches, with the factor of each one's loss.
@@ -93,7 +95,11 @@ class Passes:
         # A piece without a label that counts adds nothing; its own mean would be 0 / 0. A tensor may be on a device, which
         # would have to be waited for.
         pairs = zip(pieces, weights, strict=True)
-        return [(piece, weight) for piece, weight in pairs if isinstance(weight, Tensor) or weight != 0]
+        return [(piece, weight) for piece, weight in pairs if every or isinstance(weight, Tensor) or weight != 0]
+
+    def shares(self, pieces: Pieces) -> list[float | Tensor]:
+        """Returns the factors of this process's own pieces, which come first."""
+        return [factor for piece, factor in pieces if self._sample is None or piece is not self._sample]
 
     def _pieces_of_share(self, batch: Any, recipe: Recipe, ranks: Ranks) -> Pieces:
         """Cuts this process's share of a batch into as many pieces as every other process has.
@@ -139,17 +145,22 @@ class Passes:
             batch = technique.convert(batch)
         return batch
 
-    def loss_of(self, batch: Any) -> Tensor:
+    def loss_of(self, batch: Any, kept: KeptOutputs | None = None) -> Tensor:
         """Returns the loss of a microbatch, with its graph.
 
         Args:
             batch: What `arrived` returned.
+            kept: Gets what the model and the loss function return beside it.
         """
         with without_caches(self._caching), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
                 around.enter_context(technique.around_training_forward())
-            return loss_of(output_of(self.model, batch, self.forward), batch, self.loss)
+            output = output_of(self.model, batch, self.forward)
+            loss, named = losses_of(output, batch, self.loss)
+            if kept is not None:
+                kept.take(output, named)
+            return loss
 
     def evaluated(self, batch: Any) -> Any:
         """Returns the model's output for a batch, without gradients.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,6 +23,7 @@ from snugfit.training.passes import Passes, Pieces, one_by_one
 from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
+from snugfit.training.step_outputs import KeptOutputs, StepOutputs
 from snugfit.training.switch import Rebuild, trained_by_others
 from snugfit.workload import Workload
 
@@ -74,6 +75,7 @@ class Trainer:
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
         self.evaluation = EvaluationPieces(passes)
+        self._kept: KeptOutputs | None = None
         self._replaced = False
 
     @property
@@ -110,15 +112,23 @@ class Trainer:
         """What the learning rate of the next step is multiplied with by the schedule."""
         return lr_factor(self.steps_done, self.workload)
 
-    def step(self, batch: Any) -> Tensor:
+    @overload
+    def step(self, batch: Any, *, outputs: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def step(self, batch: Any, *, outputs: Literal[True]) -> StepOutputs: ...
+
+    def step(self, batch: Any, *, outputs: bool = False) -> Tensor | StepOutputs:
         """Takes one update on a whole batch, however many microbatches that needs.
 
         Args:
             batch: A tensor, tuple or dict of tensors of shape [samples, ...], on the host or the device; or anything that
                 the `forward` and `split` given to `prepare` know.
+            outputs: Whether the model's outputs and named losses are wanted, too. They take memory until the caller lets
+                them go; the setting `keep_outputs` counts that in estimates and plans.
 
         Returns:
-            The batch's loss before the update: 0-dim, detached, on the device.
+            The batch's loss before the update: 0-dim, detached, on the device; with `outputs` a `StepOutputs` that has it.
 
         Where memory runs out, the step is undone and the same batch runs again by a recipe that needs less
         (`recovery.py`); a `SnugfitWarning` says so, and `recipe` is the one the run goes on with.
@@ -138,10 +148,14 @@ class Trainer:
         self._follow()
         if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
             self.model.train()
-        loss = self._recovery.step(self, batch)
+        self._kept = kept = KeptOutputs() if outputs else None
+        try:
+            loss = self._recovery.step(self, batch)
+        finally:
+            self._kept = None
         if self._scheduler is not None:
             self._scheduler.step()
-        return loss
+        return loss if kept is None else kept.beside(loss)
 
     def _follow(self) -> None:
         """Goes by what is trained now: parameters may have been frozen, unfrozen or put into groups since the last step."""
@@ -162,7 +176,9 @@ class Trainer:
             Its loss.
         """
         self.phase = "data"
-        pieces = self._passes.pieces(batch, self.recipe)
+        if self._kept is not None:
+            self._kept.begin()
+        pieces = self._passes.pieces(batch, self.recipe, every=self._kept is not None)
         if len(pieces) > 1 and self._check.pending and self.ranks is None:
             self.learn(self._check.learn, batch)
         self._late_reads.check(batch, self.recipe, self.update.gradients.named)
@@ -175,6 +191,8 @@ class Trainer:
                 with nullcontext() if reducer is None else reducer.first_steps.step():
                     marked = pieces if reducer is None else self._marked(pieces, reducer)
                     loss = one_by_one(marked, self._forward_pass, self._backward_pass)
+                if self._kept is not None:
+                    self._kept.join(self._passes.shares(pieces), mean=self.ranks is not None)
                 if self.ranks is not None:
                     loss = self.ranks.total(loss)
                 self.phase = "optimizer"
@@ -209,7 +227,7 @@ class Trainer:
             batch = self._passes.arrived(batch)
         self.phase = "forward"
         with phase("forward"):
-            return self._passes.loss_of(batch)
+            return self._passes.loss_of(batch, self._kept)
 
     def _backward_pass(self, loss: Tensor) -> None:
         self.phase = "backward"

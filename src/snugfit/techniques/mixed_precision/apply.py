@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.microbatch.apply import map_tensors
 
 _COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -39,7 +38,7 @@ class MixedPrecision(ModelTechnique):
     def returned(self, output: Any) -> Any:
         """Returns the output in fp32: losses are computed outside of autocast, and some take no 16 bits."""
         dtype = _COMPUTE_DTYPES[self.setup.recipe.precision]
-        return _in_fp32(output, dtype)
+        return map_tensors(output, lambda one: one.float() if one.dtype == dtype else one, _is_computed)
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns autocast to the compute dtype."""
@@ -51,16 +50,6 @@ class MixedPrecision(ModelTechnique):
         )
 
 
-def _in_fp32(value: Any, dtype: torch.dtype) -> Any:
-    """An output with its tensors of a dtype in fp32; the model's own objects stay as they are."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype == dtype else value
-    if isinstance(value, Mapping):
-        made = copy.copy(value)
-        for name, part in value.items():
-            made[name] = _in_fp32(part, dtype)  # type: ignore[index]
-        return made
-    if isinstance(value, tuple | list):
-        parts = [_in_fp32(part, dtype) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+def _is_computed(value: Any) -> bool:
+    """Whether a value is a tensor, or stands for one as deferred logits do."""
+    return hasattr(type(value), "__torch_function__")
