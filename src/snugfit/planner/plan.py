@@ -16,12 +16,14 @@ from snugfit.devices import Device
 from snugfit.errors import InputError
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
+from snugfit.planner.own_loop import for_own_loop, without_loop
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
+from snugfit.simulator.estimate import check_step
 from snugfit.simulator.given_batches import NOT_GIVEN, batches_of, given_batches
 from snugfit.simulator.request import NamedModel
-from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, title_of
-from snugfit.workload import Workload, algorithm_and_storage
+from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, step_subject, title_of
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -44,6 +46,9 @@ def plan(
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
     assume: AssumeArgument = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
+    steps: int | None = None,
+    own_loop: bool = False,
     pool: Pool | None = None,
     **settings: Any,
 ) -> Plan:
@@ -71,6 +76,10 @@ def plan(
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
         assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
+        step: Function of (model, optimizer, batch) that trains in place of `Trainer.step`: the plan is for a loop of your
+            own, and each recipe is predicted by `snugfit.apply(model, recipe)` and this step as it is written.
+        steps: How often `step` is called, as for `snugfit.estimate`.
+        own_loop: Whether the plan is for `snugfit.apply`: only what lives in the model is chosen, nothing of the step.
         pool: Workers to use; None: two, which end with the search.
         **settings: Fields of `Workload`; gpus may also be "auto": the plan is then for the fewest that do it.
 
@@ -90,17 +99,24 @@ def plan(
     title_of(model)
     given = given_batches(batch, batches)
     pins = dict(pin or {})
-    if isinstance(optimizer, str):
+    if step is not None:
+        check_step(step, None, steps, loss, forward, split)
+    elif steps is not None:
+        raise InputError("steps= says how often step= is called, and no step= is given. Leave it out.")
+    own_loop = own_loop or step is not None
+    if own_loop:
+        forbid = without_loop(pins, forbid, settings)
+    if step is None and isinstance(optimizer, str):
         optimizer, storage = algorithm_and_storage(optimizer)
         if storage is not None:
             pins.setdefault("optimizer", storage)
     fewest = settings.get("gpus") == "auto"
     if fewest:
         settings["gpus"] = 1
-    workload = Workload.from_mapping({**settings, "optimizer": name_of(optimizer)})
+    workload = Workload.from_mapping({**settings, "optimizer": CUSTOM_OPTIMIZER if step else name_of(optimizer)})
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, device=device)
     place, budget_bytes = budget_for(place_for(device), budget)
-    from snugfit.simulator.batch_shapes import said_how_it_was_read, skeleton_of, tell_of_sparse
+    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of, tell_of_sparse
 
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
@@ -109,6 +125,11 @@ def plan(
     shapes = skeleton_of(given)
     tell_of_sparse(given)
     check = given_check(model, given, shapes, arguments)
+    if step is not None:
+        taken = {**settings, "assume": arguments["assume"]}
+        subject = step_subject(step, model, optimizer, shapes, taken, steps=steps, on_host=lives_on_host(given))
+        with said_how_it_was_read(given), Planner(subject, place, constraints, pool=pool) as planner:
+            return for_own_loop(planner.at(budget_bytes))
 
     def planner_for(gpus: int, nodes: int, workers: Pool | None = None) -> Planner:
         subject = given_subject(model, shapes, {**arguments, "gpus": gpus, "nodes": nodes})
@@ -121,7 +142,8 @@ def plan(
             samples = workload.batch_size or longest(batches_of(shapes))
             return _fewest(planner_for, samples, workload.nodes, budget_bytes, pool)
         with planner_for(workload.gpus, workload.nodes) as planner:
-            return planner.at(budget_bytes)
+            found = planner.at(budget_bytes)
+            return for_own_loop(found) if own_loop else found
 
 
 def plan_named(

@@ -95,8 +95,7 @@ def estimate(
     assumptions = assumptions_from(assume)
     title, given = title_of(model), given_batches(batch, batches)
     if step is not None:
-        _check_step(step, recipe, loss, forward, split)
-        _check_steps(steps)
+        check_step(step, recipe, steps, loss, forward, split)
     else:
         if steps is not None:
             raise InputError(
@@ -179,7 +178,19 @@ def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
     return (device_named(device),)
 
 
-def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
+def check_step(step: object, recipe: Recipe | None, steps: object, *others: object) -> None:
+    """Finds mistakes in what is asked of a hand-written step.
+
+    Args:
+        step: The function.
+        recipe: What is put on its model, or None.
+        steps: How often it is called, or None.
+        *others: What a trainer's step would take, and this one does itself.
+
+    Raises:
+        InputError: One of them cannot be.
+        RecipeError: The recipe has fields that belong to the step.
+    """
     if not callable(step):
         raise InputError(f"step is a {type(step).__name__}; give a function of (model, optimizer, batch).")
     if recipe is not None:
@@ -188,9 +199,6 @@ def _check_step(step: object, recipe: Recipe | None, *others: object) -> None:
             raise RecipeError(problems, subject="recipe for a step of your own")
     if any(other is not None for other in others):
         raise InputError("step= does everything itself: leave loss=, forward= and split= out.")
-
-
-def _check_steps(steps: object) -> None:
     if steps is None:
         return
     if isinstance(steps, bool) or not isinstance(steps, int):

@@ -81,6 +81,49 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     )
 
 
+def step_subject(
+    step: Callable[[Any, Any, Any], Any],
+    model: Any,
+    optimizer: Any,
+    shapes: Any,
+    settings: Mapping[str, Any],
+    *,
+    steps: int | None,
+    on_host: bool,
+) -> Subject:
+    """Returns a model that a loop of its own trains.
+
+    Args:
+        step: Function of (model, optimizer, batch).
+        model: A module, or a function without arguments that builds one.
+        optimizer: As for `snugfit.estimate` with `step`.
+        shapes: What the step takes, without memory.
+        settings: Those of an optimizer by name, and `assume`.
+        steps: How often it is called; None: as for `snugfit.estimate`.
+        on_host: Whether the step finds its batch on the host.
+
+    Returns:
+        The subject.
+    """
+    import torch
+
+    from snugfit.simulator.session import record_step
+
+    record = functools.partial(
+        record_step, step, model, optimizer, shapes, dict(settings), on_host=on_host, steps=steps
+    )
+    return Subject(
+        record=functools.partial(_recorded, record),
+        title=title_of(model),
+        workload=Workload(),
+        built=isinstance(model, torch.nn.Module),
+    )
+
+
+def _recorded(record: Callable[..., Recording], recipe: Recipe, personality: Personality) -> Recording:
+    return record(personality, recipe=recipe)
+
+
 def title_of(model: Any) -> str:
     """Returns what a model that was given is called.
 
