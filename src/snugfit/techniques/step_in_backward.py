@@ -10,8 +10,9 @@ backward pass is not finite, the parameters behind it have been updated and thos
 Wrong as well where something reads a weight after its gradient is complete, in the same backward pass: `weight.detach()` or
 `.data` beside the weight, a checkpointed block that uses it without a gradient, a function that looks it up, blocks that
 share it and are checkpointed reentrantly. Before the first update a few samples go through twice, once with each weight
-negated at its turn: where gradients differ, the step is refused by the weight's name and nothing has moved. Simulations see it, too,
-so plans go around such models. Hooks on parameters run in these passes as well; several processes make no such trial.
+negated at its turn: where gradients differ, the step is refused by the weight's name and nothing has moved. Simulations see
+it, too, so plans go around such models. Hooks on parameters run in these passes as well; several processes make no such
+trial.
 
 Fidelity: exact. Source: torch.Tensor.register_post_accumulate_grad_hook and the tutorial "How to save memory by fusing the
 optimizer step into the backward pass"; Lv et al., LOMO, 2023 (arXiv:2306.09782).
