@@ -10,6 +10,7 @@ import torch
 
 from snugfit.fake_device.operator_call import extent
 from snugfit.techniques.init.apply import own_tables, parameters_on_meta
+from snugfit.techniques.init.late import is_awaited
 from snugfit.techniques.microbatch.apply import map_tensors
 
 
@@ -63,7 +64,13 @@ class Materialiser:
         return fake
 
     def module(
-        self, model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None, *, weights: bool = True
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        *,
+        weights: bool = True,
+        late: bool = False,
     ) -> None:
         """Gives a model fake parameters and buffers, in place; tied ones stay tied.
 
@@ -72,11 +79,12 @@ class Materialiser:
             device: Where they are.
             dtype: Dtype of floating-point ones; None: as in the skeleton.
             weights: Whether parameters get memory, too.
+            late: Whether those that are awaited get none.
         """
         kept = {id(table) for table in own_tables(model)}
 
         def fake(meta: torch.Tensor) -> torch.Tensor:
-            if not weights and isinstance(meta, torch.nn.Parameter):
+            if (not weights and isinstance(meta, torch.nn.Parameter)) or (late and is_awaited(meta)):
                 return meta
             cast = dtype is not None and meta.is_floating_point() and id(meta) not in kept
             return self.tensor(meta, device, dtype if cast else None)

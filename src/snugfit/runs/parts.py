@@ -153,6 +153,8 @@ def build_trainer(
     processes = processes_here()
     apart = processes.count == 1 or each_builds(recipe)
     model: Any = None if given is None else given.model
+    # Whether borders between packed samples are seen takes values, so nothing comes late then.
+    late = recipe.quantize != "none" and not request.packing
     with phase("build"):
         model = model or build_model(
             request.model,
@@ -163,6 +165,7 @@ def build_trainer(
             dtype=held_in(recipe),
             processes=1 if apart else processes.count,
             number=0 if apart else processes.number,
+            late=late,
         )
         if request.packing and (apart or processes.first):
             check_borders(model, vocabulary=vocabulary_size(model) or 2, name=request.model)

@@ -37,6 +37,7 @@ from snugfit.simulator.recorded_model import RecordedModel
 from snugfit.techniques import TECHNIQUES, each_builds
 from snugfit.techniques.compile import eager_of
 from snugfit.techniques.declaration import loaded
+from snugfit.techniques.init.late import comes_late
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.quantize.apply import load_libraries
 from snugfit.techniques.shard import alike, group_size
@@ -196,6 +197,7 @@ def _recorded_by(
     assumptions = given.pop("assume", None)
     calls = steps or max(STEPS, len(batches) + 1)
     one_builds = workload.ranks > 1 and made_here and recipe.init != "device" and not each_builds(recipe)
+    late = comes_late(model, recipe) and not one_builds
 
     device, host = personality.device, torch.device("cpu")
     place = host if personality.is_card else device
@@ -209,7 +211,7 @@ def _recorded_by(
                 built_on, fake = host if on_host else device, Materialiser()
                 # Of several processes one has values, or a file has, and what the others hold has no memory yet.
                 empty = one_builds and (rank > 0 or recipe.init == "meta")
-                fake.module(model, built_on, None if on_host else held_in(recipe), weights=not empty)
+                fake.module(model, built_on, None if on_host else held_in(recipe), weights=not empty, late=late)
                 recorder.watch(model)
                 if isinstance(optimizer, torch.optim.Optimizer):
                     fake.optimizer(optimizer, built_on)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from snugfit.library_imports import needed
+from snugfit.techniques.init.late import values_of
 
 BLOCK = 64
 """Weights of nf4 that share a scale."""
@@ -137,7 +138,7 @@ def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device
     """Turns a layer into a `FrozenLinear`, in place; its full weight is freed.
 
     Args:
-        layer: An `nn.Linear` or a `Conv1D` of transformers, on any device.
+        layer: An `nn.Linear` or a `Conv1D` of transformers, on any device; its weight may be awaited.
         method: nf4 or int8.
         double: Whether scales of nf4 are quantised, too.
         device: Where the packed weight is to live; only pieces of the full one go there.
@@ -146,11 +147,11 @@ def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device
     Raises:
         InputError: nf4 without bitsandbytes.
     """
-    weight: Tensor = layer.weight.detach()
+    kept = dtype or layer.weight.dtype
+    weight = values_of(layer.weight)
     if not isinstance(layer, nn.Linear):
         weight = weight.T
     outputs, inputs = weight.shape
-    kept = dtype or weight.dtype
     packed = _nf4(weight, device, double) if method == "nf4" else _int8(weight, device)
     del weight, layer._parameters["weight"]
     layer.__class__ = FrozenLinear  # hooks, names and shared places of the layer stay what they are

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from snugfit.device_kinds import CPU, CUDA, is_there
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
+from snugfit.techniques.init.late import is_awaited
 
 
 class Plan(Protocol):
@@ -74,7 +75,9 @@ def place_of(device: torch.device | str | None, model: nn.Module, *, waits: bool
     Raises:
         InputError: The device is not there, or the model has no weights.
     """
-    tensors = [one for one in (*model.parameters(), *model.buffers()) if not (waits and one.is_meta)]
+    tensors = [
+        one for one in (*model.parameters(), *model.buffers()) if not (waits and one.is_meta) and not is_awaited(one)
+    ]
     if device is None:
         if is_there(CUDA):
             return torch.device(CUDA)

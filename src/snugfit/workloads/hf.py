@@ -22,9 +22,11 @@ import torch
 
 from snugfit.errors import InputError, did_you_mean, nearest
 from snugfit.library_imports import needed
+from snugfit.techniques.init.late import await_draws
 from snugfit.workloads import hf_files
 from snugfit.workloads.model_files import describe
 from snugfit.workloads.tasks import CAUSAL_LM, TASKS, TEXT_CLASSIFICATION, task_named
+from snugfit.workloads.weights import await_weights
 
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Fields that belong to the tokenizer; a config takes them whether it has them or not."""
@@ -169,6 +171,26 @@ def _build(name: str, config: Any, task: str) -> torch.nn.Module:
     if task == CAUSAL_LM and getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # type: ignore[assignment]  # what transformers takes anyway, after saying so at each start
     return model
+
+
+def await_values(name: str, model: Any, *, drawn: bool | None = None, without_values: bool = False) -> bool:
+    """Says where the values of a model's parameters are that has none: in its directory, or still to be drawn.
+
+    Args:
+        name: What stands after `hf:`.
+        model: The model, with parameters on meta.
+        drawn: Whether they are drawn; None: where the directory has none.
+        without_values: Whether memory of their size and dtype stands for them.
+
+    Returns:
+        Whether it was said of all of them.
+    """
+    stored = None if drawn else hf_files.stored_weights(name)
+    if stored is None:
+        return drawn is not False and await_draws(model, without_values=without_values)
+    if not without_values:
+        model.name_or_path = model.config.name_or_path = str(stored.path)  # as transformers' own loading does
+    return await_weights(model, stored, without_values=without_values)
 
 
 def load_config(name: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import json
 import logging as log_levels
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ import torch
 
 from snugfit.errors import InputError, listed, warn
 from snugfit.workloads.model_files import describe
+from snugfit.workloads.weights import StoredShards
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """A directory with weights has one of these."""
@@ -108,6 +110,32 @@ def holds_weights(name: str) -> bool:
             f"model 'hf:{name}' is in the local cache without its weights. Add --download, or give a local directory."
         )
     return False
+
+
+def stored_weights(name: str) -> StoredShards | None:
+    """Returns the safetensors files of a directory; None where it has none.
+
+    Args:
+        name: What stands after `hf:`.
+
+    Raises:
+        InputError: A file is damaged or missing.
+    """
+    if Path(name).expanduser().is_file():
+        return None
+    directory = directory_of(name)
+    if directory is None:
+        return None
+    one, index = (directory / file for file in WEIGHTS)
+    if one.is_file():
+        return StoredShards([one])
+    if not index.is_file():
+        return None
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{str(index)!r} cannot be read: {describe(error, None)}. Save the model again.") from error
+    return StoredShards([directory / file for file in files])
 
 
 def load_pretrained(

@@ -18,9 +18,17 @@ import torch
 
 from snugfit.errors import InputError, did_you_mean
 from snugfit.library_imports import needed
-from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle
+from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle, without_weights
+from snugfit.techniques.init.late import LATE_KINDS
 from snugfit.workloads import hf, model_files
-from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, map_weights, replace_heads
+from snugfit.workloads.weights import (
+    StoredWeights,
+    await_weights,
+    freeze_parameters,
+    load_weights,
+    map_weights,
+    replace_heads,
+)
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")
@@ -39,8 +47,11 @@ def build_model(
     dtype: torch.dtype | None = None,
     processes: int = 1,
     number: int = 0,
+    late: bool = False,
 ) -> torch.nn.Module:
     """Builds a model, with its weights, on its device and in its dtype.
+
+    What is cast to `dtype` on its way from a file is read tensor by tensor, so that the host never holds the model.
 
     Args:
         spec: `torchvision:NAME`, `timm:NAME`, `hf:CONFIG` or `path/file.py:function`.
@@ -55,6 +66,7 @@ def build_model(
         dtype: Dtype of its floating-point parameters and buffers; None leaves them as they are built.
         processes: How many will train it together, each of which gets the weights that the first one has.
         number: Which of them this is, from 0.
+        late: Whether weights may stay where they are until `snugfit.prepare` asks for them, layer by layer.
 
     Returns:
         The model, in training mode. Of several processes, all but the first may have parameters on meta, and under `meta`
@@ -68,6 +80,10 @@ def build_model(
         device = torch.device("cpu")
     arguments = dict(model_args or {})
     from_file = weights is not None and ("." in weights or "/" in weights) and not _is_library_name(spec, weights)
+    if processes == 1 and (late or (dtype is not None and init == "host" and weights is not None)):
+        model = _without_values(spec, arguments, num_classes, task, weights if from_file else None, weights is None)
+        if model is not None:
+            return _finished(model, freeze, device=device, dtype=dtype, late=late)
     if spec.startswith("hf:") and weights == "DEFAULT" and not first and init != "device":
         weights, init = None, "host"
     if spec.startswith("hf:") and weights == "DEFAULT":
@@ -96,13 +112,42 @@ def build_model(
         draw_rest(model, load_weights(model, stored))
     elif stored is not None:
         load_weights(model, stored)
-    return _finished(model, freeze, device=device, dtype=dtype)
+    model = _finished(model, freeze, device=device, dtype=dtype)
+    if spec.startswith("hf:") and device.type == "meta":  # a skeleton: a simulation asks how its weights come
+        hf.await_values(spec.partition(":")[2], model, without_values=True)
+    return model
+
+
+def _without_values(
+    spec: str, arguments: dict[str, Any], num_classes: int | None, task: str | None, file: str | None, drawn: bool
+) -> torch.nn.Module | None:
+    """The model with weights that are awaited, from a file, from its directory, or drawn; None where they cannot be."""
+    if file is None and not spec.startswith("hf:"):
+        return None
+    state = torch.get_rng_state()
+    make = _maker(spec, arguments, num_classes, None, task)
+    model = without_weights(make, LATE_KINDS if drawn else (torch.nn.Module,))
+    if model is not None and not any(buffer.is_meta for buffer in model.buffers()):
+        if file is not None:
+            found = await_weights(model, StoredWeights(file))
+        else:
+            found = hf.await_values(spec.partition(":")[2], model, drawn=drawn)
+        if found:
+            return model
+    torch.set_rng_state(state)
+    return None
 
 
 def _finished(
-    model: torch.nn.Module, freeze: Sequence[str], *, device: torch.device, dtype: torch.dtype | None
+    model: torch.nn.Module,
+    freeze: Sequence[str],
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    late: bool = False,
 ) -> torch.nn.Module:
-    model = settle(model, device=device, dtype=dtype)
+    if not late:
+        model = settle(model, device=device, dtype=dtype)
     freeze_parameters(model, freeze)
     return model.train()
 

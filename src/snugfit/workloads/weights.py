@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from snugfit.errors import InputError, listed, note
+from snugfit.techniques.init.late import await_values
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
@@ -72,6 +74,8 @@ class StoredWeights:
         if odd:
             raise InputError(f"weights file {str(path)!r} has tensors of dtype {', '.join(sorted(odd))}; convert them.")
         self.shapes: dict[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in self._table.items()}
+        self.dtypes: dict[str, torch.dtype] = {name: _DTYPES[entry["dtype"]] for name, entry in self._table.items()}
+        self._begin = 8 + header_bytes
 
     def read(self, name: str) -> torch.Tensor:
         """Returns one tensor, on the host, as a view of the mapped file; do not write to it.
@@ -87,6 +91,81 @@ class StoredWeights:
         if begin == end:
             return torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
         return torch.from_numpy(self._bytes[begin:end]).view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+
+    def copied(self, name: str) -> torch.Tensor:
+        """Returns one tensor in memory of its own; no part of the file stays mapped for it.
+
+        Args:
+            name: Its name in the file.
+        """
+        tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        if tensor.numel():
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._begin + self._table[name]["data_offsets"][0])
+                memory = tensor.reshape(-1).view(torch.uint8).numpy().data
+                while memory:
+                    count = file.readinto(memory)
+                    if not count:
+                        raise InputError(
+                            f"weights file {str(self.path)!r} ends too early. It was changed while it was read."
+                        )
+                    memory = memory[count:]
+        return tensor
+
+
+class StoredShards:
+    """Several safetensors files that hold one model, read as one."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        """Opens the files and reads their tables of contents.
+
+        Args:
+            paths: Files of one directory.
+
+        Raises:
+            InputError: One is missing, no safetensors file, or damaged.
+        """
+        self.path = Path(paths[0]).parent
+        self._files = {name: file for file in map(StoredWeights, paths) for name in file.shapes}
+        self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
+        self.dtypes = {name: file.dtypes[name] for name, file in self._files.items()}
+
+    def copied(self, name: str) -> torch.Tensor:
+        """Returns one tensor in memory of its own, as `StoredWeights.copied` does."""
+        return self._files[name].copied(name)
+
+
+def await_weights(
+    model: torch.nn.Module, stored: StoredWeights | StoredShards, *, without_values: bool = False
+) -> bool:
+    """Says where the values of a model's parameters are in a file, and reads its buffers.
+
+    Args:
+        model: Its parameters are on meta.
+        stored: The file, or files.
+        without_values: Whether memory of their size and dtype stands for them, and buffers are left alone.
+
+    Returns:
+        Whether the file has every tensor of the model, and no other; if not, nothing is said.
+    """
+    state = model.state_dict(keep_vars=True)
+    known = {id(value): name for name, value in state.items() if name in stored.shapes}
+    found = {name: name if name in stored.shapes else known.get(id(value), "") for name, value in state.items()}
+    if set(stored.shapes) - set(state) or any(
+        stored.shapes.get(found[name]) != tuple(value.shape) for name, value in state.items()
+    ):
+        return False
+    for name, value in state.items():
+        source = found[name]
+        if isinstance(value, torch.nn.Parameter):
+            shape, dtype = stored.shapes[source], stored.dtypes[source]
+            read = functools.partial(stored.copied, source)
+            if without_values:
+                read = functools.partial(torch.empty, shape, dtype=dtype, device="cpu")
+            await_values(value, read, stored=True)
+        elif not without_values:
+            value.copy_(stored.copied(source))
+    return True
 
 
 def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, str | None]:

@@ -4,7 +4,8 @@ What it saves. Plain PyTorch builds every weight on the host in fp32 and then co
 dtype, so the host holds the whole model, and a file with pretrained weights is held beside it.
 
 - `host`: that plain way, but a weight is cast before it moves, one after the other: the device never holds more than
-  the final weights.
+  the final weights. Weights that a file has and that are held in 16 bits are read one by one and cast on their way
+  (`late.py`).
 - `device`: the constructor runs on the device with the final 16-bit dtype as the default dtype, so no fp32 copy exists
   on either side: half of the weights' bytes at start-up under `16-true` and `bf16-true`.
 - `meta`: parameters get no memory when they are built. The device tensors are then allocated in the final dtype, one at
@@ -26,6 +27,14 @@ when a buffer is made from parameters, unless the file holds it or its module ca
 `init_non_persistent_buffers`). All other buffers are sound, also those that no file holds: only parameters go to meta,
 at the moment a module registers them, and buffers are built for real on the host. A head that the file does not fit
 (another number of classes) is drawn afresh by its own `reset_parameters`.
+
+Weights that are packed (`quantize`) come one by one under all three: read from the file (the safetensors shards of a
+`hf:` directory, or FILE), or drawn by their layer (a `hf:` config alone), at the moment when they are packed, so that the
+host holds what is final there and one layer. Values from a file are those of a model that is loaded whole. Drawn ones are of
+the same distribution and follow the seed, but are other numbers than those of a model that is built whole, because layers
+draw when they are packed. Where a file does not match the model name by name (a head for other classes), where something
+beside a layer has a hand in its fresh values, for models of one's own, and for packed rows of text, all of it is built
+first.
 
 Tied parameters stay tied under all three. Values are those of the file, rounded to the final dtype, under all three.
 

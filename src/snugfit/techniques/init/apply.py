@@ -12,6 +12,7 @@ import torch
 
 from snugfit.errors import InputError, listed
 from snugfit.private_torch.collectives import own_part
+from snugfit.techniques.init.late import bring
 
 
 @contextlib.contextmanager
@@ -34,11 +35,14 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta(kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.Module,)) -> Iterator[None]:
     """Gives parameters no memory while a model is built; buffers are built for real.
 
     A parameter exists for the moment between its creation and its registration, so the host holds one at a time. One
     that is registered twice (tied weights) stays one.
+
+    Args:
+        kinds: Classes whose parameters are meant; of other modules only a parameter that is tied to one of theirs.
 
     Yields:
         Nothing.
@@ -51,6 +55,8 @@ def parameters_on_meta() -> Iterator[None]:
         known = seen.get(id(parameter))
         if known is not None and known[0]() is parameter:
             return known[1]
+        if not isinstance(module, kinds):
+            return None
         made = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         seen[id(parameter)] = (weakref.ref(parameter), made)
         return made
@@ -85,7 +91,7 @@ def build(
         `device` in place, under `meta` with parameters that have no memory (`give_memory` gives it).
     """
     if not first and init != "device":
-        empty = _without_weights(make)
+        empty = without_weights(make)
         if empty is not None:
             return empty
     if init == "host":
@@ -97,10 +103,20 @@ def build(
         return make()
 
 
-def _without_weights(make: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
-    """A model whose parameters have no memory; None where its constructor looks at their values, or keeps copies of them."""
+def without_weights(
+    make: Callable[[], torch.nn.Module], kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.Module,)
+) -> torch.nn.Module | None:
+    """Builds a model whose parameters have no memory.
+
+    Args:
+        make: Builds it.
+        kinds: As `parameters_on_meta` takes them.
+
+    Returns:
+        The model; None where its constructor looks at the values of parameters, or keeps copies of them.
+    """
     try:
-        with parameters_on_meta(), warnings.catch_warnings():
+        with parameters_on_meta(kinds), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pretrained values that go nowhere
             model = make()
     except Exception:  # whatever it is: built with values it happens again, or does not
@@ -110,7 +126,7 @@ def _without_weights(make: Callable[[], torch.nn.Module]) -> torch.nn.Module | N
 
 
 def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
-    """Moves a model to its device and dtype, one tensor at a time; what is there already stays.
+    """Moves a model to its device and dtype, one tensor at a time; what is there already stays, what is awaited is read.
 
     The device never holds a tensor in two dtypes where the first is the wider one: that is cast before it moves. What was
     moved is freed before the next one comes, as far as nobody else holds it. Tied tensors stay tied, buffers too.
@@ -124,6 +140,7 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
         The model itself. Complex and integer tensors keep their dtype, and so do the float tables that modules of
         transformers do not save (`own_tables`).
     """
+    bring(model, device, dtype)
     kept = {id(table) for table in own_tables(model)} if dtype is not None else set()
     buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 

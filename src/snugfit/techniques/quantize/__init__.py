@@ -6,9 +6,12 @@ Costs unpacking a layer in forward and twice in backward with checkpointing, and
 saving is nothing for a model whose largest layer is most of it.
 
 Weights are quantised one layer at a time before the model moves to its device: the device never holds the full model,
-and the host frees each full weight as soon as it is packed. Quantised weights cannot take small updates, so they are
-frozen, and an adapter must be trained beside them. Merging is refused: rounding the sum to 4 bits would lose most of what
-was learned. The adapters load onto the full model (`snugfit.load_adapter`) and merge there.
+and the host frees each full weight as soon as it is packed. Of a named `hf:` model, or with weights from a file, it does not
+hold the full model either: a layer is read, or drawn, when it is packed (`techniques/init/late.py`).
+
+Quantised weights cannot take small updates, so they are frozen, and an adapter must be trained beside them. Merging is
+refused: rounding the sum to 4 bits would lose most of what was learned. The adapters load onto the full model
+(`snugfit.load_adapter`) and merge there.
 
 Which library. nf4 is packed and unpacked by the kernels of bitsandbytes on every device, so the numbers are those of QLoRA
 as people know it. torchao's NF4 unpacks through int64 indices (more than 16 bytes a weight), always quantises its scales
