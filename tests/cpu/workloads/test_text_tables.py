@@ -1,5 +1,6 @@
 """Tables of text: what is read, which columns are taken, and mistakes said with their line."""
 
+import csv
 import json
 
 import pytest
@@ -23,6 +24,19 @@ def refused(spec):
     return str(caught.value)
 
 
+@pytest.mark.parametrize("between", [",", ";", "\t", "|"])
+def test_what_stands_between_fields_is_seen_in_the_first_line(tmp_path, between):
+    rows = [["text", "label"], ["one, two; three | four\tfive", "x"], ["", "y"]]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=between).writerows(rows)
+    assert columns(read("csv", tmp_path / "a.csv")["train"]) == {"text": [rows[1][0], ""], "label": ["x", "y"]}
+
+
+def test_a_file_of_one_column_has_commas(tmp_path):
+    (tmp_path / "a.csv").write_text('text\n"a; b"\nc; d\n')
+    assert columns(read("csv", tmp_path / "a.csv")["train"]) == {"text": ["a; b", "c; d"]}
+
+
 def test_csv_with_quotes_line_breaks_and_a_byte_order_mark(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text('\ufefftext,label\n"one, two\nthree",x\n\n"say ""hi""",y\n', encoding="utf-8")
@@ -34,8 +48,6 @@ def test_csv_with_quotes_line_breaks_and_a_byte_order_mark(tmp_path):
 
 
 def test_long_fields_are_read_and_the_library_is_left_as_it_was(tmp_path):
-    import csv
-
     before = csv.field_size_limit()
     (tmp_path / "a.csv").write_text(f"text,label\n{'word ' * 50000},x\n")
     assert len(columns(read("csv", tmp_path / "a.csv")["train"])["text"][0]) == 250000
@@ -47,6 +59,11 @@ def test_long_fields_are_read_and_the_library_is_left_as_it_was(tmp_path):
     [
         ("csv", "text,label\na,x\nb,y,z\n", "line 3: 3 fields, and the header has 2 (text, label)"),
         ("csv", 'text,label\na,x\n"b" c,y\n', "line 3: ',' expected after '\"'"),
+        (
+            "csv",
+            "text;label\na,b;x\nb;y;z\n",
+            "line 3: 3 fields, and the header has 2 (text, label). Put texts with semic",
+        ),
         ("csv", "text,text\na,x\n", "must name each column once"),
         ("csv", "", "must name each column once; it is empty|has no rows"),
         ("csv", "text,label\n", "has no rows"),

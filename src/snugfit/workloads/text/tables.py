@@ -36,6 +36,8 @@ PARTS = {"train": ("train", "training"), "validation": ("validation", "val", "va
 
 _BATCH = 1000
 """Rows of a binary table that are in memory at a time."""
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What stands between the fields of a csv file, in words."""
 ENDINGS = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".json"), "parquet": (".parquet",)}
 
 Row = tuple[int, Mapping[str, Any]]
@@ -142,9 +144,18 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
+def _delimiter(path: Path) -> str:
+    """What stands between fields: a tab in .tsv, else what gives the most names in the first line, a comma before others."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with opened(path, newline="") as file:
+        first = file.readline()
+    return max(_DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+
+
 def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
-    tabs = path.suffix.lower() == ".tsv"
-    reader = csv.reader(_lines(path, show), strict=True, delimiter="\t" if tabs else ",")
+    delimiter = _delimiter(path)
+    reader = csv.reader(_lines(path, show), strict=True, delimiter=delimiter)
     try:
         with _long_fields():
             header = next(reader, [])
@@ -161,7 +172,7 @@ def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
                 if row and len(row) != len(header):
                     raise InputError(
                         f"data file {str(path)!r}, line {line}: {len(row)} fields, and the header has {len(header)} "
-                        f"({', '.join(header)}). Put texts with commas or line breaks into double quotes."
+                        f"({', '.join(header)}). Put texts with {_DELIMITERS[delimiter]} or line breaks into double quotes."
                     )
                 if row:
                     yield line, dict(zip(names, row, strict=True))
