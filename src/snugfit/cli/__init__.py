@@ -38,6 +38,14 @@ _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""
 
 
+_FIRST = """say what to do, for example
+  snugfit estimate torchvision:resnet50 --batch-size 64 --device all      what a step needs, on which cards it fits
+  snugfit plan torchvision:resnet50 --batch-size 64 --device rtx-3060-12gb --budget 4GiB      how to train in less
+  snugfit train torchvision:resnet18 --data digits --budget 1GiB      plan and train here
+and `snugfit --help` for all commands."""
+"""What is said to somebody who types no command."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -92,6 +100,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     version = _version() if "--version" in argv else ""
     parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    if not argv:
+        raise InputError(_FIRST)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")

@@ -10,7 +10,7 @@ import pytest
 from command_line import command, environment, run_command
 
 import snugfit.cli
-from snugfit.cli import COMMANDS, main
+from snugfit.cli import COMMANDS, main, parse
 from snugfit.errors import SnugfitWarning, TrainingError
 
 PRESENT = sorted(COMMANDS)
@@ -54,7 +54,6 @@ def test_help_lists_what_is_there_and_train_shows_examples(tmp_path):
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian'; did you mean 'train'? Allowed: "),
-        ([], "the following arguments are required: COMMAND; see `snugfit --help`."),
         (["train", "m", "--bach-size", "3"], "unknown option '--bach-size'; did you mean '--batch-size'?"),
         (["train", "m", "--batch-siz=3"], "unknown option '--batch-siz'; did you mean '--batch-size'?"),
         (["train", "m", "--zzzzzz"], "unknown option '--zzzzzz'; see `snugfit train --help`."),
@@ -68,6 +67,16 @@ def test_what_cannot_be_read_is_exit_2_with_one_line(words, message, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("snugfit: ") and message in err and err.count("\n") == 1
+
+
+def test_no_command_says_what_to_type_first(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("snugfit: ")
+    commands = [line.split("     ")[0].split()[1:] for line in err.splitlines() if line.startswith("  snugfit ")]
+    assert [words[0] for words in commands] == ["estimate", "plan", "train"]
+    for words in commands:
+        assert parse(words).run
 
 
 def test_version(tmp_path):
