@@ -93,14 +93,14 @@ class MicrobatchCheck:
             return error
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return InputError(
-            f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run ({said}); the "
-            "whole batch runs. What is as long as the batch and has no entry for each sample, such as weights of classes, must "
-            "not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was updated."
+            f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run ({said}); "
+            "the whole batch runs. What is as long as the batch and has no entry for each sample, such as weights of classes, "
+            "must not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was updated."
         )
 
     def _runs_whole(self, batch: Any) -> bool:
         """Whether the whole batch goes forward; nothing of it is kept for backward."""
-        passes, nothing = self._passes, torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
+        passes, nothing = self._passes, torch.autograd.graph.saved_tensors_hooks(_forgotten, _forgotten)
         try:
             with untouched([*passes.parts, batch]), passes.around_step(), nothing:
                 passes.loss_of(passes.arrived(batch))
@@ -142,3 +142,7 @@ class MicrobatchCheck:
         if found.separates is not None:
             self._tries = 0
         return found
+
+
+def _forgotten(_: Any) -> Any:
+    return None

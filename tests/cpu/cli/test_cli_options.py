@@ -26,7 +26,8 @@ def test_the_set_of_options_is_pinned():
     switches = {info.option for info in options.recipe_fields() if info.kinds == (bool,)}
     expected = {info.option for info in field_infos(Recipe).values()} | switches
     expected |= {"--no-" + option[2:] for option in switches}
-    unsaid = {"--batch-norm", "--dropout", "--keep-gradients", "--keep-outputs"}  # read off the model, or of use in Python only
+    # Read off the model, or of use in Python only.
+    unsaid = {"--batch-norm", "--dropout", "--keep-gradients", "--keep-outputs"}
     expected |= {info.option for info in field_infos(Workload).values()} - unsaid - {"--evaluate"}
     expected |= {"--no-coupled-samples", "--no-evaluate"}
     assert found == expected
