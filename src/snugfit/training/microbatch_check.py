@@ -94,7 +94,7 @@ class MicrobatchCheck:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return InputError(
             f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run ({said}); "
-            "the whole batch runs. What is as long as the batch and has no entry for each sample, such as weights of classes, "
+            "the whole batch runs. What is as long as the batch and has no entry for each sample, such as class weights, "
             "must not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was updated."
         )
 
