@@ -13,6 +13,7 @@ import torch
 from snugfit import calibrations
 from snugfit.device_kinds import CPU, name_of
 from snugfit.devices import card_identity
+from snugfit.errors import warn
 from snugfit.fake_device import cpu_operators
 from snugfit.fields import as_data
 from snugfit.measure.card_speeds import CardSpeeds, card_speeds
@@ -27,6 +28,8 @@ _PASSES, _MOST_PASSES, _APART_SECONDS = 7, 14, 0.5
 passes five began while the machine was slower, so that they knew no full speed; those do not count."""
 _PATIENCE_SECONDS = 3.0
 """Most seconds that a pass waits for the machine's full speed."""
+_MOST_SECONDS = 60.0
+"""Of the clock on the wall; no pass begins that would end later, but for the first."""
 
 
 def calibrate(device: torch.device) -> dict[str, Any]:
@@ -59,7 +62,15 @@ def _speeds(threads: int) -> dict[str, Any]:
     """Measures a processor several times, and takes the middle of each number."""
     passes = list[dict[str, Any]]()
     counted = passes
+    began = time.monotonic()
     while len(counted) < _PASSES and len(passes) < _MOST_PASSES:
+        taken = time.monotonic() - began
+        if passes and taken + taken / len(passes) > _MOST_SECONDS:
+            warn(
+                f"the processor is busy: {len(counted)} of {_PASSES} passes in {taken:.0f} seconds count. Predicted "
+                "times are rough; calibrate again when nothing else runs."
+            )
+            break
         if passes:
             time.sleep(_APART_SECONDS)
         passes.append(as_data(measured_speeds.__wrapped__(threads, _PATIENCE_SECONDS)))

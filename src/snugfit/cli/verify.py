@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +26,7 @@ from snugfit.report.console import row_of
 from snugfit.units import format_bytes, format_seconds
 
 DEFAULT_BATCH_SIZE = 8
+DEFAULT_MINUTES = 5
 _TITLES = ("recipe", "predicted", "measured", "off", "a step", "measured", "off", "remark")
 _WIDTHS = (19, 10, 10, 7, 9, 9, 6, 6)
 _NUMBERS = range(1, 7)
@@ -36,6 +39,8 @@ class VerifyOptions:
     """samples of an update"""
     device: options.Name
     """where to train: cpu or cuda. Default: cuda where there is one."""
+    minutes: options.Count = DEFAULT_MINUTES
+    """no recipe begins that would end later, as far as the ones before tell; at least one is run"""
     out: options.File
     """also write the rows to this file, one JSON object a line"""
 
@@ -74,10 +79,16 @@ def run(args: argparse.Namespace) -> int:
     words = _words(args, device_of(args.device))
     rows: list[dict[str, Any]] = []
     chosen = verification.recipes(args.batch_size)
+    print(f"snugfit: {len(chosen)} recipes, in at most about {args.minutes} minutes (--minutes)", file=sys.stderr)
+    began, slowest = time.monotonic(), 0.0
     for number, (name, recipe) in enumerate(chosen.items(), 1):
+        begins = time.monotonic()
+        if begins - began + slowest > 60 * args.minutes:
+            break
         if sys.stderr.isatty() or args.json:
             print(f"recipe {number}/{len(chosen)} {name}", file=sys.stderr, flush=True)
         rows.append(verification.verify(name, recipe, words, batch_size=args.batch_size, on_line=lambda line: None))
+        slowest = max(slowest, time.monotonic() - begins)
         if number == 1 and "error" in rows[0]:  # model or shapes are wrong, and so they would be for the others
             raise InputError(rows[0]["error"])
         if not args.json:
@@ -85,8 +96,12 @@ def run(args: argparse.Namespace) -> int:
                 output.print_text(row_of(_TITLES, _WIDTHS, _NUMBERS))
                 output.print_text("  ".join("─" * width for width in _WIDTHS))
             output.print_text(row_of(_cells(rows[-1]), _WIDTHS, _NUMBERS))
+    left_out = list(chosen)[len(rows) :]
+    if left_out:
+        more = math.ceil(len(chosen) * slowest / 60)
+        print(f"snugfit: no time for {', '.join(left_out)}; --minutes {more} is enough for all.", file=sys.stderr)
     if args.json:
-        output.print_json({"rows": rows})
+        output.print_json({"rows": rows, "left_out": left_out})
     elif "seconds" not in verification.compared(rows[0]):
         print("No time is predicted for this device yet: `snugfit calibrate` measures it in a minute.")
     lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -4,6 +4,7 @@
 - an optimizer: with what its class holds of its own, which torch leaves out (LBFGS's list of parameters);
 - a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
+- a progress bar of tqdm: as one that shows nothing;
 - an enum of an extension (pybind11's, which pickle cannot read back): by its class and name;
 - anything else that cannot be pickled, or not be read back (an open file, a running generator, a logger of a run): as a
   stand-in that lets the rest work, and says what it is and where when something asks it for anything.
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import operator
 import pickle
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from tqdm.std import tqdm
 
 from snugfit import private_torch
 from snugfit.errors import CannotSimulateError
@@ -79,6 +82,8 @@ def reduce(value: Any) -> Reduced | None:
     if kind is weakref.ReferenceType:
         alive = value()
         return (weakref.ref, (alive,)) if alive is not None else (_dead_reference, ())
+    if isinstance(value, tqdm):
+        return functools.partial(tqdm, total=value.total, disable=True), ()
     if isinstance(value, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
         kept = {name: one for name, one in vars(value).items() if name not in _OF_ALL_OPTIMIZERS and not callable(one)}
         return _blank, (kind,), (value.__getstate__(), kept), None, None, _fill_optimizer
@@ -111,7 +116,7 @@ def stand_in(value: Any, paths: Mapping[int, str], *, always: bool = False) -> R
         return None
     own = cloudpickle.Pickler.dispatch_table.get(type(value))  # code objects, cells, files and the like
     try:
-        if not always:
+        if not always and not isinstance(value, threading.Thread):  # whose parts are the interpreter's
             value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
             return None
     except Exception:

@@ -1,6 +1,7 @@
 """`snugfit verify`: six recipes, run as `snugfit train` runs them."""
 
 import functools
+import itertools
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from snugfit.calibration import calibrate as calibration
 from snugfit.calibration import verification
 from snugfit.calibration.calibrate import calibrate
 from snugfit.cli import main
-from snugfit.errors import InputError
+from snugfit.cli import verify as verify_command
+from snugfit.errors import InputError, SnugfitWarning
 from snugfit.training.run_dir import METRICS
 
 
@@ -51,6 +53,29 @@ def test_each_recipe_is_a_row_with_what_was_predicted_and_measured(fast, capsys,
     assert rows[0]["measured"]["step_seconds"] == pytest.approx(0.1) and "error" in rows[2]
     assert main(["verify", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == rows
+
+
+def test_it_ends_in_time_and_says_what_is_left_out(monkeypatch, capsys):
+    """Each recipe takes two minutes."""
+    clock = itertools.count(0, 60)
+    monkeypatch.setattr(verify_command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(verification, "verify", functools.partial(verification.verify, run=trained))
+    assert main(["verify", "--device", "cpu", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    names = list(verification.recipes(8))
+    assert [row["name"] for row in found["rows"]] + found["left_out"] == names and 1 < len(found["left_out"]) < 6
+    assert f"no time for {', '.join(found['left_out'])}; --minutes 6 " in shown.err
+
+
+def test_a_busy_processor_is_not_waited_for(monkeypatch):
+    clock = itertools.count(0, 25)
+    monkeypatch.setattr(calibration.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(calibration.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(calibration.measured_speeds, "__wrapped__", lambda *_: {"few_operators_seconds": 1.0})
+    monkeypatch.setattr(calibration, "as_data", lambda speeds: speeds)
+    with pytest.warns(SnugfitWarning, match=r"busy: \d of 7 passes in \d+ seconds count"):
+        assert calibration._speeds(1) == {"few_operators_seconds": 1.0}
 
 
 def test_a_model_that_cannot_be_run_is_one_message(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What models and losses hold travels to the simulation, or is named with what to do about it."""
 
+import io
 import threading
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm import tqdm
 
 import snugfit
 from snugfit import CannotSimulateError
@@ -68,7 +70,7 @@ def running():
 def local():
     class Local:
         def __init__(self):
-            self.file, self.value = Path("/dev/null").open(), 3  # noqa: SIM115 - it is to be open  # noqa: SIM115 held open is what is tested
+            self.file, self.value = Path("/dev/null").open(), 3  # noqa: SIM115 - it is to be open
 
     return Local()
 
@@ -93,6 +95,7 @@ def estimated(pool, model, loss=entropy):
         (lambda x: x + 1, lambda thing: thing(1)),
         (local(), lambda thing: thing.value + 1),
         (torch.channels_last, None),
+        (tqdm(total=3, file=io.StringIO()), lambda thing: thing.update(1)),
     ],
     ids=[
         "enum of an extension",
@@ -104,6 +107,7 @@ def estimated(pool, model, loss=entropy):
         "lambda",
         "local class",
         "format",
+        "progress bar",
     ],
 )
 def test_it_travels_and_works_there(pool, thing, use):
