@@ -22,7 +22,7 @@ from snugfit.planner.solver import silent_solver
 from snugfit.planner.space import PLAIN
 from snugfit.recipe import Recipe
 
-_ON_UPDATE = "optimizer"
+ON_UPDATE = "optimizer"
 _UNIT_BYTES = 2**20
 """Bytes are given to the solver in MiB, near which its tolerances lie."""
 _ALIKE = 1.02
@@ -135,7 +135,7 @@ class Composition:
         return end + piece * self.pieces(size) + shift
 
     def _passes(self, probe: Probe) -> tuple[float, float]:
-        end = probe.timing.phase_seconds.get(_ON_UPDATE, 0.0)
+        end = probe.timing.phase_seconds.get(ON_UPDATE, 0.0)
         return probe.seconds - end, end
 
     def point_seconds(self, probe: Probe, size: int, update: str = PLAIN) -> float:
@@ -349,7 +349,7 @@ def _cheaper(away: Way | None, again: Way) -> bool:
 
 def _device_passes(probe: Probe) -> float:
     """What the card computes in forward and backward."""
-    return max(probe.timing.device_seconds - probe.timing.phase_seconds.get(_ON_UPDATE, 0.0), 0.0)
+    return max(probe.timing.device_seconds - probe.timing.phase_seconds.get(ON_UPDATE, 0.0), 0.0)
 
 
 def _overhead(probe: Probe) -> float:

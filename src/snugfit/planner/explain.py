@@ -1,19 +1,19 @@
 """Why a plan is as it is: a sentence for every field of the recipe, with numbers from simulations that were made.
 
-What a technique saves and costs is read off two simulated recipes that differ in nothing else; of several such pairs the
-one nearest to the plan is taken, and the sentence says where it was seen.
+What a technique saves and costs is read off the plan itself and the plan with that one field changed, which was simulated
+too (`closeness.py`). Where changing it takes another field along, the sentence names that one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
 
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
+from snugfit.planner.closeness import turned_back
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import AT_BUILD, BY_BLOCK, NEVER, POINTS, SIZE, WAY_FIELDS, Space
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, NEVER, SIZE, WAY_FIELDS, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import LEVELS, Changes
@@ -84,23 +84,42 @@ def _built_by_each(space: Space, best: Probe) -> str:
 
 
 def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
-    plain = getattr(Recipe(), name)
-    off = _nearest(space, best, name, lambda value: value == plain)
-    if off is None:
-        return (_OWNERS[name].because or "without it the step does not fit, or takes longer") + "."
-    text = _trade(off[0].need_bytes - off[1].need_bytes, off[1].seconds - off[0].seconds, done=True)
-    by = _OWNERS[name].by_block
-    if by is not None and by.in_words and getattr(best.recipe, name) not in [one.get(name) for one in POINTS.values()]:
-        everything = _nearest(space, best, name, lambda value: value == by.everywhere[name])
-        if everything is not None and everything[1].seconds > best.seconds:
-            more = format_seconds(everything[1].seconds - best.seconds)
-            text += f"; {by.in_words} would take {more} more"
-    text += _seen(off[0], best, name)
+    row, value = _OWNERS[name], getattr(best.recipe, name)
+    if row.follows is not None:
+        return f"it follows from the rest of the recipe; {row.because}."
+    back = turned_back(space, best.recipe, name)
+    if back is None:
+        whole = next((one for one in space.choices() if len(one) > 1 and one.get(name) == value), {})
+        partners = [f"{other}={as_typed(what)}" for other, what in whole.items() if other != name]
+        belongs = f"a plan does not take {', '.join(partners)} without it" if partners else row.because
+        return f"{belongs or 'without it the step cannot be done'}."
+    seen = space.laboratory.probes.get(back)
+    if seen is None:
+        refusal = space.laboratory.refusals.get(back)
+        return (refusal.reason.rstrip(".") if refusal else row.because or "without it the step takes longer") + "."
+    along = [other for other in _differing(back, best.recipe, (name,)) if _OWNERS[other].follows is None]
+    text = f"without {' and '.join(['it', *along])} a step {_change(best, seen)}"
+    if seen.need_bytes > capacity_bytes:
+        text += ", which does not fit"
+    if row.by_block is not None and row.by_block.in_words:
+        everything = space.laboratory.probes.get(best.recipe.replace(**row.by_block.everywhere))
+        if everything is not None and everything.seconds > best.seconds:
+            text += f"; {row.by_block.in_words} would take {format_seconds(everything.seconds - best.seconds)} more"
     if name in WAY_FIELDS:
+        plain = getattr(Recipe(), name)
         without = min(probe.need_bytes for probe in space.usable() if getattr(probe.recipe, name) == plain)
         if without > capacity_bytes:
             text += f"; nothing that was simulated without it needs less than {format_bytes(without)}"
     return text + "."
+
+
+def _change(best: Probe, other: Probe) -> str:
+    """What a step by another recipe takes, beside the plan's, in words."""
+    more, slower = other.need_bytes - best.need_bytes, other.seconds - best.seconds
+    memory = f"takes {format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "takes as much memory"
+    if abs(slower) < 1e-9:
+        return f"{memory} and as long"
+    return f"{memory} and is {format_seconds(abs(slower))} {'slower' if slower > 0 else 'faster'}"
 
 
 def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
@@ -112,20 +131,25 @@ def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
         trials = _TRIALS.get(name, [])
     if _OWNERS[name].nothing_to_switch and name not in best.recorded.switchable:
         return _OWNERS[name].nothing_to_switch + "."
-    plain = getattr(Recipe(), name)
-    pair = _nearest(space, best, name, lambda value: value != plain)
-    if pair is not None:
-        saved, cost = pair[1].need_bytes - pair[0].need_bytes, pair[0].seconds - pair[1].seconds
+    beside = [probe for probe in space.usable() if _differs_in(probe.recipe, best.recipe, name)]
+    if beside:
+        other = min(beside, key=lambda probe: (probe.seconds, probe.need_bytes))
+        saved, cost = best.need_bytes - other.need_bytes, other.seconds - best.seconds
         fits = "it is not needed: " if best.need_bytes + max(saved, 0) <= capacity_bytes and cost >= 0 else ""
-        what = as_typed(getattr(pair[0].recipe, name))
+        what = as_typed(getattr(other.recipe, name))
         given = "" if what == "True" else f"{name}={what} " if len(what) < 40 else "on some blocks it "
-        text = _trade(saved, cost, done=False)
-        return f"{fits}{given or 'it '}{text}{_seen(pair[1], best, name)}{_instead(best, name)}."
+        return f"{fits}{given or 'it '}{_trade(saved, cost)}{_instead(best, name)}."
     for change in trials:
         refusal = _refusal(space, best, name, change)
         if refusal is not None:
             return refusal
-    return (_OWNERS[name].because or "nothing that was simulated is better with it") + "."
+    return (_OWNERS[name].because or f"nothing that was simulated is better with it{_instead(best, name)}") + "."
+
+
+def _differs_in(recipe: Recipe, other: Recipe, name: str) -> bool:
+    """Whether two recipes differ in a field, and else in nothing but what follows from it."""
+    names = [one for one in _differing(recipe, other) if _OWNERS[one].follows is None]
+    return names == [name]
 
 
 def _instead(best: Probe, name: str) -> str:
@@ -153,53 +177,20 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
     return None
 
 
-def _nearest(space: Space, best: Probe, name: str, wanted: Callable[[Any], bool]) -> tuple[Probe, Probe] | None:
-    """Two simulated recipes that differ in one field only: (with a wanted value, with the plan's), nearest to the plan.
-
-    For a field that is on, the first is the one without it.
-    """
-    companions = {name, *_OWNERS[name].goes_with}
-    others = [field for field in field_infos(Recipe) if field not in companions]
-    by_rest: dict[tuple[Any, ...], list[Probe]] = {}
-    for probe in space.laboratory.probes.values():
-        by_rest.setdefault(tuple(getattr(probe.recipe, field) for field in others), []).append(probe)
-    value = getattr(best.recipe, name)
-    found: list[tuple[int, float, int, tuple[Probe, Probe]]] = []
-    for rest in by_rest.values():
-        here = [probe for probe in rest if getattr(probe.recipe, name) == value]
-        there = [probe for probe in rest if wanted(getattr(probe.recipe, name))]
-        for one in here:
-            for other in there:
-                far = len(_differing(one.recipe, best.recipe, companions))
-                found.append((far, other.seconds, len(found), (other, one)))
-    return min(found)[3] if found else None
-
-
 def _differing(one: Recipe, other: Recipe, without: Collection[str] = ()) -> list[str]:
     """The fields in which two recipes differ, some not looked at."""
     return [name for name in field_infos(Recipe) if name not in without and getattr(one, name) != getattr(other, name)]
 
 
-def _trade(saved_bytes: int, cost_seconds: float, *, done: bool) -> str:
-    """What a technique saves and costs, in words."""
-    memory = (
-        f"{'saves' if done else 'would save'} {format_bytes(saved_bytes)}"
-        if saved_bytes > 0
-        else "saves no memory"
-        if saved_bytes == 0
-        else f"{'takes' if done else 'would take'} {format_bytes(-saved_bytes)} more"
-    )
+def _trade(saved_bytes: int, cost_seconds: float) -> str:
+    """What a technique would save and cost, in words."""
+    memory = f"would {'save' if saved_bytes > 0 else 'take'} {format_bytes(abs(saved_bytes))}"
+    memory = "would save no memory" if saved_bytes == 0 else memory if saved_bytes > 0 else f"{memory} more"
     if abs(cost_seconds) < 1e-9:
-        return f"{memory} and costs no time"
+        return f"{memory} and cost no time"
     if cost_seconds > 0:
         return f"{memory} for {format_seconds(cost_seconds)} a step"
-    return f"{memory} and is {format_seconds(-cost_seconds)} a step faster"
-
-
-def _seen(probe: Probe, best: Probe, name: str) -> str:
-    """Where a pair was seen, when that is not beside the plan itself."""
-    names = _differing(probe.recipe, best.recipe, (name,))
-    return f" (seen at {', '.join(_settings(probe.recipe, names[:3], 'some blocks'))})" if names else ""
+    return f"{memory} and make a step {format_seconds(-cost_seconds)} faster"
 
 
 def _settings(recipe: Recipe, names: Iterable[str], many: str) -> Iterator[str]:

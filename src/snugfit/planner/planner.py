@@ -11,6 +11,7 @@ from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
 from snugfit.fidelity import fidelity
 from snugfit.measure.process_memory import free_host_bytes
 from snugfit.nccl import among
+from snugfit.planner.closeness import all_turned_back
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
@@ -173,7 +174,7 @@ class Planner:
         search = self.search
         for share in (_LESS, _MORE):
             if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
-                search.run(int(capacity * share), most_rounds=1, at_once=1)
+                search.descend(int(capacity * share), most_rounds=1, at_once=1)
         while True:
             best = search.best(capacity)
             assert best is not None
@@ -181,6 +182,8 @@ class Planner:
             best = self._as_it_runs(search, capacity)
             if best is None:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
+            if best.recipe.compile == "none":
+                self.laboratory.look(all_turned_back(search.space, best.recipe))
             fallbacks = fallbacks_of(search.space, best)
             # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
             if best.recipe.compile != "none" or search.best(capacity) is best:

@@ -57,6 +57,8 @@ class Profile:
     """The most bytes alive outside of the last step's forward and backward: building, update."""
     gradient_bytes: int
     """The most bytes in gradients."""
+    weight_bytes: int
+    """The most bytes in weights within a pass."""
 
     @property
     def held_bytes(self) -> tuple[int, int]:
@@ -109,7 +111,7 @@ class _Walk:
         self._known: dict[str, int] = {}
         self._last_step = max((mark.step for mark in trace.marks()), default=0)
         self._now = {"fixed": 0, "gradients": 0, "other": 0}
-        self._most_gradients = self._outside = 0
+        self._weights = self._most_weights = self._most_gradients = self._outside = 0
         self._rows: dict[Label, Row] = {}
         self._held: dict[int, int] = {}
         self._owners: dict[int, int] = {}
@@ -214,11 +216,13 @@ class _Walk:
         kind = "fixed" if category in _FIXED else category if category == "gradients" else "other"
         self._now[kind] += change
         self._most_gradients = max(self._most_gradients, self._now["gradients"])
+        self._weights += change if category == "weights" else 0
 
     def _look(self, workspace_bytes: int) -> None:
         total = sum(self._now.values()) + workspace_bytes
         if self._watched:
             label, blocks = (self._phase, self._current, len(self._open)), tuple(self._open)
+            self._most_weights = max(self._most_weights, self._weights)
         elif "evaluation" in self._phases:  # grows with the microbatch, as forward does
             label, blocks = EVALUATION, ()
         elif self._between and self._in_last_step:  # several processes tell each other something, for example
@@ -245,4 +249,5 @@ class _Walk:
             rows=self._rows,
             outside_bytes=self._outside,
             gradient_bytes=self._most_gradients,
+            weight_bytes=self._most_weights,
         )

@@ -8,6 +8,7 @@ can carry it out of the simulation. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -203,8 +204,60 @@ class Space:
         """Returns what changes the passes themselves, plain first: number format, loss, adapters."""
         return self._worth_trying(choice for row in TECHNIQUES for choice in row.variants)
 
+    @staticmethod
+    def choices() -> list[Changes]:
+        """Returns all ways of updating and all that changes the passes, allowed or not."""
+        return [one.changes for row in TECHNIQUES for one in (*row.updates, *row.variants)]
+
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
         """Those that are allowed and make sense here, what costs least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
         kept = [one for one in ordered if one.level in self.constraints.allow and one.when(self.situation)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}
+
+    def built_elsewhere(self, probe: Probe) -> Changes:
+        """Returns where the model is to be built instead, if building decides what a recipe needs; no change otherwise.
+
+        Args:
+            probe: Simulation of the recipe.
+        """
+        too_much_on_host = self.exceeds_host(probe)
+        change = AT_BUILD.least
+        chosen = any(getattr(probe.recipe, name) != getattr(Recipe(), name) for name in change)
+        if chosen or not self.may_build_elsewhere or not (probe.build_decides or too_much_on_host):
+            return {}
+        other = self.tried(probe.recipe.to_mapping(), change)
+        if other is None:
+            return {}
+        less_on_host = too_much_on_host and other.host_bytes < probe.host_bytes
+        return change if less_on_host or other.need_bytes < probe.need_bytes else {}
+
+
+def kinds_of(choices: Iterable[Changes]) -> list[list[Changes]]:
+    """Returns choices put together by what they set: of those that share a field only one can be taken.
+
+    Args:
+        choices: What may be changed.
+    """
+    kinds: list[list[Changes]] = []
+    for choice in choices:
+        same = [kind for kind in kinds if any(choice.keys() & other.keys() for other in kind)]
+        kinds = [kind for kind in kinds if kind not in same]
+        if choice:
+            kinds.append([*itertools.chain(*same), choice])
+    return kinds
+
+
+def products(kinds: Iterable[Iterable[Changes]]) -> dict[str, Changes]:
+    """Returns every way to take one of each kind, by its name.
+
+    Args:
+        kinds: What may be taken of each.
+    """
+    taken = ({name: value for one in each for name, value in one.items()} for each in itertools.product(*kinds))
+    return {worded(changes): changes for changes in taken}
+
+
+def worded(changes: Changes) -> str:
+    """Returns what the search calls some changes."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or PLAIN

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from snugfit.planner.probe import Probe
-from snugfit.planner.search import HOPE, WORTH, Search
+from snugfit.planner.search import WORTH, Search
 from snugfit.planner.space import PLAIN, Space
+from snugfit.planner.variants import HOPE
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.shard import least_weights

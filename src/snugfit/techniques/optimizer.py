@@ -35,10 +35,8 @@ class Fields:
     8 bits), or by another algorithm (labelled different). None: keep it."""
 
 
-def _ways(name: str) -> tuple[Choice, ...]:
-    """A leaner optimizer, also stepped in backward."""
-    changes = ({"optimizer": name}, {"optimizer": name, "step_in_backward": True})
-    return tuple(Choice(one, "different", lambda here: here.workload.optimizer != name) for one in changes)
+def _leaner(name: str) -> Choice:
+    return Choice({"optimizer": name}, "different", lambda here: here.workload.optimizer != name)
 
 
 _SGD = {"optimizer": "sgd", "offload_optimizer": False}
@@ -56,7 +54,7 @@ TECHNIQUE = Technique(
     },
     optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
     in_the_loop="make that optimizer there, from the parameters that are trained",
-    updates=(*_ways("sgd"), *_ways("adafactor")),
+    updates=tuple(map(_leaner, ("sgd", "adafactor"))),
     moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
     trials=({"optimizer": "sgd"},),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "sgd"}),

@@ -72,7 +72,7 @@ TECHNIQUE = Technique(
         ("exact", {"microbatch_size": None, **_ON}),
         ("exact", _ON),
     ),
-    updates=(Choice(_ON), Choice({"offload_optimizer": True, **_ON})),
+    updates=(Choice(_ON),),
     advised="updating each parameter during backward, so that gradients never pile up",
     example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
 )

@@ -11,6 +11,7 @@ from snugfit.recipe import Recipe
 @pytest.fixture(scope="module")
 def searched(planning_pool):
     with planned.planner(planning_pool) as planner:
+        planner.search.run(2**40)
         yield planner.search
 
 

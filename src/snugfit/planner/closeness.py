@@ -1,0 +1,93 @@
+"""Of recipes that take nearly the same time, the one closer to plain training; and a plan with one field turned back.
+
+Closer is what gives up less fidelity (exact before rounding before different), of two of the same fidelity what is
+declared first (8 bits before 4), and then what has fewer fields on. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from snugfit.fidelity import fidelity
+from snugfit.fields import field_infos
+from snugfit.planner.probe import Probe
+from snugfit.planner.space import Space
+from snugfit.recipe import Recipe
+from snugfit.techniques.declaration import LEVELS
+from snugfit.workload import Workload
+
+NEARLY = 1.01
+"""Recipes within this of the fastest are as good as it."""
+Farness = tuple[int, int, int]
+"""Levels of fidelity that are given up, place of what is chosen among the words of its field, fields that are on."""
+
+
+def farness(recipe: Recipe, workload: Workload) -> Farness:
+    """Returns how far a recipe is from plain training; the smaller, the closer.
+
+    Args:
+        recipe: How the step is held in memory.
+        workload: What is learned.
+    """
+    lowered, infos = fidelity(recipe, workload).reasons, field_infos(Recipe)
+    levels = sum(LEVELS.index(level) for level, _ in lowered.values())
+    values = {name: getattr(recipe, name) for name in lowered if name in infos}
+    places = sum(infos[name].choices.index(value) for name, value in values.items() if value in infos[name].choices)
+    return levels, places, len(fields_on(recipe))
+
+
+def fields_on(recipe: Recipe) -> list[str]:
+    """Returns the fields that are not as plain training has them."""
+    plain = Recipe()
+    return [name for name in field_infos(Recipe) if getattr(recipe, name) != getattr(plain, name)]
+
+
+def closest(probes: Iterable[Probe], workload: Workload) -> Probe | None:
+    """Returns the one closest to plain training of the fastest and those that take nearly the same time.
+
+    Args:
+        probes: Simulated recipes.
+        workload: What is learned.
+    """
+    known = list(probes)
+    limit = NEARLY * min((probe.seconds for probe in known), default=0.0)
+    near = [probe for probe in known if probe.seconds <= limit]
+    return min(near, key=lambda one: (farness(one.recipe, workload), one.seconds, one.need_bytes), default=None)
+
+
+def turned_back(space: Space, recipe: Recipe, name: str) -> Recipe | None:
+    """Returns a recipe with a field as plain training has it, and with it what cannot be without that field.
+
+    Args:
+        space: The recipes there are.
+        recipe: A plan's.
+        name: A field that is on.
+
+    Returns:
+        The recipe; None where a plan may not have it, because of a pin, or because the field belongs to another one.
+    """
+    plain, own = Recipe().to_mapping(), recipe.to_mapping()
+    others = [other for other in fields_on(recipe) if other != name]
+    for more in itertools.chain([()], ((other,) for other in others), itertools.combinations(others, 2)):
+        back = {field: plain[field] for field in (name, *more)}
+        for made in space.allowed(own, back):
+            return made if made != recipe and _offered(space, made) else None
+    return None
+
+
+def all_turned_back(space: Space, recipe: Recipe) -> Iterator[Recipe]:
+    """Yields a recipe with each of its fields turned back that may be."""
+    for name in fields_on(recipe):
+        made = turned_back(space, recipe, name)
+        if made is not None:
+            yield made
+
+
+def _offered(space: Space, recipe: Recipe) -> bool:
+    """Whether a plan would make a recipe: of fields that are only chosen together it has all."""
+    for name in filter(space.constraints.is_free, fields_on(recipe)):
+        mine = [change for change in space.choices() if change.get(name) == getattr(recipe, name)]
+        if mine and not any(all(getattr(recipe, field) == value for field, value in one.items()) for one in mine):
+            return False
+    return True

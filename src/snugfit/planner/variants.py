@@ -1,0 +1,242 @@
+"""What changes the passes themselves (number format, loss, adapters): every choice with every other, where it is worth it.
+
+A variant is one choice of each kind. Each choice is simulated alone; what two of them do together is guessed until their
+variant is the most promising, and only then is it simulated, with what composition starts from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from snugfit.planner.compose import ON_UPDATE, Composition
+from snugfit.planner.probe import WORKERS, Probe
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, PLAIN, POINTS, SIZE, Space, kinds_of, products, worded
+from snugfit.recipe import Recipe
+from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.declaration import Changes
+
+HOPE = 0.95
+"""A guess at the time of what was not simulated may be so much too slow."""
+_HARDLY = 0.1
+"""Gradients and state of less than this part of the weights, such as adapters', are not worth another way of updating."""
+_FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.follows is not None)
+"""Fields that follow from the rest of a recipe."""
+
+
+class Variants:
+    """All variants, those that were composed, and what the others promise."""
+
+    def __init__(self, space: Space, sizes: Sequence[int]) -> None:
+        """Simulates every choice alone.
+
+        Args:
+            space: The recipes there are.
+            sizes: Sizes of microbatch, largest first.
+        """
+        self._space, self._sizes = space, sizes
+        self._ways = kinds_of(change for change in space.updates().values() if space.allowed(change))
+        ways = products([{}, *kind] for kind in self._ways)
+        self.updates = {name: change for name, change in ways.items() if space.allowed(change)}
+        kinds = kinds_of(space.variants().values())
+        self._alone = [change for kind in kinds for change in kind]
+        space.look(*((change,) for change in self._alone))
+        kept = products(map(self._promising, kinds))
+        self.changes = {name: change for name, change in kept.items() if space.allowed(change)}
+        self.composed: dict[str, Composition] = {}
+        self._impossible: set[str] = set()
+        large = space.size_change(sizes[0])
+        if space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
+            space.look((large,), *((space.size_change(size),) for size in sizes))
+        seen = [probe for size in sizes if (probe := space.seen(space.size_change(size))) is not None]
+        whole = space.seen(large)
+        self._cut = min((probe.seconds / whole.seconds for probe in seen), default=1.0) if whole is not None else 1.0
+
+    @property
+    def small_size(self) -> int | None:
+        """The small microbatch that is simulated beside the largest."""
+        wanted = max(self._sizes[0] // 8, 1)
+        return min(self._sizes[1:], key=lambda size: (abs(size - wanted), size), default=None)
+
+    # Which are worth composing -------------------------------------------------------------------------------------
+
+    def _promising(self, kind: Sequence[Changes]) -> list[Changes]:
+        """The choices of a kind, none of them included, that gain something over those before and that no other beats."""
+        kept: list[tuple[Changes, Probe]] = []
+        for change in ({}, *kind):
+            one = self._space.seen(change)
+            if one is not None and not any(_no_worse(other, one) for _, other in kept):
+                kept = [(other, probe) for other, probe in kept if not dominates(one, probe)] + [(change, one)]
+        return [change for change, _ in kept if not change or not self._hardly_worth(change)] or [{}]
+
+    def _hardly_worth(self, change: Changes) -> bool:
+        """Whether a choice takes longer than plain passes and saves next to nothing, nor with all blocks computed again."""
+        everywhere = BY_BLOCK["again"][1].everywhere
+        for point in ({}, everywhere):
+            if point:
+                self._space.look((point,), (change, point))
+            plain, mine = self._space.seen(point), self._space.seen(change, point)
+            if plain is None or mine is None or mine is plain or not _hardly_saves(mine, plain):
+                return False
+        return True
+
+    def widen(self, capacity_bytes: int, limit: float) -> bool:
+        """Composes the most promising variant that was not composed yet.
+
+        Args:
+            capacity_bytes: Memory there is, CUDA's context apart.
+            limit: Seconds that it must promise to stay under.
+
+        Returns:
+            Whether there was one.
+        """
+        large = self._space.size_change(self._sizes[0])
+        tried: set[str] = set()
+        while True:
+            waiting = self.changes.keys() - self.composed.keys() - self._impossible - tried
+            promises = {name: self._promise(name) for name in waiting}
+            ordered = sorted(
+                (seconds, name)
+                for name, (seconds, weights) in promises.items()
+                if seconds < limit and weights <= capacity_bytes
+            )
+            if not ordered:
+                return False
+            next_ones = [self.changes[name] for _, name in ordered[:WORKERS]]
+            if self._space.seen(next_ones[0], large) is None:
+                self._space.look(*((change, large) for change in next_ones))
+                if self._space.seen(next_ones[0], large) is not None:
+                    continue  # what it really takes may put another one first
+            tried.add(ordered[0][1])
+            if self._compose(ordered[0][1], capacity_bytes):
+                return True
+
+    def begin_from(self, recipe: Recipe) -> bool:
+        """Composes what surrounds a recipe that was found in another way.
+
+        Args:
+            recipe: It fits, and was simulated.
+
+        Returns:
+            Whether that was not done before.
+        """
+        base = self._space.base.to_mapping()
+        apart = {SIZE, *_FOLLOWS, *AT_BUILD.fields, *(field for field, _ in BY_BLOCK.values())}
+        apart |= {field for change in self.updates.values() for field in change}
+        rest = {name: value for name, value in recipe.to_mapping().items() if name not in apart and value != base[name]}
+        name = next((name for name, change in self.changes.items() if _alike(change, rest)), worded(rest))
+        if name in self.composed or name in self._impossible:
+            return False
+        self.changes.setdefault(name, rest)
+        return self._compose(name, None)
+
+    def _promise(self, name: str) -> tuple[float, float]:
+        """The least time of a step and the fewest bytes of weights, as far as what each choice does alone tells."""
+        whole = self._space.seen(self.changes[name], self._space.size_change(self._sizes[0]))
+        if whole is not None:
+            return self._least_seconds(whole), whole.profile.weight_bytes
+        plain = self._space.seen({})
+        alone = [self._space.seen(change) for change in self._alone if change.items() <= self.changes[name].items()]
+        if plain is None or None in alone:
+            return 0.0, 0.0
+        parts = [probe for probe in alone if probe is not None]
+        seconds = math.prod(self._least_seconds(part) / self._least_seconds(plain) for part in parts)
+        weights = plain.profile.weight_bytes
+        share = math.prod(part.profile.weight_bytes / max(weights, 1) for part in parts)
+        return seconds * self._least_seconds(plain) * HOPE, weights * share
+
+    def _least_seconds(self, probe: Probe) -> float:
+        """What a variant takes at the least: another way of updating may take no time, where there is one."""
+        update = probe.timing.phase_seconds.get(ON_UPDATE, 0.0) if len(self.updates) > 1 else 0.0
+        return max(probe.seconds - update, 1e-12) * self._cut
+
+    # What composition starts from ----------------------------------------------------------------------------------
+
+    def _compose(self, name: str, capacity_bytes: int | None) -> bool:
+        """Simulates what a variant is composed from; nothing more once it cannot fit."""
+        space, change = self._space, self.changes[name]
+        large = space.size_change(self._sizes[0])
+        probe = space.tried(change, large)
+        if probe is None:
+            self._impossible.add(name)
+            return False
+        built = space.built_elsewhere(probe)
+        if built:
+            self.changes[name] = change = {**change, **built}
+            probe = space.seen(change, large) or probe
+        updates = self._updates(change, probe)
+        if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
+            return False
+        small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
+        space.look(*((change, large, point) for point in POINTS.values()), *small)
+        sized = {size: space.allowed(change, space.size_change(size)) for size in self._sizes}
+        self.composed[name] = Composition(
+            batch=space.batch or self._sizes[0],
+            largest=self._sizes[0],
+            large=probe,
+            recipes={size: recipe for size, allowed in sized.items() for recipe in allowed},
+            probes=space.laboratory.probes,
+            small_size=self.small_size,
+            serial=space.on_cpu,
+            again=space.seen(change, large, BY_BLOCK["again"][1].everywhere),
+            away=space.seen(change, large, BY_BLOCK["away"][1].everywhere),
+            updates=updates,
+        )
+        return True
+
+    def _updates(self, variant: Changes, probe: Probe) -> dict[str, Probe]:
+        """A variant updated in every way: as simulated alone, or as far as that tells what two ways do together."""
+        space, large = self._space, self._space.size_change(self._sizes[0])
+        (held, gradients), weights = probe.profile.held_bytes, probe.profile.weight_bytes
+        if held - weights + gradients < _HARDLY * weights:
+            return {PLAIN: probe}
+        for known in self.composed.values():  # weights, gradients and state of the same bytes are updated alike
+            if len(known.updates) > 1 and known.large.profile.held_bytes == probe.profile.held_bytes:
+                return {name: _shifted(probe, known.large, seen) for name, seen in known.updates.items()}
+        alone = [change for kind in self._ways for change in kind]
+        space.look(*((variant, large, change) for change in alone))
+        found: dict[str, Probe] = {}
+        for name, change in self.updates.items():
+            parts = [space.seen(variant, large, one) for one in alone if one.items() <= change.items()]
+            if space.allowed(variant, large, change) and None not in parts:
+                found[name] = probe
+                for part in parts:
+                    assert part is not None
+                    found[name] = part if len(parts) == 1 else _shifted(found[name], probe, part)
+        kept: dict[str, Probe] = {}
+        for name, one in found.items():
+            simpler = [other for other in kept if self.updates[other].keys() <= self.updates[name].keys()]
+            if not any(_no_worse(kept[other], one) for other in simpler):
+                kept[name] = one
+        return kept
+
+
+def _shifted(probe: Probe, base: Probe, other: Probe) -> Probe:
+    """A simulation with what another way of updating changes for a third."""
+    seconds = probe.seconds + other.seconds - base.seconds
+    return dataclasses.replace(probe, seconds=seconds, profile=probe.profile.shifted(base.profile, other.profile))
+
+
+def _no_worse(one: Probe, other: Probe) -> bool:
+    """Whether one takes no more of anything than another, but for noise."""
+    mine, theirs = (
+        (probe.seconds, probe.need_bytes, probe.profile.outside_bytes, *probe.profile.held_bytes)
+        for probe in (one, other)
+    )
+    return all(a <= b * 1.001 for a, b in zip(mine, theirs, strict=True))
+
+
+def dominates(one: Probe, other: Probe) -> bool:
+    """Returns whether one needs less memory or time by more than noise, and no more of either."""
+    no_more = one.need_bytes <= other.need_bytes and one.seconds <= other.seconds * (1 + 1e-9)
+    return no_more and (one.need_bytes < 0.999 * other.need_bytes or one.seconds < 0.999 * other.seconds)
+
+
+def _hardly_saves(one: Probe, other: Probe) -> bool:
+    """Whether one takes longer than another, by more than noise, for memory that is hardly less."""
+    return one.seconds > 1.01 * other.seconds and one.need_bytes > 0.99 * other.need_bytes
+
+
+def _alike(change: Changes, rest: Mapping[str, object]) -> bool:
+    return {name: value for name, value in change.items() if name not in AT_BUILD.fields} == rest
