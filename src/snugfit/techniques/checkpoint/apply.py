@@ -164,9 +164,8 @@ class Checkpointed:
         self.selective = selective
         self.offload = offload
         self.left_alone = False
-        self.norms = [
-            module for module in block.modules() if isinstance(module, NormBase) and module.track_running_stats
-        ]
+        self.modules = list(block.modules())
+        self.norms = [module for module in self.modules if isinstance(module, NormBase) and module.track_running_stats]
         self._state: ForwardState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,7 +187,7 @@ class Checkpointed:
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], contexts: Any
     ) -> Any:
         if self.alone and not torch.compiler.is_compiling():
-            forward = AsInForward(self.name, self.block, self.norms, forward)
+            forward = AsInForward(self.name, self.modules, self.norms, forward)
         with self.offload.saving() if self.offload else nullcontext():
             given = {} if contexts is None else {"context_fn": contexts}
             if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):

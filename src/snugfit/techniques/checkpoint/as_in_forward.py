@@ -19,23 +19,27 @@ from snugfit.errors import InputError, about
 class AsInForward:
     """A block's forward method that runs a second time with the tensors and modes of the first."""
 
-    def __init__(self, name: str, block: nn.Module, norms: list[Any], forward: Callable[..., Any]) -> None:
-        """Takes down what the block has now.
+    def __init__(self, name: str, modules: list[nn.Module], norms: list[Any], forward: Callable[..., Any]) -> None:
+        """Takes down what the block has now; this is done in every pass, so names are looked up when they are needed.
 
         Args:
             name: The block's, for messages.
-            block: The block.
+            modules: The block, and those inside of it.
             norms: Modules in it whose buffers are kept here; all others are state of the block (`forward_state.py`).
             forward: Its forward method.
         """
+        self._name, self._block = name, modules[0]
         self._forward = forward
         self._first = True
-        self._modes = [(module, module.training) for module in block.modules()]
-        tables: list[dict[str, Any]] = [module._parameters for module, _ in self._modes]
-        tables += [norm._buffers for norm in norms]
-        self._tables = [(table, dict(table)) for table in tables if table]
-        self._weights = [(*named, named[1].requires_grad, named[1]._version) for named in block.named_parameters()]
-        self._name = name
+        self._modes = [(module, module.training) for module in modules]
+        tables: list[dict[str, Any]] = [module._parameters for module in modules if module._parameters]
+        self._weights = [
+            (weight, weight.requires_grad, weight._version)
+            for table in tables
+            for weight in table.values()
+            if weight is not None
+        ]
+        self._tables = [(table, dict(table)) for table in (*tables, *(norm._buffers for norm in norms))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it: first as the block is, then as it was."""
@@ -50,7 +54,7 @@ class AsInForward:
         lent = [(table, _others(table, was)) for table, was in self._tables]
         present = [(table, {name: table[name] for name in others}) for table, others in lent]
         modes = [(module, module.training, was) for module, was in self._modes if module.training != was]
-        trained = [(weight, was) for _, weight, was, _ in self._weights if weight.requires_grad != was]
+        trained = [(weight, was) for weight, was, _ in self._weights if weight.requires_grad != was]
         self._check_versions()
         try:
             for table, others in lent:
@@ -69,8 +73,9 @@ class AsInForward:
                 weight.requires_grad_(not was)
 
     def _check_versions(self) -> None:
-        for name, weight, _, version in self._weights:
+        for weight, _, version in self._weights:
             if weight._version != version:
+                name = next((name for name, one in self._block.named_parameters() if one is weight), "a weight")
                 with about("checkpoint"):
                     raise InputError(
                         f"{name!r} of the checkpointed block {self._name!r} was changed between its forward pass and its "
