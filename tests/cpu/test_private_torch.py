@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from snugfit import private_torch
 from snugfit.fake_device import autocast
 from snugfit.private_torch import allocators, collectives, dispatcher
+from snugfit.private_torch.writes import BeforeWrites
 from snugfit.recording import allocator
 
 PRIVATE = Path(private_torch.__file__).parent
@@ -343,6 +344,23 @@ def test_places_that_operators_write_to():
     assert dispatcher.places_written(torch.ops.aten.add.Tensor) == []
     assert dispatcher.places_written(torch.ops.aten.add_.Tensor) == [(0, "self")]
     assert dispatcher.places_written(torch.ops.aten.add.out) == [(3, "out")]
+
+
+def test_a_mode_is_told_before_a_tensor_is_written():
+    """BeforeWrites"""
+    told = []
+
+    class Watch(BeforeWrites):
+        def about_to_write(self, tensor):
+            told.append(tensor.tolist())
+
+    one, out = torch.ones(2), torch.zeros(2)
+    with Watch():
+        one.add_(1)
+        torch.add(one, one, out=out)
+        torch._foreach_mul_([one, out], 2)
+        one * 2
+    assert told == [[1, 1], [0, 0], [2, 2], [4, 4]]
 
 
 def test_bodies_in_python():

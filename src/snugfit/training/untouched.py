@@ -26,9 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snugfit.private_torch import DirectMode
-from snugfit.private_torch.dispatcher import places_written
-from snugfit.techniques.microbatch.apply import tensors_of
+from snugfit.private_torch.writes import BeforeWrites
 from snugfit.training import random_state
 from snugfit.training.reachable import globals_of, is_written_here, own_attributes, reachable, slots_of
 
@@ -240,10 +238,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
 
 
-class _CopiedBeforeWritten(DirectMode):
+class _CopiedBeforeWritten(BeforeWrites):
     """Copies known tensors right before an operator writes to them."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, tensors: Iterable[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -252,23 +248,8 @@ class _CopiedBeforeWritten(DirectMode):
         }
         self._copies: list[tuple[Tensor, Tensor]] = []
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Whether torch.compile may look past this mode: yes, a model that is compiled inside stays so."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator; what it is about to write to is copied."""
-        kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)  # operators of a higher order have none
-        if schema is not None and schema.is_mutable:
-            for position, name in places_written(func):
-                written = args[position] if position < len(args) else kwargs.get(name)
-                for tensor in tensors_of(written):
-                    self._copy(tensor)
-        return func(*args, **kwargs)
-
-    def _copy(self, tensor: Tensor) -> None:
+    def about_to_write(self, tensor: Tensor) -> None:
+        """Copies the whole storage of a known tensor, the first time."""
         if not _is_plain(tensor):
             return
         storage = tensor.untyped_storage()

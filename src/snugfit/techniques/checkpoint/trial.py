@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.private_torch import DirectMode, tree_leaves, tree_map
-from snugfit.private_torch.dispatcher import places_written
+from snugfit.private_torch import tree_leaves, tree_map
+from snugfit.private_torch.writes import BeforeWrites
 from snugfit.techniques.forward_state import ForwardState, same_numbers
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -81,7 +81,7 @@ class _Refused(Exception):
     """The pass is about to write into what must not change."""
 
 
-class _Writes(DirectMode):
+class _Writes(BeforeWrites):
     """Notes the storages that operators write into, and ends the pass before one is written that has a name here."""
 
     def __init__(self, named: dict[int, str]) -> None:
@@ -89,19 +89,9 @@ class _Writes(DirectMode):
         self._named = named
         self.written: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator."""
-        kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)  # operators of a higher order have none
-        if schema is not None and schema.is_mutable:
-            for position, name in places_written(func):
-                given = args[position] if position < len(args) else kwargs.get(name)
-                for tensor in tree_leaves(given):
-                    if isinstance(tensor, Tensor):
-                        self._note(_storage(tensor))
-        return func(*args, **kwargs)
-
-    def _note(self, storage: int) -> None:
+    def about_to_write(self, tensor: Tensor) -> None:
+        """Notes a tensor's storage."""
+        storage = _storage(tensor)
         if storage in self._named:
             raise _Refused(f"it writes into {self._named[storage]}")
         self.written.add(storage)
