@@ -6,12 +6,14 @@ plan never sees them. On the processor the ten recipes nearest the plan are also
 after round, and the rank correlation of predicted and measured times is reported.
 
     python -m benchmarks.plan_quality [--only NAME] [--no-timing]       (writes results/plan_quality.json)
+    python -m benchmarks.plan_quality --large [NAME ...]       (large models on small cards, `by_hand.py`; into the same file)
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import results_file
+from benchmarks import by_hand, results_file
 from benchmarks.prepared import check_prepared
 from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.planner.constraints import Constraints
@@ -239,13 +241,35 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
     return statistics.correlation(ranks(one), ranks(other))
 
 
+def _written() -> dict[str, Any]:
+    """The results that are there."""
+    found: dict[str, Any] = json.loads((results_file.RESULTS / "plan_quality.json").read_text(encoding="utf-8"))
+    return found
+
+
+def large(names: list[str]) -> None:
+    """Puts rows of large models in the place of those of the same name; each keeps the day and machine it is from."""
+    pool = Pool(2)
+    for name in names:
+        row = by_hand.compare(name, pool)
+        print(f"{name}: {row['over_best_percent']} % over the best by hand of {row['listed']}", flush=True)
+        results = _written()  # with the machine and the day of its other rows
+        others = [one for one in results.get("large", ()) if one["model"] != name]
+        results["large"] = [*others, {**row, "machine": results_file.machine()}]
+        results_file.write("plan_quality", results)
+    pool.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--limit", type=int, default=220, help="recipes of a model's list that are simulated")
     parser.add_argument("--no-timing", action="store_true")
+    parser.add_argument("--large", nargs="*", choices=by_hand.CASES, help="only these large models; none named: all")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.large is not None:
+        return large(args.large or list(by_hand.CASES))
     names = [args.only] if args.only else list(MODELS)
     rows, timings = [], []
     pool = Pool(2)
@@ -258,7 +282,7 @@ def main() -> None:
     pool.close()
     worst = max(row["over_best_percent"] for row in rows if row["over_best_percent"] is not None)
     print(f"worst: {worst} % over the best")
-    results = {"worst_over_best_percent": worst, "rows": rows, "timed": timings}
+    results = {"worst_over_best_percent": worst, "rows": rows, "timed": timings, "large": _written().get("large", [])}
     print(results_file.write("plan_quality" if not args.only else "plan_quality-part", results))
 
 

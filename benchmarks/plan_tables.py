@@ -72,12 +72,35 @@ def quality_table(results: dict[str, Any]) -> str:
             f"| {row['model']} | {share} | {row['listed_that_fit']} of {row['listed']} | "
             f"{'nothing fits' if over is None else f'{over:+.2f} %'} |"
         )
+    lines += _large_rows(results.get("large", []))
     for row in results["timed"]:
         lines.append(
             f"\nThe {len(row['recipes'])} recipes nearest the plan, {row['model']}, timed: rank correlation of predicted "
             f"and measured {row['rank_correlation']:.2f}, predicted over measured {row['median_ratio']:.2f} (median)."
         )
     return "\n".join([*lines, "", _where(results, "plan_quality")])
+
+
+def _large_rows(rows: list[dict[str, Any]]) -> list[str]:
+    """Large models: the plan beside the best that was found by hand."""
+    if not rows:
+        return []
+    lines = [
+        "",
+        "Large models on small cards, against the best by hand (`benchmarks/by_hand.py`):",
+        "",
+        "| model, card | by hand, of | plan: step | recipe | plan over by hand |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        recipe = recipe_in_words(Recipe.from_mapping(row["plan"]))
+        lines.append(
+            f"| {row['model']}, {row['device']} | {format_seconds(row['best_seconds'])}, {row['listed']} | "
+            f"{format_seconds(row['plan_seconds'])} | `{recipe}` | {row['over_best_percent']:+.2f} % |"
+        )
+    machines = dict.fromkeys((row["machine"]["date"], row["machine"]["processor"]) for row in rows)
+    days = "; ".join(f"{date}, {processor}" for date, processor in machines)
+    return [*lines, "", f"`python -m benchmarks.plan_quality --large`, {days}."]
 
 
 def training_table(results: dict[str, Any]) -> str:

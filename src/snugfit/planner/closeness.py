@@ -14,13 +14,12 @@ from snugfit.fields import field_infos
 from snugfit.planner.probe import Probe
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
-from snugfit.techniques.declaration import LEVELS
 from snugfit.workload import Workload
 
 NEARLY = 1.01
 """Recipes within this of the fastest are as good as it."""
-Farness = tuple[int, int, int]
-"""Levels of fidelity that are given up, place of what is chosen among the words of its field, fields that are on."""
+Farness = tuple[int, int, int, int]
+"""Fields that are different, fields that round, places of their values among the words of the fields, fields that are on."""
 
 
 def farness(recipe: Recipe, workload: Workload) -> Farness:
@@ -31,10 +30,10 @@ def farness(recipe: Recipe, workload: Workload) -> Farness:
         workload: What is learned.
     """
     lowered, infos = fidelity(recipe, workload).reasons, field_infos(Recipe)
-    levels = sum(LEVELS.index(level) for level, _ in lowered.values())
+    levels = [level for level, _ in lowered.values()]
     values = {name: getattr(recipe, name) for name in lowered if name in infos}
     places = sum(infos[name].choices.index(value) for name, value in values.items() if value in infos[name].choices)
-    return levels, places, len(fields_on(recipe))
+    return levels.count("different"), levels.count("rounding"), places, len(fields_on(recipe))
 
 
 def fields_on(recipe: Recipe) -> list[str]:

@@ -175,7 +175,7 @@ class Search:
                 break
             mine = [candidate for candidate in self._candidates(group, capacity_bytes) if candidate.seconds < limit]
             if closer is not None:  # fewer fields for the same fidelity are tried one by one at the end
-                mine = [one for one in mine if farness(one.recipe, self.space.workload)[:2] < closer[:2]]
+                mine = [one for one in mine if farness(one.recipe, self.space.workload)[:-1] < closer[:-1]]
             found += heapq.nsmallest(1, mine, key=lambda candidate: candidate.seconds)
             found = heapq.nsmallest(count, found, key=lambda candidate: candidate.seconds)
         return found
