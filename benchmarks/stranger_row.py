@@ -218,7 +218,7 @@ def _estimate(adopted: Adopted, pool: Pool) -> Any:
     model, batch = adopted.model(), adopted.batch()
     if adopted.step is not None:
         return snugfit.estimate(
-            model, batch, step=adopted.step, optimizer=adopted.optimizer, steps=MEASURED_STEPS, **given
+            model, batch, step=adopted.step, optimizer=_optimizer(adopted, model, None), steps=MEASURED_STEPS, **given
         )
     return snugfit.estimate(model, batch, **_update(adopted), **adopted.arguments(), **given)
 
@@ -244,7 +244,9 @@ def _optimizer(adopted: Adopted, model: nn.Module, optimizer: str | None) -> Any
         return chosen(model.parameters())
     of_torch = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     # By a name snugfit takes the fused kernels, which hold no temporaries.
-    return of_torch[chosen](model.parameters(), lr=adopted.lr, fused=True)
+    parameters = list(model.parameters())
+    fused = not any(one.is_complex() for one in parameters)
+    return of_torch[chosen](parameters, lr=adopted.lr, fused=fused)
 
 
 def _loss(adopted: Adopted, model: nn.Module, batch: Any) -> Tensor:
