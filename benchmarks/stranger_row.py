@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 import snugfit
+from benchmarks.held_out import take_course
 from benchmarks.stranger_cases.adopted import CASES, Adopted, Case
 from benchmarks.stranger_cases.sources import put_on_path
 from benchmarks.zoo_row import FOLDER, difference, one_line, or_the_smallest, serve
 from snugfit.errors import SnugfitError
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.private_torch import TorchDispatchMode
+from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.workers.pool import Pool
 
 STEPS = 12
@@ -71,7 +73,7 @@ def plain_bytes(case: Case) -> int:
     Args:
         case: What is trained.
     """
-    return _measured(lambda: plainly(case, MEASURED_STEPS))
+    return _measured(lambda: plainly(case, MEASURED_STEPS, evaluate=True))
 
 
 def planned(case: Case, pool: Pool) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def planned(case: Case, pool: Pool) -> dict[str, Any]:
         "simulated": plan.simulated,
     }
     try:
-        found["plan_measured_bytes"] = _measured(lambda: by_plan(case, plan, MEASURED_STEPS))
+        found["plan_measured_bytes"] = _measured(lambda: by_plan(case, plan, MEASURED_STEPS, evaluate=True))
         return {**found, **held_against_the_plain_loop(case, plan)}
     except SnugfitError as error:
         return {**found, "training_refused": one_line(error)}
@@ -163,13 +165,16 @@ def _rounds(case: Case) -> bool:
     return mode.seen
 
 
-def plainly(case: Case, steps: int, optimizer: str | None = None) -> tuple[list[float], dict[str, Tensor]]:
+def plainly(
+    case: Case, steps: int, optimizer: str | None = None, *, evaluate: bool = False
+) -> tuple[list[float], dict[str, Any]]:
     """Trains by a loop of torch alone.
 
     Args:
         case: What is trained; adopted anew, since networks that a loss captured belong to what is measured.
         steps: How many.
         optimizer: Name of another optimizer; None: its own.
+        evaluate: Whether a batch is evaluated after the first step, as an estimate has it.
 
     Returns:
         Losses, and the state at the end.
@@ -188,11 +193,15 @@ def plainly(case: Case, steps: int, optimizer: str | None = None) -> tuple[list[
             loss.backward()
             update.step()
             update.zero_grad()
+            if evaluate and number == 0:
+                _evaluate(adopted, model, batch)
         losses.append(float(loss.detach()))
     return losses, model.state_dict()
 
 
-def by_plan(case: Case, plan: Any, steps: int, optimizer: str | None = None) -> tuple[list[float], dict[str, Tensor]]:
+def by_plan(
+    case: Case, plan: Any, steps: int, optimizer: str | None = None, *, evaluate: bool = False
+) -> tuple[list[float], dict[str, Any]]:
     """Trains by snugfit's trainer: the lines of its README.
 
     Args:
@@ -200,6 +209,7 @@ def by_plan(case: Case, plan: Any, steps: int, optimizer: str | None = None) -> 
         plan: A plan or a recipe.
         steps: How many.
         optimizer: Name of another optimizer; None: its own.
+        evaluate: Whether a batch is evaluated after the first step, as an estimate has it.
 
     Returns:
         Losses, and the state at the end.
@@ -208,8 +218,26 @@ def by_plan(case: Case, plan: Any, steps: int, optimizer: str | None = None) -> 
     adopted = case.adopt()
     model = adopted.model()
     trainer = snugfit.prepare(model, plan, device="cpu", **_update(adopted, optimizer), **adopted.arguments())
-    losses = [float(trainer.step(_batch(adopted, number))) for number in range(steps)]
+    losses: list[float] = []
+    take_course(
+        trainer,
+        lambda: _batch(adopted, trainer.steps_done),
+        adopted.arguments(),
+        steps=steps,
+        evaluate=evaluate,
+        on_loss=lambda loss: losses.append(float(loss)),
+        unable=(RuntimeError,),
+    )
     return losses, model.state_dict()
+
+
+def _evaluate(adopted: Adopted, model: nn.Module, batch: Any) -> None:
+    """Evaluates a batch of its own, where the code can; the one that was trained on is still there."""
+    held_out = map_tensors(batch, Tensor.clone)
+    model.eval()
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # gradients are taken in forward
+        _loss(adopted, model, held_out)
+    model.train()
 
 
 def _estimate(adopted: Adopted, pool: Pool) -> Any:
@@ -245,7 +273,9 @@ def _optimizer(adopted: Adopted, model: nn.Module, optimizer: str | None) -> Any
     of_torch = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     # By a name snugfit takes the fused kernels, which hold no temporaries.
     parameters = list(model.parameters())
-    fused = not any(one.is_complex() for one in parameters)
+    fused = not any(one.is_complex() for one in parameters) and not any(
+        getattr(one, "sparse", False) for one in model.modules()
+    )
     return of_torch[chosen](parameters, lr=adopted.lr, fused=fused)
 
 

@@ -153,18 +153,7 @@ def esm2() -> Adopted:
         batch=lambda: (torch.randint(4, 24, (8, 48)), torch.randint(4, 24, (8, 48))),
         forward=lambda model, batch: model(batch[0])["logits"],
         loss=next_words,
-    )
-
-
-@adopts("lucidrains/enformer-pytorch", kind="genome")
-def enformer() -> Adopted:
-    from enformer_pytorch import Enformer
-
-    shape = {"dim": 96, "depth": 2, "heads": 4, "target_length": 16, "num_downsamples": 3}
-    return Adopted(
-        model=lambda: Enformer.from_hparams(**shape, output_heads={"human": 64}),
-        batch=lambda: (torch.randint(5, (2, 512)), torch.rand(2, 16, 64)),
-        forward=lambda model, batch: model(batch[0], head="human", target=batch[1]),
+        assume={"branch": False},  # whether there is padding
     )
 
 

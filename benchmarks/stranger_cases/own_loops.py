@@ -139,6 +139,6 @@ def time_sequence() -> Adopted:
 
         return optimizer.step(closure)
 
-    lbfgs = lambda model: torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=4)  # noqa: E731
+    lbfgs = lambda model: torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=4, history_size=4)  # noqa: E731
     batch = lambda: (torch.randn(8, 20).double(), torch.randn(8, 20).double())  # noqa: E731
     return Adopted(model=lambda: script.Sequence().double(), batch=batch, step=step, optimizer=lbfgs)

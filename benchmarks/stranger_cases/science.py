@@ -65,6 +65,7 @@ def geometric() -> Adopted:
         batch=lambda: {"x": torch.rand(200, 64), "edges": torch.randint(200, (2, 1000)), "y": torch.randint(7, (200,))},
         forward=lambda model, batch: model(batch["x"], batch["edges"]),
         loss=lambda output, batch: F.cross_entropy(output, batch["y"]),
+        assume={"nonzero": 0.995},  # edges that are no loops
     )
 
 
@@ -73,7 +74,8 @@ def times_net() -> Adopted:
     from models.TimesNet import Model
 
     run = lambda model, batch: model(batch[0], batch[2], batch[1], batch[3])  # noqa: E731
-    return Adopted(model=lambda: Model(settings()), batch=series, forward=run, loss=forecast, optimizer="adam")
+    build, periods = lambda: Model(settings()), {"integer": 8}  # the strongest frequency of a spectrum is read
+    return Adopted(model=build, batch=series, forward=run, loss=forecast, optimizer="adam", assume=periods)
 
 
 @adopts("zhouhaoyi/Informer2020", kind="time series")
@@ -100,25 +102,25 @@ def patch_tst() -> Adopted:
 def deep_ar() -> Adopted:
     from model.net import Net, loss_fn
 
-    size = {"num_class": 10, "embedding_dim": 8, "cov_dim": 3, "lstm_hidden_dim": 24, "lstm_layers": 1}
+    args = SimpleNamespace(num_class=10, embedding_dim=8, cov_dim=3, lstm_hidden_dim=24, lstm_layers=1, lstm_dropout=0)
 
     def loss(model, batch):
-        losses, hidden, cell = [], model.init_hidden(16), model.init_cell(16)
+        losses, (hidden, cell) = [], torch.zeros(2, 1, 16, 24)
         for t in range(12):
-            *found, hidden, cell = model(batch[0][:, t][None], batch[1][None], hidden, cell)
-            losses.append(loss_fn(*found, batch[2][:, t]))
+            mu, sigma, hidden, cell = model(batch[0][:, t][None], batch[1][None], hidden, cell)
+            losses.append(loss_fn(mu, sigma, batch[2][:, t]))
         return sum(losses)
 
     batch = lambda: (torch.randn(16, 12, 4), torch.randint(10, (16,)), torch.rand(16, 12))  # noqa: E731
-    return Adopted(model=lambda: Net(SimpleNamespace(**size, lstm_dropout=0, device="cpu")), batch=batch, forward=loss)
+    return Adopted(model=lambda: Net(args), batch=batch, forward=loss, assume={"nonzero": 1.0})
 
 
 @adopts("lucidrains/tab-transformer-pytorch", kind="table")
-def tab_transformer() -> Adopted:
-    from tab_transformer_pytorch import TabTransformer
+def ft_transformer() -> Adopted:
+    from tab_transformer_pytorch import FTTransformer
 
     return Adopted(
-        model=lambda: TabTransformer(categories=(10, 5, 6, 5, 8), num_continuous=10, dim=32, depth=4, heads=4),
+        model=lambda: FTTransformer(categories=(10, 5, 6, 5, 8), num_continuous=10, dim=32, depth=4, heads=4),
         batch=lambda: (torch.randint(5, (32, 5)), torch.randn(32, 10), torch.rand(32, 1)),
         forward=lambda model, batch: model(batch[0], batch[1]),
         loss=lambda output, batch: F.mse_loss(output, batch[2]),
@@ -129,7 +131,7 @@ def tab_transformer() -> Adopted:
 def dlrm() -> Adopted:
     from dlrm_s_pytorch import DLRM_Net
 
-    sizes = {"ln_emb": np.array([100, 200, 300]), "ln_bot": np.array([13, 64, 16]), "ln_top": np.array([22, 64, 1])}
+    sizes = {"ln_emb": np.array([5000, 8000, 9000]), "ln_bot": np.array([13, 64, 16]), "ln_top": np.array([22, 64, 1])}
     offsets = torch.arange(32).expand(3, 32)
     return Adopted(
         model=lambda: DLRM_Net(16, **sizes, arch_interaction_op="dot", sigmoid_top=1),
@@ -152,11 +154,11 @@ def efficient_kan() -> Adopted:
 def neural_ode() -> Adopted:
     from torchdiffeq import odeint
 
-    script, times = definitions("examples/ode_demo.py"), torch.linspace(0.0, 1.0, 10)
+    script = definitions("examples/ode_demo.py")
     return Adopted(
         model=script.ODEFunc,
         batch=lambda: (torch.randn(20, 1, 2), torch.randn(10, 20, 1, 2)),
-        forward=lambda model, batch: odeint(model, batch[0], times.to(batch[0]), method="rk4"),
+        forward=lambda model, batch: odeint(model, batch[0], torch.linspace(0.0, 1.0, 10), method="rk4"),
         loss=lambda output, batch: (output - batch[1]).abs().mean(),
         optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
     )
@@ -190,8 +192,11 @@ def whisper() -> Adopted:
     from whisper.model import ModelDimensions, Whisper
 
     dims = ModelDimensions(40, 50, 64, 4, 2, 256, 32, 64, 4, 2)
+
+    # Whisper leaves some of its parameters empty, for a file to fill.
+    fill = lambda model: [parameter.data.normal_(std=0.02) for parameter in model.parameters()] and model  # noqa: E731
     return Adopted(
-        model=lambda: Whisper(dims),
+        model=lambda: fill(Whisper(dims)),
         batch=lambda: (torch.randn(4, 40, 100), torch.randint(256, (4, 32))),
         forward=lambda model, batch: model(batch[0], batch[1][:, :-1]),
         loss=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch[1][:, 1:].flatten()),
