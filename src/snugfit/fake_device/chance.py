@@ -26,12 +26,12 @@ _aten = torch.ops.aten
 
 
 def _uniform(numbers: Sequence[float]) -> tuple[float, float, float]:
-    low, high = numbers or (0.0, 1.0)
+    low, high = (*numbers, *(0.0, 1.0)[len(numbers) :])  # torch leaves defaults at the end out of a call
     return low, (low + high) / 2, low + (high - low) * _NEARLY_ONE
 
 
 def _normal(numbers: Sequence[float]) -> tuple[float, float, float]:
-    mean, deviation = numbers or (0.0, 1.0)
+    mean, deviation = (*numbers, *(0.0, 1.0)[len(numbers) :])
     return mean - _DEVIATIONS * deviation, mean, mean + _DEVIATIONS * deviation
 
 
