@@ -6,7 +6,7 @@ plan never sees them. On the processor the ten recipes nearest the plan are also
 after round, and the rank correlation of predicted and measured times is reported.
 
     python -m benchmarks.plan_quality [--only NAME] [--no-timing]       (writes results/plan_quality.json)
-    python -m benchmarks.plan_quality --large [NAME ...]       (large models on small cards, `by_hand.py`; into the same file)
+    python -m benchmarks.plan_quality --large [NAME ...]    (large models on small cards: `by_hand.py`)
 """
 
 from __future__ import annotations
