@@ -37,7 +37,7 @@ LINES = [
         ),
         wrong(
             "hf:cut_weights --data prose",
-            "model 'hf:cut_weights' has weights and no tokenizer",
+            "weights file 'cut_weights/model.safetensors' cannot be read",
             "Put the tokenizer's files beside them (tokenizer.json,",
         ),
         *every(

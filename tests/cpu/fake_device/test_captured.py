@@ -115,7 +115,7 @@ def test_what_no_step_touches_takes_nothing(pool):
     [
         torch.tensor([1.0, 2.0, 3.0]),
         torch.tensor(2.0),
-        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(3), requires_grad=False),
         torch.ones(3, requires_grad=True),
         torch.ones(6)[::2],
         torch.tensor([1, 2, 3]),
