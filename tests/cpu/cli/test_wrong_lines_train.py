@@ -38,7 +38,7 @@ LINES = [
         wrong(
             "hf:cut_weights --data prose",
             "weights file 'cut_weights/model.safetensors' cannot be read",
-            "Put the tokenizer's files beside them (tokenizer.json,",
+            "It is damaged, cut short, or no safetensors file.",
         ),
         *every(
             "{} --data prose --seq-len 16",
