@@ -73,7 +73,7 @@ def plain_bytes(case: Case) -> int:
     Args:
         case: What is trained.
     """
-    return _measured(lambda: plainly(case, MEASURED_STEPS, evaluate=True))
+    return _measured(lambda built: plainly(case, MEASURED_STEPS, evaluate=True, built=built))
 
 
 def planned(case: Case, pool: Pool) -> dict[str, Any]:
@@ -102,7 +102,9 @@ def planned(case: Case, pool: Pool) -> dict[str, Any]:
         "simulated": plan.simulated,
     }
     try:
-        found["plan_measured_bytes"] = _measured(lambda: by_plan(case, plan, MEASURED_STEPS, evaluate=True))
+        found["plan_measured_bytes"] = _measured(
+            lambda built: by_plan(case, plan, MEASURED_STEPS, evaluate=True, built=built)
+        )
         return {**found, **held_against_the_plain_loop(case, plan)}
     except SnugfitError as error:
         return {**found, "training_refused": one_line(error)}
@@ -166,7 +168,12 @@ def _rounds(case: Case) -> bool:
 
 
 def plainly(
-    case: Case, steps: int, optimizer: str | None = None, *, evaluate: bool = False
+    case: Case,
+    steps: int,
+    optimizer: str | None = None,
+    *,
+    evaluate: bool = False,
+    built: Callable[[], object] = lambda: None,
 ) -> tuple[list[float], dict[str, Any]]:
     """Trains by a loop of torch alone.
 
@@ -175,6 +182,7 @@ def plainly(
         steps: How many.
         optimizer: Name of another optimizer; None: its own.
         evaluate: Whether a batch is evaluated after the first step, as an estimate has it.
+        built: Called when the model stands.
 
     Returns:
         Losses, and the state at the end.
@@ -182,6 +190,7 @@ def plainly(
     _seed(0)
     adopted = case.adopt()
     model = adopted.model()
+    built()
     update = _optimizer(adopted, model, optimizer)
     losses = []
     for number in range(steps):
@@ -200,7 +209,13 @@ def plainly(
 
 
 def by_plan(
-    case: Case, plan: Any, steps: int, optimizer: str | None = None, *, evaluate: bool = False
+    case: Case,
+    plan: Any,
+    steps: int,
+    optimizer: str | None = None,
+    *,
+    evaluate: bool = False,
+    built: Callable[[], object] = lambda: None,
 ) -> tuple[list[float], dict[str, Any]]:
     """Trains by snugfit's trainer: the lines of its README.
 
@@ -210,6 +225,7 @@ def by_plan(
         steps: How many.
         optimizer: Name of another optimizer; None: its own.
         evaluate: Whether a batch is evaluated after the first step, as an estimate has it.
+        built: Called when the model stands.
 
     Returns:
         Losses, and the state at the end.
@@ -217,6 +233,7 @@ def by_plan(
     _seed(0)
     adopted = case.adopt()
     model = adopted.model()
+    built()
     trainer = snugfit.prepare(model, plan, device="cpu", **_update(adopted, optimizer), **adopted.arguments())
     losses: list[float] = []
     take_course(
@@ -314,14 +331,19 @@ def numbers(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _measured(run: Callable[[], Any]) -> int:
-    """Most bytes of tensors alive at a time in a run."""
+def _measured(run: Callable[[Callable[[], object]], Any]) -> int:
+    """Most bytes of tensors alive at a time in a run, from when its model stands: a model that is given is predicted so."""
     warm_up()
     events = AllocatorEvents()
+
+    def built() -> None:
+        events.cut()
+        events.forget()
+
     events.start()
-    run()
+    run(built)
     events.stop()
-    return events.peak_bytes
+    return events.recent_peak_bytes
 
 
 def _apart(plain: Tensor, changed: Tensor) -> float:

@@ -61,7 +61,7 @@ class FakeCalls:
         """Runs an operator; `tensors` are those among its arguments."""
         draws = func in SOURCES and not func._schema.is_mutable  # what it draws is for `chance.py` to say
         if not draws and _all_real(tensors, kwargs):
-            return Call(args, kwargs, func(*args, **kwargs))
+            return Call(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
         make = self._values.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device

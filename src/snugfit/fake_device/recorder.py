@@ -37,6 +37,7 @@ from snugfit.private_torch import DirectMode, FakeTensor, collectives, dispatche
 from snugfit.private_torch.backward_in_place import in_place_of
 from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
 from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
+from snugfit.techniques.held_values import held_values
 
 _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
@@ -152,6 +153,8 @@ class Recorder(RankOperators, DirectMode):
         """
         self.modules.watch(model)
         self._claims.watch(model)
+        if not self._cuda:  # on a card only what is used goes there; in this memory it is as soon as the model is
+            self._take_captured([one.value for one in held_values(model).values()], {}, "")
 
     def saw(self, tensor: torch.Tensor) -> None:
         """Takes down a tensor that no operator made.

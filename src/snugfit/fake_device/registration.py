@@ -47,6 +47,24 @@ def register() -> None:
 
 
 @contextmanager
+def threads_on_cpu(count: int) -> Iterator[None]:
+    """Lets simulated runs on cpu compute with some number of threads.
+
+    Args:
+        count: The threads of the process that asks.
+
+    Yields:
+        Nothing.
+    """
+    global _threads
+    before, _threads = _threads, count
+    try:
+        yield
+    finally:
+        _threads = before
+
+
+@contextmanager
 def threads_of(personality: Personality) -> Iterator[None]:
     """Lets torch believe it computes with the threads of a run on cpu: kernels are chosen and sized by their number.
 

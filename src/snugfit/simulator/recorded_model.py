@@ -25,6 +25,7 @@ from snugfit.simulator.given_batches import batches_of
 from snugfit.simulator.lazy_modules import give_shapes
 from snugfit.techniques.blocks import find_blocks
 from snugfit.workers import real_run, skeleton
+from snugfit.workers.code_constants import as_in_code
 from snugfit.workers.real_run import Refused
 from snugfit.workloads.model_files import describe
 
@@ -41,6 +42,7 @@ class RecordedModel:
             forward: How the model is called; None: with what the batch holds.
         """
         self.model: torch.nn.Module = _built(model)
+        as_in_code(self.model)
         self.batches = batches_of(batch)
         give_shapes(self.model, self.batches[0], forward)
 

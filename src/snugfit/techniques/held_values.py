@@ -1,4 +1,7 @@
-"""What a module holds beside parameters, buffers and other modules: tensors and numbers in attributes, lists and objects."""
+"""What a module holds beside its parameters, buffers and modules: tensors and numbers in attributes, lists and objects.
+
+A module that lies in a list or a dict is none of the model's own for torch: its weights are among what is held.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def held_values(model: nn.Module) -> dict[str, Held]:
         Path, such as `blocks.0.table['key'][1]` -> the value, each object once.
     """
     found: dict[str, Held] = {}
-    seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    seen = {id(one) for one in (*model.parameters(), *model.buffers(), *model.modules())}
     for prefix, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if name not in _OF_EVERY_MODULE:
@@ -49,7 +52,7 @@ def _inside(path: str, value: Any, put: Any, seen: set[int], deeper: int) -> Ite
     if isinstance(value, bool | int | float | complex):
         yield path, Held(value, put)
         return
-    if id(value) in seen or isinstance(value, nn.Module | type):
+    if id(value) in seen or isinstance(value, type):
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor | torch.Generator):
@@ -57,6 +60,10 @@ def _inside(path: str, value: Any, put: Any, seen: set[int], deeper: int) -> Ite
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "biufc" and value.flags.writeable:
             yield path, Held(torch.from_numpy(value), None)
+    elif isinstance(value, nn.Module):
+        own = {name: one for name, one in vars(value).items() if name not in _OF_EVERY_MODULE}
+        for name, one in {**value._parameters, **value._buffers, **value._modules, **own}.items():
+            yield from _inside(f"{path}.{name}", one, partial(setattr, value, name), seen, deeper)
     elif not deeper:
         return
     elif isinstance(value, dict):

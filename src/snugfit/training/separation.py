@@ -19,6 +19,7 @@ by length) shows only where the few have such a pair. `coupled_samples` declares
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -105,25 +106,31 @@ def separation(
                 def look(samples: Any) -> _Look:
                     return _look(loss_of, samples, parameters, scale, rough)
 
-                few, pieces = groups[0]
-                if _moves(look, pieces[0], parts):
+                piece = groups[0][1][0]
+                if _moves(look, piece, parts):
                     return Separation(separates=False, sentence=_MOVES)
-                first = look(pieces[0])
-                if not _agree(first, look(pieces[0])):
+                first, again = _in_turn(look, [piece, piece], parts)
+                if not _agree(first, again):
                     random = True
                     continue
-                found = _judged(few, pieces, look(few), [first, *map(look, pieces[1:])], loss_weight)
-                for few, pieces in groups[1:]:
-                    found = found.joined(
-                        _judged(few, pieces, look(few), [look(piece) for piece in pieces], loss_weight)
-                    )
-            return dataclasses.replace(found, random=random)
+                # What the first pass sets for all later ones (scales from its batch) is set by the batch, or by a piece.
+                judged = [
+                    _judged(few, pieces, _in_turn(look, [few], parts)[0], _in_turn(look, pieces, parts), loss_weight)
+                    for few, pieces in groups
+                ]
+            return dataclasses.replace(functools.reduce(Separation.joined, judged), random=random)
         return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
     except Exception as error:
         release_traceback(error)
         text = " ".join(str(error).split())[:200]
         failed = not is_out_of_memory(error)
         return Separation(separates=None, random=random, failed=failed, sentence=f"a few samples cannot run: {text}")
+
+
+def _in_turn(look: Callable[[Any], _Look], samples: Sequence[Any], parts: Sequence[object]) -> list[_Look]:
+    """Looks one after the other, from the state in which all was found."""
+    with untouched(parts):
+        return [look(one) for one in samples]
 
 
 def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:
@@ -164,12 +171,11 @@ def _all_quiet(modules: Iterable[nn.Module]) -> None:
 
 def _cut(batch: Any, split: Split, size: int) -> list[tuple[Any, list[Any]]]:
     """A few samples from the batch's begin and its end, each with the same in two pieces of the microbatch's parity."""
+    length = batch_length(batch) if _has_length(batch) else None  # None: one that only the caller's own split knows
+    size = size if length is None else min(size, length)
     pair = 2 if size % 2 == 0 and size >= 4 else 1
     half = max(min(size // 2, MOST // 2) // pair * pair, 1)
-    try:
-        few = split(batch, 2 * half) if batch_length(batch) > 2 * half else [batch]
-    except InputError:  # a batch that only the caller's own split knows
-        few = split(batch, 2 * half)
+    few = [batch] if length is not None and length <= 2 * half else split(batch, 2 * half)
     ends = [few[0], few[-1]] if len(few) > 1 else [few[0]]
     groups = [(end, list(split(end, half))) for end in ends]
     return [(end, pieces) for end, pieces in groups if len(pieces) > 1]

@@ -5,6 +5,7 @@
 - a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
 - a progress bar of tqdm: as one that shows nothing;
+- code that goes by value: with the file that it is in, which messages name and cloudpickle leaves out since 3.1.3;
 - an enum of an extension (pybind11's, which pickle cannot read back): by its class and name;
 - anything else that cannot be pickled, or not be read back (an open file, a running generator, a logger of a run): as a
   stand-in that lets the rest work, and says what it is and where when something asks it for anything.
@@ -79,6 +80,10 @@ def reduce(value: Any) -> Reduced | None:
     kind = type(value)
     if kind in _LOCKS:
         return _LOCKS[kind], ()
+    if kind is types.CodeType:
+        import cloudpickle
+
+        return _code, (*cloudpickle.Pickler.dispatch_table[kind](value), value.co_filename)
     if kind is weakref.ReferenceType:
         alive = value()
         return (weakref.ref, (alive,)) if alive is not None else (_dead_reference, ())
@@ -137,6 +142,10 @@ def _import_path(kind: type) -> tuple[str, str]:
     modules = [(kind.__module__, sys.modules.get(kind.__module__)), *elsewhere]
     found = ((path, name) for path, one in modules for name in names if getattr(one, "__dict__", {}).get(name) is kind)
     return next(found, (kind.__module__, kind.__qualname__))
+
+
+def _code(make: Callable[..., types.CodeType], parts: tuple[Any, ...], file: str) -> types.CodeType:
+    return make(*parts).replace(co_filename=file)
 
 
 def _member(module: str, name: str, member: str) -> Any:

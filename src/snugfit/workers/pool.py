@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.workers import torch_settings
 from snugfit.workers.worker_end import LastWords
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class Worker:
                 pickle.load(self._stdout)
                 self._ready = True
             self._last_words.forget()
-            self._send((list(sys.path), _folder(), request))
+            self._send((list(sys.path), _folder(), torch_settings.of_this_process(), request))
             answer = pickle.load(self._stdout)
         except (OSError, EOFError, pickle.UnpicklingError):  # the last of an answer that was cut off
             code = self._process.wait()

@@ -19,6 +19,7 @@ from typing import Any
 
 from snugfit.errors import SnugfitError
 from snugfit.library_imports import importing
+from snugfit.workers import torch_settings
 from snugfit.workers.real_run import NOT_TRIED, Refused, cannot_run, judged, line_of
 
 
@@ -57,9 +58,11 @@ def _serve() -> None:
     pickle.dump("ready", answers)
     answers.flush()
     while True:
-        path, folder, request = pickle.load(requests)
+        path, folder, settings, request = pickle.load(requests)
         # As bytes in a message: what cannot be read over there leaves the stream at the beginning of the next one.
-        pickle.dump(_answer(path, folder, request, skeleton.loads), answers)
+        with torch_settings.taken_over(settings):
+            answer = _answer(path, folder, request, skeleton.loads)
+        pickle.dump(answer, answers)
         answers.flush()
         gc.collect()
         if len(sys.modules) > imported:  # libraries that a request brought stay, and need not be looked through again

@@ -109,6 +109,29 @@ def test_what_no_step_touches_takes_nothing(pool):
     assert plain.peak_allocated_bytes <= found.peak_allocated_bytes <= plain.peak_allocated_bytes + 64
 
 
+class Spare(nn.Module):
+    """Keeps networks where torch does not look for them: in a dict and a list of plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = {"small": small(), "large": [large()]}
+        self.net = self.kinds["small"]
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_what_the_model_keeps_unused_is_in_the_memory_of_a_run_on_cpu(pool):
+    def loss(output, batch):
+        return F.cross_entropy(output, batch[1])
+
+    def peak(model, device):
+        return snugfit.estimate(model, BATCH, device=device, pool=pool, loss=loss).peak_allocated_bytes
+
+    assert peak(Spare(), "cpu") == peak(small(), "cpu") + TEACHER_BYTES
+    assert peak(Spare(), "rtx-4090") == peak(small(), "rtx-4090")  # nobody moves it to the card
+
+
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 @pytest.mark.parametrize(
     "held",

@@ -42,6 +42,17 @@ def to_list(output, batch):
     return entropy(output, batch)
 
 
+def by_lengths(output, batch):
+    """Numbers of equal lengths in a row, as code has it that runs inputs of one size together."""
+    counts = torch.unique_consecutive(torch.tensor([4, 4, 2, 2, 2]), return_counts=True)[1]
+    assert torch.cumsum(counts, 0).tolist() == [2, 5] and len(torch.tensor([0, 3, 0]).nonzero()) == 1
+    return entropy(output, batch)
+
+
+def test_sizes_that_small_numbers_of_the_host_decide_are_known(estimate):
+    assert not any("unique" in text or "nonzero" in text for text in estimate(by_lengths).answered)
+
+
 @pytest.mark.parametrize("loss", [logged, to_numpy, to_list])
 def test_a_number_that_is_logged_is_answered_and_named(estimate, loss):
     found = estimate(loss)

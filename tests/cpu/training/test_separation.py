@@ -247,10 +247,10 @@ def test_it_costs_one_look():
     model = make_model("mlp", torch.float32)
     passes = counted(model)
     trainer, _ = trained(model, cross_entropy, batch=make_batches("mlp", 8, 1, torch.float32)[0])
-    assert next(passes) == 9 + 2  # and the next one counts this look
+    assert next(passes) == 10 + 2  # and the next one counts this look
     for batch in make_batches("mlp", 8, 3, torch.float32):
         trainer.step(batch)
-    assert next(passes) == 9 + 2 + 1 + 3 * 2
+    assert next(passes) == 10 + 2 + 1 + 3 * 2
 
 
 def test_what_a_plan_has_promised_is_kept_or_refused():
@@ -301,6 +301,37 @@ def test_a_description_is_planned_by_random_values():
     assert str(plan.fidelity) == str(plan.estimate.fidelity) == "exact"
     assert plan.traits == {}  # random values promise nothing about the real ones: the first step looks again
     assert described[0].weight.is_meta
+
+
+class Scaled(nn.Module):
+    """Takes its scale from the first batch that it sees, as activation norms of flows do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_model("mlp", torch.float32)
+        self.scale = None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = x.detach().std()
+        return self.net(x / self.scale)
+
+
+def test_what_the_first_pass_sets_is_set_by_the_whole_batch():
+    trainer, told = trained(Scaled(), cross_entropy, size=2)
+    assert str(trainer.fidelity) == "different (microbatch_size)" and "changes the update" in told
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize(("loss", "coupled"), [(contrastive, True), (cross_entropy, False)])
+def test_a_plan_tries_small_batches_too(samples, loss, coupled):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnugfitWarning)
+        plan = snugfit.plan(
+            make_model("mlp", torch.float32), make_batches("mlp", samples, 1, torch.float32)[0], loss=loss,
+            budget="64MiB", device="cpu",
+        )  # fmt: skip
+    assert plan.traits == {"coupled_samples": coupled}
 
 
 def weighted(model, batch):

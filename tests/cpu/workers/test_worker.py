@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 
 import snugfit
 from snugfit.errors import CannotSimulateError, InputError, RecipeError
+from snugfit.fake_device import registration
 from snugfit.workers import skeleton
 from snugfit.workers.pool import Pool
 
@@ -32,6 +33,23 @@ def pool():
 
 def mean(output, batch):
     return output.mean()
+
+
+def test_switches_of_torch_go_with_each_request(pool, monkeypatch):
+    def seen():
+        einsum = sys.modules["torch.backends.opt_einsum"]
+        return torch.get_default_dtype(), einsum.enabled, registration._threads
+
+    ordered = torch.backends.opt_einsum.is_available()
+    assert pool.call(seen) == (torch.float32, ordered, torch.get_num_threads())
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pool.call(seen) == (torch.float64, False, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert pool.call(seen)[0] is torch.float32
 
 
 def test_lambdas_and_closures_run_in_a_warm_process(pool):
