@@ -85,11 +85,9 @@ def planned(case: Case, pool: Pool) -> dict[str, Any]:
 
     Returns:
         The plan, what it was predicted and measured to need, and how far its losses and weights are from the plain loop's;
-        or `plan_refused` or `training_refused` with the error. Nothing for a loop that keeps its own update.
+        or `plan_refused` or `training_refused` with the error.
     """
     adopted = case.adopt()
-    if adopted.step is not None:
-        return {}
     try:
         plan = or_the_smallest(partial(_plan, adopted, pool), int(BUDGET_SHARE * plain_bytes(case)))
     except SnugfitError as error:
@@ -191,21 +189,27 @@ def plainly(
     adopted = case.adopt()
     model = adopted.model()
     built()
+    if adopted.step is not None:
+        return _own_losses(adopted, model, steps), model.state_dict()
     update = _optimizer(adopted, model, optimizer)
     losses = []
     for number in range(steps):
         batch = _batch(adopted, number)
-        if adopted.step is not None:
-            loss = adopted.step(model, update, batch)
-        else:
-            loss = _loss(adopted, model, batch)
-            loss.backward()
-            update.step()
-            update.zero_grad()
-            if evaluate and number == 0:
-                _evaluate(adopted, model, batch)
+        loss = _loss(adopted, model, batch)
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        if evaluate and number == 0:
+            _evaluate(adopted, model, batch)
         losses.append(float(loss.detach()))
     return losses, model.state_dict()
+
+
+def _own_losses(adopted: Adopted, model: nn.Module, steps: int) -> list[float]:
+    """Trains by the foreign loop, with its own optimizers."""
+    assert adopted.step is not None
+    update = _optimizer(adopted, model, None)
+    return [float(adopted.step(model, update, _batch(adopted, number))) for number in range(steps)]
 
 
 def by_plan(
@@ -217,7 +221,7 @@ def by_plan(
     evaluate: bool = False,
     built: Callable[[], object] = lambda: None,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Trains by snugfit's trainer: the lines of its README.
+    """Trains by snugfit's trainer, or by its own loop with `snugfit.apply` in front: the lines of the README.
 
     Args:
         case: What is trained; adopted anew.
@@ -234,6 +238,9 @@ def by_plan(
     adopted = case.adopt()
     model = adopted.model()
     built()
+    if adopted.step is not None:
+        with snugfit.apply(model, plan):
+            return _own_losses(adopted, model, steps), model.state_dict()
     trainer = snugfit.prepare(model, plan, device="cpu", **_update(adopted, optimizer), **adopted.arguments())
     losses: list[float] = []
     take_course(
@@ -272,6 +279,9 @@ def _plan(adopted: Adopted, pool: Pool, budget_bytes: int) -> Any:
     _seed(0)
     model, batch = adopted.model(), adopted.batch()
     given = {"device": "cpu", "assume": adopted.assume, "pool": pool, "budget": budget_bytes}
+    if adopted.step is not None:
+        own = {"step": adopted.step, "optimizer": _optimizer(adopted, model, None), "steps": MEASURED_STEPS}
+        return snugfit.plan(model, batch, **own, **given)
     return snugfit.plan(model, batch, **_update(adopted), **adopted.arguments(), **given)
 
 

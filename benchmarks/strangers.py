@@ -2,8 +2,8 @@
 
 For each one the peak tensor bytes of its own plain loop are measured and predicted; then a plan of exact techniques for 60 %
 of them (or the least that works) is trained, and twelve losses and all weights are held against the plain loop's, in float64
-where the code can. Loops that keep their own backward and updates (`step`) are measured and predicted. Each row has a
-process of its own; rows are kept as they come, so a run can be stopped and goes on where it was.
+where the code can. Loops that keep their own backward and updates (`step`) are planned as such, and trained with
+`snugfit.apply`. Each row has a process of its own; rows are kept as they come, so a run can be stopped and goes on where it was.
 
 The foreign code is not here: `--commands` prints what fetches it into a folder.
 
@@ -59,8 +59,8 @@ def made(name: str, sources: Path) -> dict[str, Any]:
 
 
 def is_answered(row: dict[str, Any]) -> bool:
-    """Whether a stranger got what the README promises: bytes, and a plan that trains (its own loop: bytes)."""
-    return "ratio" in row and (row["own_loop"] or "loss_difference" in row)
+    """Whether a stranger got what the README promises: bytes, and a plan that trains."""
+    return "loss_difference" in row
 
 
 def is_as_plain(row: dict[str, Any]) -> bool:

@@ -201,6 +201,8 @@ def _no_fused_kernel(row: OptimizerRow, device: torch.device, groups: Groups) ->
     """Returns why fused kernels cannot be used here, None where they can."""
     if not kind_of(device).fused_optimizers:
         return f"torch has no fused kernels for {device.type}"
+    if any(weight.is_complex() for group in groups for weight in group["params"]):
+        return "torch's fused kernels take no complex weights"
     half = any(weight.dtype.itemsize == 2 for group in groups for weight in group["params"])
     if row.cls is SGD and device.type == "cpu" and half and _torch_version() < _SGD_16_BITS_SINCE:
         return f"the fused SGD of torch {torch.__version__} does not change 16-bit weights on cpu"

@@ -131,6 +131,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
     parameter = isinstance(tensor, torch.nn.Parameter)
     if (
         tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
         and not parameter
         and tensor.numel() <= REAL_ELEMENTS
         and not tensor.requires_grad
