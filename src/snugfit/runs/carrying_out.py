@@ -27,13 +27,15 @@ from snugfit.runs.place import RunPlace, place_named
 from snugfit.runs.request import How, Request, resume_command, saved_words
 from snugfit.runs.result import TrainResult
 from snugfit.runs.text_parts import save_for_transformers
-from snugfit.training.adapter_file import save_trained
+from snugfit.techniques.adapter.layers import adapted_layers
+from snugfit.training.adapter_file import merge_adapter
 from snugfit.training.loop import Loop, LoopResult, steps_of_run
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
 from snugfit.training.stop_signal import StopSignal
 from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
+from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task
 
@@ -242,16 +244,16 @@ def _summary(
 def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], processes: Processes) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     path, model = loop.run_dir.path, loop.trainer.model
-    if processes.count > 1:
-        from snugfit.training.shares import collect  # loads torch's sharding
 
-        collect(model, here=processes.first)
-    if not processes.first:
-        return
-    try:
-        save_trained(path, model)
+    def write(weights: Weights) -> None:
+        weights.write(path)
         with taken_in(path) as folder:
             save_for_transformers(folder, model, request, loop.data)
+
+    try:
+        write_together(loop.trainer, write)
     except OSError as error:
         raise TrainingError(f"the model cannot be written to {path}: {error.strerror}.") from error
+    if processes.count == 1 and adapted_layers(model) and not is_packed(model):
+        merge_adapter(model)  # whoever has given the model gets a plain one
     loop.run_dir.write_summary(summary)

@@ -15,6 +15,7 @@ import copy
 import importlib.util
 import json
 import logging as log_levels
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ from snugfit.workloads.weights import StoredShards
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """A directory with weights has one of these."""
+
+GENERATION = "generation_config.json"
+"""What transformers' `generate` goes by, beside the config."""
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -222,13 +226,23 @@ def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None,
         OSError: The disk is full or a file cannot be written.
     """
     config: Any = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    config.architectures = [_plain_class(model).__name__]
     if use_cache is not None:
         config.use_cache = use_cache
     config.dtype = next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
     config.save_pretrained(folder)
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is not None and generation != type(generation).from_model_config(model.config):
+        generation.to_json_file(folder / GENERATION)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _plain_class(model: torch.nn.Module) -> type:
+    """The class of a model that torch may have shared out, for which it makes a class of its own."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    made = () if fsdp is None else (fsdp.FSDPModule,)
+    return next(one for one in type(model).__mro__ if not issubclass(one, made))
 
 
 @contextlib.contextmanager
