@@ -87,9 +87,10 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
     config = _read_config(directory)
     if adapted_layers(model):
         raise InputError("the model carries adapters already; merge them first with snugfit.merge_adapter(model).")
-    from peft.utils import set_peft_model_state_dict
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 
     stored = _read_weights(directory / WEIGHTS)
+    absent = any(weight.is_meta for weight in model.parameters())
     heads = tuple(config.modules_to_save or ())
     adapters = {name: value for name, value in stored.items() if "lora_" in name}
     rest = {name: value for name, value in stored.items() if name not in adapters}
@@ -103,8 +104,29 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
         "adapter_dropout": config.lora_dropout,
     }
     add_adapters(model, config, classifier=classifier, settings=settings, seed=0)
-    set_peft_model_state_dict(model, adapters, adapter_name=NAME)
-    model.load_state_dict(rest, strict=False)
+    if absent:  # peft would leave the adapters where the weights beside them are; these are still in their file
+        own = model.state_dict(keep_vars=True)
+        names = {id(value): name for name, value in own.items()}
+        files = get_peft_model_state_dict(model, state_dict=own, adapter_name=NAME, save_embedding_layers=False)
+        rest |= {names[id(value)]: adapters[name] for name, value in files.items()}
+    else:
+        set_peft_model_state_dict(model, adapters, adapter_name=NAME)
+    model.load_state_dict(rest, strict=False, assign=absent)
+
+
+def head_rows(directory: Path) -> int | None:
+    """Returns how many classes the head tells apart that was trained with an adapter; None without one.
+
+    Args:
+        directory: Where the adapter is.
+
+    Raises:
+        InputError: The files are missing, or not understood.
+    """
+    parts = tuple(f"{name}." for name in _read_config(directory).modules_to_save or ())
+    stored = _read_weights(directory / WEIGHTS)
+    rows = [len(value) for name, value in stored.items() if name.startswith(parts) and value.dim() > 1]
+    return rows[-1] if parts and rows else None
 
 
 def merge_adapter(model: nn.Module) -> None:

@@ -42,7 +42,7 @@ def taken_in(path: Path) -> Iterator[Path]:
             return
         # First the list: whatever is moved is on it, even if the process is killed in between.
         with replaced_file(path / _BESIDE) as temporary:
-            listed = {*_listed(path), *(file.as_posix() for file in files)}
+            listed = {*written_beside(path), *(file.as_posix() for file in files)}
             temporary.write_text(json.dumps(sorted(listed)) + "\n", encoding="utf-8")
         for file in files:
             (path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def remove_results(path: Path) -> None:
     Args:
         path: The run directory.
     """
-    files = [path / name for name in (MODEL, *_listed(path), _BESIDE)]
+    files = [path / name for name in (MODEL, *written_beside(path), _BESIDE)]
     for folder, pattern in _IN_FOLDERS.items():
         files += (path / folder).glob(pattern)
     for file in files:
@@ -65,7 +65,12 @@ def remove_results(path: Path) -> None:
             place.rmdir()
 
 
-def _listed(path: Path) -> list[str]:
+def written_beside(path: Path) -> list[str]:
+    """Returns the names of what a run has written beside its weights: config and tokenizer of a model of transformers.
+
+    Args:
+        path: The run directory.
+    """
     try:
         names = json.loads((path / _BESIDE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

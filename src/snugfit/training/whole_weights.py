@@ -1,8 +1,8 @@
 """The weights of a trained model, whole and under the plain model's keys, on the host of the first process.
 
-Processes that share weights out or cut them collect one tensor after the other, or the few of one layer; the first takes each
-to its host, or straight into a file, before the next is asked for. So no device ever holds more than a layer beside its own
-share, and a model that is saved is nowhere whole but in its file.
+Processes that share weights out or cut them collect one tensor after the other, or the few of one layer; the first takes
+each to its host, or straight into a file, before the next is asked for. So no device ever holds more than a layer beside its
+own share, and a model that is saved is nowhere whole but in its file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from snugfit.atomic_file import filled_folder
 from snugfit.errors import InputError, SnugfitError
 from snugfit.techniques.adapter.layers import adapter_record
-from snugfit.techniques.adapter.merged import merged_weights, tensor_names
+from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
 from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.adapter_file import write_adapter
 from snugfit.training.run_results import ADAPTER, MODEL
@@ -83,7 +83,9 @@ def save(trainer: Trainer, path: str | Path) -> None:
                 if _is_of_transformers(model):
                     save_beside(model, folder, use_cache=None, tokenizer=None)
         except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}. Give another path.") from error
+            raise InputError(
+                f"{str(path)!r} cannot be written: {error.strerror or error}. Give another path."
+            ) from error
 
     if path.suffix == SUFFIX and is_packed(model):
         raise InputError(
@@ -163,7 +165,7 @@ def write_together(trainer: Trainer, write: Callable[[Weights], None]) -> None:
         OSError: What `write` raises.
     """
     model = trainer.model
-    layers = {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
+    layers = adapted_everywhere(model)
     state = model.state_dict(keep_vars=True)
     record = adapter_record(model)
     heads = tuple(f"{name}." for name in (() if record is None else record.classifier))

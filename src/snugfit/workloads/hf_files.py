@@ -33,6 +33,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 GENERATION = "generation_config.json"
 """What transformers' `generate` goes by, beside the config."""
 
+_FRESH = "snugfit_fresh"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
@@ -190,12 +191,22 @@ def load_pretrained(
             f"the weights of 'hf:{name}' cannot be read: {describe(error, None)}. They are damaged, incomplete, or another "
             "model's than config.json says."
         ) from error
-    _check_loaded(name, model, info)
+    setattr(model, _FRESH, _check_loaded(name, model, info))
     assert isinstance(model, torch.nn.Module)
     return model
 
 
-def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
+def fresh_parts(model: torch.nn.Module) -> tuple[str, ...]:
+    """Returns the names of tensors that were drawn because the weights of the directory had none that fit.
+
+    Args:
+        model: What `load_pretrained` has built, or any other model.
+    """
+    found: tuple[str, ...] = getattr(model, _FRESH, ())
+    return found
+
+
+def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> tuple[str, ...]:
     """A fresh head is told; a model of which most is fresh was not loaded at all."""
     other = {str(entry[0]) for entry in info["mismatched_keys"]}
     fresh = sorted(other | set(info["missing_keys"]))
@@ -211,6 +222,7 @@ def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
     if fresh:
         shape = " (of another shape there)" if other else ""
         warn(f"{listed(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.")
+    return tuple(fresh)
 
 
 def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:

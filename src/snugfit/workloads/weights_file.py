@@ -52,8 +52,8 @@ def layout_of(state: Mapping[str, Tensor]) -> Layout:
         value = state[odd[0]]
         what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise InputError(
-            f"{odd[0]!r} of the model's state_dict is {what}, which a safetensors file cannot hold. Save the state_dict with "
-            "torch.save, or take it out of the model first."
+            f"{odd[0]!r} of the model's state_dict is {what}, which a safetensors file cannot hold. Save the state_dict "
+            "with torch.save, or take it out of the model first."
         )
     return {name: (value.dtype, tuple(value.shape)) for name, value in state.items()}
 

@@ -137,7 +137,9 @@ def test_tied_weights_stay_tied_and_conv1d_merges(tmp_path):
     sizes = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32, use_cache=False)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(sizes)
-    trainer = snugfit.prepare(model, Recipe(adapter="lora", adapter_targets="*.c_fc,*.c_proj,*.c_attn"), lr=0.05, device="cpu")
+    trainer = snugfit.prepare(
+        model, Recipe(adapter="lora", adapter_targets="*.c_fc,*.c_proj,*.c_attn"), lr=0.05, device="cpu"
+    )
     ids = torch.randint(0, 40, (4, 12))
     trainer.step({"input_ids": ids, "labels": ids})
     trainer.step({"input_ids": ids, "labels": ids})
@@ -175,7 +177,12 @@ def test_a_layer_in_two_places_is_saved_merged_in_both(tmp_path):
     torch.manual_seed(1)
     model = Twice()
     trainer = snugfit.prepare(
-        model, Recipe(adapter="lora"), loss=lambda out, batch: out.square().mean(), optimizer="sgd", lr=1.0, device="cpu"
+        model,
+        Recipe(adapter="lora"),
+        loss=lambda out, batch: out.square().mean(),
+        optimizer="sgd",
+        lr=1.0,
+        device="cpu",
     )
     inputs = torch.randn(8, 6)
     for _ in range(3):
@@ -211,7 +218,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_packed_weights_go_to_a_folder_and_what_is_no_tensor_is_named(tmp_path):
     trainer = trainer_of({"adapter": "lora", "quantize": "int8"}, dtype=torch.float32)
-    with pytest.raises(InputError, match="are packed.*Give a folder"):
+    with pytest.raises(InputError, match=r"are packed.*Give a folder"):
         trainer.save(tmp_path / "m.safetensors")
 
     class Counted(nn.Linear):
@@ -224,6 +231,6 @@ def test_packed_weights_go_to_a_folder_and_what_is_no_tensor_is_named(tmp_path):
     odd = snugfit.prepare(Counted(2, 2), loss=lambda out, batch: out.sum(), device="cpu")
     odd.step(torch.ones(2, 2))
     assert odd.full_state_dict()["_extra_state"] == {"calls": 3}
-    with pytest.raises(InputError, match="'_extra_state' .* is a dict"):
+    with pytest.raises(InputError, match=r"'_extra_state' .* is a dict"):
         odd.save(tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())

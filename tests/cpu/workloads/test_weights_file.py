@@ -78,7 +78,10 @@ def test_tensors_of_every_dtype_come_in_any_order_and_are_read_back(tmp_path):
 
 
 def test_what_no_file_can_hold_is_named(tmp_path):
-    for value, words in (({"beta": 2}, "'m._extra_state' .* is a dict"), (torch.zeros(2, dtype=torch.cdouble), "complex128")):
+    for value, words in (
+        ({"beta": 2}, "'m._extra_state' .* is a dict"),
+        (torch.zeros(2, dtype=torch.cdouble), "complex128"),
+    ):
         with pytest.raises(InputError, match=words):
             save_model(tmp_path / "m", {"w": torch.ones(2), "m._extra_state": value})
     assert not list(tmp_path.iterdir())

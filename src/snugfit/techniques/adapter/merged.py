@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from snugfit.errors import InputError
 
 
+def adapted_everywhere(model: nn.Module) -> dict[str, Any]:
+    """Returns the layers with an adapter beside them, a shared one under each of its names.
+
+    Args:
+        model: Any module.
+    """
+    return {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
+
+
 def tensor_names(name: str, layer: Any) -> tuple[list[str], list[str]]:
     """Returns what an adapted layer has in the model's `state_dict`: the plain model's tensors, and the adapter's.
 
@@ -39,6 +48,7 @@ def merged_weights(name: str, layer: Any, values: Mapping[str, Tensor]) -> dict[
     Raises:
         InputError: The adapter is not finite.
     """
+    assert not any(value.is_meta for value in values.values()), name  # peft would add nothing, without a word
     twin = _with_values(layer, f"{name}.", values)
     try:
         twin.merge(safe_merge=True)
