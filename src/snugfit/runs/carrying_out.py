@@ -29,6 +29,7 @@ from snugfit.runs.result import TrainResult
 from snugfit.runs.text_parts import save_for_transformers
 from snugfit.techniques.adapter.layers import adapted_layers
 from snugfit.training.adapter_file import merge_adapter
+from snugfit.training.best import check_best
 from snugfit.training.loop import Loop, LoopResult, steps_of_run
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
@@ -38,6 +39,7 @@ from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task
+from snugfit.workloads.weights_file import layout_of
 
 _SHOWN_FILES = 10
 """Unreadable files that the result names; it counts all."""
@@ -70,6 +72,7 @@ def carry_out(
     assert settings.batch_size is not None
     if how.tensorboard:
         check_tensorboard()
+    check_best(settings, task, data)
     if settings.batch_size > len(data.train):
         raise InputError(
             f"batch_size {settings.batch_size} is larger than the {len(data.train)} training samples of {data.name}; give "
@@ -92,6 +95,7 @@ def carry_out(
         built()
         if given is not None and settings.evaluate:
             check_batch(trainer, data, task)
+        layout_of(trainer.model.state_dict())  # what cannot be saved is said before the first step
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
@@ -231,6 +235,8 @@ def _summary(
         "loading": None if where.card else result.loading,
         "metrics": result.metrics,
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
+        "best": result.best,
+        "stopped_early": result.stopped_early,
         "steps": result.steps,
         "steps_per_epoch": loop.steps_per_epoch,
         "unreadable": _unreadable(loop, processes),

@@ -9,6 +9,7 @@
     config.json, ...    of models of transformers: config and tokenizer, so that the directory loads as a model
     adapter/            what adapters have learned, in peft's format
     checkpoints/        step-00000123.ckpt, the newest two; `.saved` is the step of the last one that was written
+    best/               step-00000120.safetensors, what the model held at the best evaluation, where that is kept
     tensorboard/        event files, when asked for
 
 A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Files whose
@@ -32,7 +33,7 @@ import yaml
 from snugfit.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
 from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
-from snugfit.training.run_results import CHECKPOINTS, remove_results
+from snugfit.training.run_results import BEST, CHECKPOINTS, remove_results
 from snugfit.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class RunDirectory:
         ):
             self._lock = _locked(path / _LOCK)
             try:
-                for folder in (path, path / CHECKPOINTS):
+                for folder in (path, path / CHECKPOINTS, path / BEST):
                     remove_leftovers(folder)
             except OSError:
                 self._lock.close()

@@ -15,8 +15,11 @@ from pathlib import Path
 from snugfit.atomic_file import TEMPORARY_PREFIX, remove, replaced_file
 
 MODEL = "model.safetensors"
-CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"
-_IN_FOLDERS = {CHECKPOINTS: "step-*.ckpt", TENSORBOARD: "events.out.tfevents.*", ADAPTER: "adapter_*"}
+CHECKPOINTS, TENSORBOARD, ADAPTER, BEST = "checkpoints", "tensorboard", "adapter", "best"
+BEST_WEIGHTS = "step-*.safetensors"
+_IN_FOLDERS = {
+    CHECKPOINTS: "step-*.ckpt", TENSORBOARD: "events.out.tfevents.*", ADAPTER: "adapter_*", BEST: BEST_WEIGHTS
+}  # fmt: skip
 """What a run writes into its folders; whatever else is there is the user's."""
 _BESIDE = ".beside"
 

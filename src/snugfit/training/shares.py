@@ -54,6 +54,16 @@ def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
     return part.to(local(layout).device).contiguous()
 
 
+def put_share(layout: Tensor, whole: Tensor) -> None:
+    """Puts this process's part of a tensor that it has all of in its place.
+
+    Args:
+        layout: The place.
+        whole: The tensor.
+    """
+    local(layout).copy_(share_of_whole(whole, layout))
+
+
 def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> Tensor:
     """Returns this process's share of a tensor as torch's sharded one, on the device of a mesh.
 

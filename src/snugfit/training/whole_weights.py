@@ -23,6 +23,7 @@ from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.training.adapter_file import write_adapter
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.workloads.hf_files import save_beside
+from snugfit.workloads.weights import StoredWeights
 from snugfit.workloads.weights_file import layout_of, save_tensors
 
 if TYPE_CHECKING:
@@ -94,6 +95,49 @@ def save(trainer: Trainer, path: str | Path) -> None:
         )
     trainer.finish()
     write_together(trainer, write)
+
+
+def save_state(trainer: Trainer, path: Path) -> None:
+    """Writes all that a trainer's model holds, adapters and packed weights as they are; every process must come here.
+
+    Args:
+        trainer: The trainer, between two steps.
+        path: A safetensors file.
+
+    Raises:
+        OSError: The disk is full or the file cannot be written.
+    """
+    trainer.finish()
+    state = trainer.model.state_dict(keep_vars=True)
+    layout = layout_of(state)
+    pairs = _tied(state, state)
+    _collect(trainer, pairs, lambda arriving: save_tensors(path, layout, (one for unit in arriving for one in unit.items())))
+
+
+@torch.no_grad()
+def load_state(trainer: Trainer, path: Path) -> None:
+    """Puts what `save_state` has written in place of what a trainer's model holds: each process reads its share.
+
+    Args:
+        trainer: A trainer of the same model, shared out among any number of processes.
+        path: The file.
+
+    Raises:
+        InputError: It is missing, damaged, or another model's.
+    """
+    stored = StoredWeights(path)
+    trainer.finish()
+    state = trainer.model.state_dict()
+    if {name: tuple(value.shape) for name, value in state.items()} != stored.shapes:
+        raise InputError(f"{str(path)!r} holds another model. Put back the file that the run has written.")
+    for name, value in state.items():
+        whole = stored.read(name)
+        if trainer.ranks is None:
+            value.copy_(whole)
+        else:
+            from snugfit.training.shares import put_share  # loads torch's sharding
+
+            put_share(value, whole)
 
 
 def is_packed(model: nn.Module) -> bool:
