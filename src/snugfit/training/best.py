@@ -55,7 +55,8 @@ def check_best(workload: Workload, task: Task, data: Splits) -> None:
     wanted = [name for name in ("patience", "keep_best") if getattr(workload, name) is not None]
     if wanted and data.validation is None:
         raise InputError(
-            f"{option(*wanted)} goes by evaluations on validation data, and {data.name} has none. Give some, or leave it out."
+            f"{option(*wanted)}: a run is judged by evaluations on validation data, and {data.name} has none. Give some, or leave "
+            "that out."
         )
     known = (LOSS, *task.metric_names)
     if workload.keep_best is not None and workload.keep_best not in known:

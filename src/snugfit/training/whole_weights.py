@@ -111,7 +111,9 @@ def save_state(trainer: Trainer, path: Path) -> None:
     state = trainer.model.state_dict(keep_vars=True)
     layout = layout_of(state)
     pairs = _tied(state, state)
-    _collect(trainer, pairs, lambda arriving: save_tensors(path, layout, (one for unit in arriving for one in unit.items())))
+    _collect(
+        trainer, pairs, lambda arriving: save_tensors(path, layout, (one for unit in arriving for one in unit.items()))
+    )
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ RECIPES = {
     "plain": (Recipe(), {}),
     "bf16": (Recipe(precision="bf16-true", stochastic_rounding=True), {}),
     "in backward": (Recipe(step_in_backward=True), {"optimizer": "sgd", "lr": 0.1}),
-    "adapter": (Recipe(adapter="lora", adapter_rank=2), {"lr": 0.1}),
+    "packed": (Recipe(adapter="lora", adapter_rank=2, quantize="int8"), {"lr": 0.1}),
 }
 
 
@@ -195,7 +195,9 @@ def test_what_is_kept_takes_no_memory(tmp_path):
     def peak(path, **settings):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 20000), torch.nn.Linear(20000, 10))
         with new_run(path) as run:
-            loop = make_loop(run, model=model, max_steps=6, eval_every=1, save_every=100, optimizer="sgd", lr=10.0, **settings)
+            loop = make_loop(
+                run, model=model, max_steps=6, eval_every=1, save_every=100, optimizer="sgd", lr=10.0, **settings
+            )
             events = AllocatorEvents()
             warm_up()
             events.start()
@@ -219,10 +221,12 @@ def test_data_without_a_validation_part_and_metrics_that_are_not_reported_are_re
 
     splits = data()
     check_best(Workload(keep_best="accuracy", patience=1), TASK, splits)
-    with pytest.raises(InputError, match="'acuracy', which image-classification does not report; did you mean 'accuracy'"):
+    with pytest.raises(
+        InputError, match="'acuracy', which image-classification does not report; did you mean 'accuracy'"
+    ):
         check_best(Workload(keep_best="acuracy"), TASK, splits)
     with pytest.raises(InputError, match="loss, accuracy"):
         check_best(Workload(keep_best="perplexity"), TASK, splits)
     for wanted in ({"patience": 2}, {"keep_best": "loss"}):
-        with pytest.raises(InputError, match=f"{next(iter(wanted))} goes by evaluations on validation data"):
+        with pytest.raises(InputError, match=f"{next(iter(wanted))}: a run is judged by"):
             check_best(Workload(**wanted), TASK, replace(splits, validation=None))
