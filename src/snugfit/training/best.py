@@ -1,4 +1,4 @@
-"""The best evaluation of a run: when it was, what it found and what the model held; and whether none was better for too long.
+"""The best evaluation of a run: when it was, what it found, what the model held; and whether none was better for too long.
 
 What the model holds is written when an evaluation is the best so far, as one file under the number of its step, tensor by
 tensor: no memory is taken for it, and any number of processes reads it back. Which step was the best is kept in the
@@ -55,8 +55,8 @@ def check_best(workload: Workload, task: Task, data: Splits) -> None:
     wanted = [name for name in ("patience", "keep_best") if getattr(workload, name) is not None]
     if wanted and data.validation is None:
         raise InputError(
-            f"{option(*wanted)}: a run is judged by evaluations on validation data, and {data.name} has none. Give some, or leave "
-            "that out."
+            f"{option(*wanted)}: a run is judged by evaluations on validation data, and {data.name} has none. Give some, or "
+            "leave that out."
         )
     known = (LOSS, *task.metric_names)
     if workload.keep_best is not None and workload.keep_best not in known:
@@ -139,8 +139,8 @@ class Best:
         file = self._file(self.so_far.step)
         if self._kept and self.so_far.step and not file.is_file():
             raise InputError(
-                f"{str(file)!r} is gone, what the model held at its best evaluation. Put it back, or start the run again with "
-                f"{option('overwrite')} in place of {option('resume')}."
+                f"{str(file)!r} is gone, what the model held at its best evaluation. Put it back, or start the run again "
+                f"with {option('overwrite')} in place of {option('resume')}."
             )
 
     def restore(self) -> bool:

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_loop import Watcher, data, make_loop, new_run, rows, without_speed
 
 from snugfit.errors import InputError, SnugfitWarning
@@ -152,7 +151,7 @@ def test_a_best_that_cannot_be_read_is_named(tmp_path, lost):
         save_model(file, {"w": torch.ones(2)})
     with RunDirectory.open(tmp_path / "run") as run:
         loop = make_loop(run, **SETTINGS, keep_best="loss")
-        with pytest.raises(InputError, match="step-.*safetensors") as error:
+        with pytest.raises(InputError, match=r"step-.*safetensors") as error:
             loop.resume()
             loop.train()
     words = {"gone": "--overwrite|overwrite", "damaged": "damaged", "another model's": "another model"}
