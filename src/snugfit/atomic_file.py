@@ -60,20 +60,28 @@ def filled_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: It cannot be written; whatever stood under `path` is still there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent) as name:
-        folder = Path(name) / path.name
-        folder.mkdir()
-        yield folder
-        files = sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
-        for file in files:
-            flush(folder / file)
-        if path.is_dir() and any(path.iterdir()):
+    path = path.resolve()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent) as name:
+            folder = Path(name) / path.name
+            folder.mkdir()
+            yield folder
+            files = sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
             for file in files:
-                (path / file).parent.mkdir(parents=True, exist_ok=True)
-                (folder / file).replace(path / file)
-        else:
-            folder.replace(path)
+                flush(folder / file)
+            if path.is_dir() and any(path.iterdir()):
+                for file in files:
+                    (path / file).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / file).replace(path / file)
+            else:
+                folder.replace(path)
+    except BaseException:
+        for made in missing:
+            with contextlib.suppress(OSError):  # not there yet, or somebody else has put something in
+                made.rmdir()
+        raise
     with contextlib.suppress(OSError):
         flush(path.parent)
 
