@@ -22,6 +22,7 @@ from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.given import check_batch
 from snugfit.runs.joining import Processes, processes_here
+from snugfit.runs.model_parts import stored_start
 from snugfit.runs.parts import build_trainer, open_matching_data, with_task
 from snugfit.runs.place import RunPlace, place_named
 from snugfit.runs.request import How, Request, resume_command, saved_words
@@ -39,6 +40,7 @@ from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task
+from snugfit.workloads.weights import fingerprint
 from snugfit.workloads.weights_file import layout_of
 
 _SHOWN_FILES = 10
@@ -99,6 +101,10 @@ def carry_out(
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
+                if not how.resume and chosen.recipe.quantize != "none":
+                    stored = stored_start(request)
+                    if stored is not None:
+                        run_dir.note_start(fingerprint(stored))
                 # Signals are caught from here on: what is trained is never lost between two statements.
                 rows_wanted = how.tensorboard and processes.first
                 with _stop_signal(processes) as stop, tensorboard_rows(run_dir.path, wanted=rows_wanted) as rows:

@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from snugfit.atomic_file import filled_folder
 from snugfit.errors import InputError, SnugfitWarning, listed
 from snugfit.recipe import Recipe
-from snugfit.runs.model_parts import hub_name, starting_weights
+from snugfit.runs.model_parts import hub_name, starting_weights, stored_start
 from snugfit.runs.request import Request, is_named, resume_command
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
 from snugfit.techniques.init.late import values_of
 from snugfit.training.adapter_file import CONFIG, WEIGHTS, head_rows, load_adapter
-from snugfit.training.run_dir import RECIPE, WORKLOAD, holds_run
+from snugfit.training.run_dir import RECIPE, START, WORKLOAD, holds_run
 from snugfit.training.run_results import ADAPTER, MODEL, written_beside
 from snugfit.workloads.hf import load_config
-from snugfit.workloads.hf_files import fresh_parts, stored_weights
+from snugfit.workloads.hf_files import fresh_parts
 from snugfit.workloads.models import build_model, parse_model_args
-from snugfit.workloads.weights import StoredShards, StoredWeights
+from snugfit.workloads.weights import StoredShards, StoredWeights, fingerprint
 from snugfit.workloads.weights_file import Layout, layout_of, save_tensors
 from snugfit.yaml_files import read_yaml
 
@@ -157,7 +157,8 @@ def _merge(request: Request, run_dir: Path, folder: Path) -> tuple[str, int]:
     state = model.state_dict(keep_vars=True)
     inside = {name: tensor_names(name, layer) for name, layer in layers.items()}
     ours = {name for _, names in inside.values() for name in names}
-    layout = _as_stored({name: one for name, one in layout_of(state).items() if name not in ours}, request)
+    layout = {name: one for name, one in layout_of(state).items() if name not in ours}
+    layout = _as_stored(layout, stored_start(request))
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         done = set(ours)
@@ -192,6 +193,7 @@ def _starting_model(request: Request, run_dir: Path) -> tuple[nn.Module, str]:
             f"the run in {str(run_dir)!r} packed random values, which are in no file, so that there are no full weights to "
             "merge into. Its adapter is of use beside the packed weights alone."
         )
+    _check_unchanged(request, run_dir)
     if name is not None and classes is not None:
         classes = load_config(str(run_dir / "config.json")).num_labels
     with warnings.catch_warnings():
@@ -205,6 +207,16 @@ def _starting_model(request: Request, run_dir: Path) -> tuple[nn.Module, str]:
             late=True,
         )
     return model, f"{request.model} ({weights})" if weights != "DEFAULT" or name is None else request.model
+
+
+def _check_unchanged(request: Request, run_dir: Path) -> None:
+    """Refuses weights that have taken the place of those that training started from."""
+    stored, noted = stored_start(request), run_dir / START
+    if stored is not None and noted.is_file() and noted.read_text(encoding="utf-8").strip() != fingerprint(stored):
+        raise InputError(
+            f"the weights in {str(stored.path)!r} are not those that the run in {str(run_dir)!r} started from: they were "
+            "replaced since, and its adapter means nothing beside them. Put those of then back."
+        )
 
 
 def _check_whole(model: nn.Module, where: str) -> None:
@@ -225,14 +237,8 @@ def _check_whole(model: nn.Module, where: str) -> None:
         )
 
 
-def _as_stored(layout: Layout, request: Request) -> Layout:
+def _as_stored(layout: Layout, stored: StoredWeights | StoredShards | None) -> Layout:
     """The layout in the dtypes of the file that the weights are from; what it does not have goes with most of it."""
-    weights, name = starting_weights(request), hub_name(request)
-    stored: StoredWeights | StoredShards | None = None
-    if name is not None and weights == "DEFAULT":
-        stored = stored_weights(name)
-    elif weights is not None and weights.endswith(".safetensors"):
-        stored = StoredWeights(weights)
     if stored is None:
         return layout
     floats = [dtype for dtype in stored.dtypes.values() if dtype.is_floating_point]

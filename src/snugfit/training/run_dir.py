@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
 SAVED = ".saved"
 """Says after which step a checkpoint was written last, so that a run notices when its checkpoints are gone."""
+START = ".start"
+"""Tells the weights that the run started from, where it has packed them and they are in a file, from others."""
 DEFAULT_KEEP = 2
 _LOCK = ".lock"
 
@@ -157,7 +159,7 @@ class RunDirectory:
             was_run = (path / _LOCK).exists()
             run = cls(path, keep=keep)
             # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED):
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START):
                 (path / name).unlink(missing_ok=True)
             if was_run:
                 remove_results(path)
@@ -217,6 +219,18 @@ class RunDirectory:
             step: Updates done.
         """
         self._write_text(SAVED, f"{step}\n")
+
+    def note_start(self, fingerprint: str) -> None:
+        """Takes note of the weights that the run starts from.
+
+        Args:
+            fingerprint: What tells them from others.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        with _must_be_writable(self.path):
+            self._write_text(START, f"{fingerprint}\n")
 
     def check_checkpoints(self) -> None:
         """Checks that a run which saved checkpoints still has one; a run that never did may start over.

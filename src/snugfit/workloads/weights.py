@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ DTYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """Names of dtypes in safetensors files (the format's README)."""
+
+
+_BEGINNING = 4096
 
 
 class StoredWeights:
@@ -112,6 +116,15 @@ class StoredWeights:
                     memory = memory[count:]
         return tensor
 
+    def beginning(self, name: str) -> bytes:
+        """Returns the first bytes of one tensor, by which weights are told from others of the same shape.
+
+        Args:
+            name: Its name in the file.
+        """
+        begin, end = self._table[name]["data_offsets"]
+        return self._bytes[begin : min(end, begin + _BEGINNING)].tobytes()
+
 
 class StoredShards:
     """Several safetensors files that hold one model, read as one."""
@@ -133,6 +146,23 @@ class StoredShards:
     def copied(self, name: str) -> torch.Tensor:
         """Returns one tensor in memory of its own, as `StoredWeights.copied` does."""
         return self._files[name].copied(name)
+
+    def beginning(self, name: str) -> bytes:
+        """Returns the first bytes of one tensor, as `StoredWeights.beginning` does."""
+        return self._files[name].beginning(name)
+
+
+def fingerprint(stored: StoredWeights | StoredShards) -> str:
+    """Returns what tells the weights in a file, or in several, from others: names, shapes and the beginning of each.
+
+    Args:
+        stored: The file, or files; into how many they are cut makes no difference.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(stored.shapes):
+        digest.update(f"{name} {stored.dtypes[name]} {stored.shapes[name]}".encode())
+        digest.update(stored.beginning(name))
+    return digest.hexdigest()
 
 
 def await_weights(

@@ -137,6 +137,24 @@ def test_the_head_of_a_classifier_comes_with_the_adapter(here):
         torch.testing.assert_close(merged.eval()(PROMPT).logits, ours(PROMPT).logits, rtol=0, atol=1e-5)
 
 
+def test_weights_that_were_replaced_since_are_refused_and_saved_otherwise_they_are_the_same(here, capsys):
+    based(LLAMA)
+    run(f"{PROSE} --adapter lora --quantize int8")
+    run("merge run -o merged")
+    model = based(LLAMA, shards="20KB")  # the same weights, in several files
+    Path("base/model.safetensors").unlink(missing_ok=True)
+    run("merge run -o again")
+    assert Path("again/model.safetensors").read_bytes() == Path("merged/model.safetensors").read_bytes()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+    model.save_pretrained("base")
+    capsys.readouterr()
+    assert main(["merge", "run", "-o", "other"]) == 2
+    said = capsys.readouterr().err
+    assert "weights in 'base' are not those that the run in 'run' started from" in said and "Put those of then" in said
+    assert not Path("other").exists()
+
+
 def test_parts_that_were_drawn_and_packed_are_in_no_file(here, capsys):
     from transformers import AutoConfig, AutoModelForMaskedLM
 
