@@ -157,8 +157,8 @@ def _merge(request: Request, run_dir: Path, folder: Path) -> tuple[str, int]:
     state = model.state_dict(keep_vars=True)
     inside = {name: tensor_names(name, layer) for name, layer in layers.items()}
     ours = {name for _, names in inside.values() for name in names}
-    layout = {name: one for name, one in layout_of(state).items() if name not in ours}
-    layout = _as_stored(layout, stored_start(request))
+    plain = {name: one for name, one in layout_of(state).items() if name not in ours}
+    layout = _as_stored(plain, stored_start(request))
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         done = set(ours)
