@@ -289,7 +289,8 @@ class Loop:
     def _judge(self, measured: Evaluation) -> None:
         """Looks whether an evaluation is the best so far."""
         found = self._named("validation", measured)
-        self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], _all_finite(found)))
+        with self._between_steps():
+            self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], _all_finite(found)))
         if self.best.ends and self.progress is not None:
             self.progress.say(
                 f"step {self.trainer.steps_done}/{self.total_steps}: no better validation {self.best.metric} in "
