@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEMPORARY_PREFIX = ".writing-"
 
@@ -49,6 +44,48 @@ def replaced_file(path: Path) -> Iterator[Path]:
         flush(path.parent)
 
 
+@contextlib.contextmanager
+def filled_folder(path: Path) -> Iterator[Path]:
+    """Fills a folder with files that appear when all of them are complete.
+
+    A new folder appears at once. In one that holds something already each file is replaced in one step, and what has other
+    names stays.
+
+    Args:
+        path: Final name; made with its parents if missing.
+
+    Yields:
+        An empty folder beside it, to be filled. It is removed when the block raises.
+
+    Raises:
+        OSError: It cannot be written; whatever stood under `path` is still there.
+    """
+    path = path.resolve()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent) as name:
+            folder = Path(name) / path.name
+            folder.mkdir()
+            yield folder
+            files = sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+            for file in files:
+                flush(folder / file)
+            if path.is_dir() and any(path.iterdir()):
+                for file in files:
+                    (path / file).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / file).replace(path / file)
+            else:
+                folder.replace(path)
+    except BaseException:
+        for made in missing:
+            with contextlib.suppress(OSError):  # not there yet, or somebody else has put something in
+                made.rmdir()
+        raise
+    with contextlib.suppress(OSError):
+        flush(path.parent)
+
+
 def remove_leftovers(directory: Path) -> None:
     """Removes temporary files and folders that a killed process left behind.
 
@@ -82,34 +119,3 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def save_model(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Writes a state dict as safetensors, complete or not at all.
-
-    Tied tensors are stored under each of their names, so that a plain model loads the file with `strict=True`.
-
-    Args:
-        path: Final name of the file.
-        state: Parameter or buffer name -> tensor on any device.
-
-    Raises:
-        OSError: The disk is full or the file cannot be written.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    stored: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in state.items():
-        plain = tensor.detach().cpu().contiguous()  # on the host: a card may be full
-        storage = plain.untyped_storage()
-        # The format refuses tensors that share memory with another one or with the rest of a larger storage.
-        shared = storage.data_ptr() in seen or storage.nbytes() != plain.nbytes
-        seen.add(storage.data_ptr())
-        stored[name] = plain.clone() if shared else plain
-    with replaced_file(path) as temporary:
-        try:
-            save_file(stored, temporary, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(errno.EIO, str(error), str(path)) from error

@@ -91,6 +91,14 @@ class Workload(SettingsBase):
     save_every: int | None = None
     """Updates between checkpoints; None: once an epoch."""
 
+    patience: int | None = None
+    """Evaluations in a row without a better value after which a run ends (of keep_best's metric, else of the loss); None: it
+    goes on to its last step."""
+
+    keep_best: str | None = None
+    """Metric of the validation data (loss, accuracy or perplexity) whose best weights are kept, and saved in the end; None:
+    the last ones are saved."""
+
     coupled_samples: bool | None = None
     """Whether the loss of a sample depends on the others of its batch (contrastive losses, statistics of the batch), so that
     microbatches change the update. None: a check of a few samples finds out. False is taken at its word."""
@@ -163,7 +171,7 @@ def _range_problems(workload: Workload) -> Iterator[str]:
     if workload.optimizer not in (*OPTIMIZERS, CUSTOM_OPTIMIZER):
         known = (*OPTIMIZERS, *STORED_OPTIMIZERS)
         yield f"optimizer is {workload.optimizer!r}, which is unknown; {suggestion('optimizer', workload.optimizer, known)}"
-    for name in ("batch_size", "gpus", "nodes", "epochs", "max_steps", "eval_every", "save_every"):
+    for name in ("batch_size", "gpus", "nodes", "epochs", "max_steps", "eval_every", "save_every", "patience"):
         value = getattr(workload, name)
         if value is not None and value < 1:
             yield f"{name} is {value}; it must be at least 1."
@@ -171,6 +179,9 @@ def _range_problems(workload: Workload) -> Iterator[str]:
         value = getattr(workload, name)
         if value is not None and not 0 <= value < float("inf"):
             yield f"{name} is {value}; it must be a finite number of at least 0."
+    for name in ("patience", "keep_best"):
+        if getattr(workload, name) is not None and not workload.evaluate:
+            yield f"{name} goes by evaluations, and evaluate is False; leave one of them out."
     if workload.seed >= 2**64:
         yield f"seed is {workload.seed}; torch takes seeds below 2**64."
     if workload.clip_norm is not None and not 0 < workload.clip_norm < float("inf"):

@@ -16,7 +16,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import snugfit
 from snugfit.techniques.shard import groups
 from snugfit.training.checkpoint_parts import Parts
-from snugfit.training.shares import collect
 
 TOKENS = 7
 
@@ -225,8 +224,7 @@ def go_on(rank, world, meeting, name, fields, sizes, whole_file, folder):
                 trainer, _ = trained(name, fields, {"batch_size": sizes[0]}, [])
                 trainer.load_state_dict(Parts(trainer).load(Path(path))["trainer"])
             trainer.step(batches[-1])
-            collect(trainer.model, here=rank == 0)
-            found.append({key: value.detach().clone() for key, value in trainer.model.state_dict().items()})
+            found.append(trainer.full_state_dict())
         return found if rank == 0 else None
 
 

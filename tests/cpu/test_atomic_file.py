@@ -1,59 +1,43 @@
-"""The final weights load into plain models, tied tensors included."""
+"""Folders that appear when all that is in them is complete."""
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import nn
 
-from snugfit.atomic_file import save_model
+from snugfit.atomic_file import filled_folder
 
 
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+def listing(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(7, 5)
-        self.norm = nn.BatchNorm1d(5)
-        self.head = nn.Linear(5, 7)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("slice", torch.arange(12.0).reshape(3, 4)[:, 1:3])
-        self.register_buffer("empty", torch.zeros(0, 3))
+def fill(path, **files):
+    with filled_folder(path) as folder:
+        for name, text in files.items():
+            file = folder / name.replace("_in_", "/")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
 
 
-def test_tied_sliced_and_empty_tensors_load_strictly(tmp_path):
-    model = Tied()
-    save_model(tmp_path / "model.safetensors", model.state_dict())
-    assert names_in(tmp_path) == ["model.safetensors"]
-    other = Tied()
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
-    assert other.head.weight is other.embedding.weight
-    for name, value in model.state_dict().items():
-        assert torch.equal(other.state_dict()[name], value)
+@pytest.mark.parametrize("place", ["new", "deep/er/new", "empty", "old", "."])
+def test_a_folder_is_filled_or_left_as_it_was(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "old" / "b").mkdir(parents=True)
+    (tmp_path / "old" / "a").write_text("old")
+    (tmp_path / "old" / "mine").write_text("mine")
+    before, folders = listing(tmp_path), sorted(tmp_path.rglob("*"))
+    path = tmp_path if place == "." else tmp_path / place
+    with pytest.raises(OSError, match="full"), filled_folder(path) as folder:
+        (folder / "a").write_text("half")
+        raise OSError("full")
+    assert listing(tmp_path) == before and sorted(tmp_path.rglob("*")) == folders
+    kept = listing(path) if path.is_dir() else {}
+    fill(path, a="new", b_in_c="deep")
+    assert listing(path) == {**kept, "a": "new", "b/c": "deep"}
+    assert not list(tmp_path.rglob(".writing-*")) and not list(tmp_path.parent.glob(".writing-*"))
 
 
-def test_channels_last_and_bfloat16(tmp_path):
-    model = nn.Conv2d(3, 4, 3).to(torch.bfloat16, memory_format=torch.channels_last)
-    save_model(tmp_path / "m", model.state_dict())
-    found = load_file(tmp_path / "m")
-    assert found["weight"].dtype == torch.bfloat16
-    assert torch.equal(found["weight"], model.weight)
-
-
-def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    import safetensors
-    import safetensors.torch
-
-    save_model(tmp_path / "m", {"a": torch.ones(2)})
-
-    def no_room(*_, **__):
-        raise safetensors.SafetensorError("I/O error: No space left on device")
-
-    monkeypatch.setattr(safetensors.torch, "save_file", no_room)
-    with pytest.raises(OSError, match="No space left"):
-        save_model(tmp_path / "m", {"a": torch.zeros(2)})
-    monkeypatch.undo()
-    assert names_in(tmp_path) == ["m"]
-    assert torch.equal(load_file(tmp_path / "m")["a"], torch.ones(2))
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").symlink_to(tmp_path / "far")
+    fill(tmp_path / "near", a="new")
+    assert (tmp_path / "near").is_symlink() and listing(tmp_path / "far") == {"a": "new"}

@@ -10,7 +10,7 @@ from snugfit.fields import field_infos, from_text
 FIELDS = (
     "optimizer", "lr", "weight_decay", "betas", "momentum", "no_decay", "lr_schedule", "warmup_steps", "clip_norm",
     "batch_size", "gpus", "nodes", "epochs", "max_steps", "seed", "weights", "freeze", "eval_every", "evaluate",
-    "save_every", "coupled_samples", "keep_gradients", "keep_outputs", "batch_norm", "dropout",
+    "save_every", "patience", "keep_best", "coupled_samples", "keep_gradients", "keep_outputs", "batch_norm", "dropout",
 )  # fmt: skip
 
 
@@ -32,7 +32,9 @@ def test_defaults_are_those_of_torch():
         {"lr": -1.0}, {"lr": float("nan")}, {"lr": float("inf")}, {"lr": True}, {"lr": "fast"}, {"momentum": -0.1},
         {"clip_norm": 0}, {"betas": (0.9,)}, {"betas": (0.9, 1.0)}, {"betas": ("a", "b")}, {"batch_size": 0}, {"epochs": 0},
         {"max_steps": 1.5}, {"seed": -1}, {"warmup_steps": -1}, {"optimizer": "lion"}, {"lr_schedule": "step"},
-        {"freeze": (1,)}, {"save_every": 0}, {"eval_every": 0}, {"weight_decay": -0.1}, {"no_decay": None},
+        {"freeze": (1,)}, {"save_every": 0}, {"eval_every": 0}, {"patience": 0},
+        {"patience": 2, "evaluate": False}, {"keep_best": "loss", "evaluate": False}, {"keep_best": 3},
+        {"weight_decay": -0.1}, {"no_decay": None},
     ],
     ids=str,
 )  # fmt: skip

@@ -25,6 +25,7 @@ COMMANDS = {
     "ladder": "train by one recipe after the other, each adding a technique, and compare",
     "estimate": "predict the memory and time of a training run, without a GPU",
     "plan": "find the fastest recipe that fits a memory budget, without a GPU",
+    "merge": "add the adapter of a run to its full weights, as one plain model",
     "export": "write a recipe in the words of another tool",
     "profile": "run any training script and show where its memory goes",
     "techniques": "explain what can be done to save memory",

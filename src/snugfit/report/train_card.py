@@ -61,12 +61,22 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in (f"test_{shown}", f"validation_{shown}"):
         if metrics[name] is not None:
             yield name.replace("_", " "), f"{metrics[name]:.2%}" if shown == "accuracy" else f"{metrics[name]:.4g}"
+    if summary.get("best"):
+        yield "best", _best(summary["best"], stopped_early=summary["stopped_early"])
     if metrics["train_loss"] is not None:
         yield "train loss", f"{metrics['train_loss']:.4g}"
     skipped = summary.get("unreadable", {"files": 0})
     if skipped["files"]:
         yield "skipped", f"{skipped['files']} unreadable images, such as {skipped['first'][0]}"
     yield "files", summary["run_dir"]
+
+
+def _best(best: Mapping[str, Any], *, stopped_early: bool) -> str:
+    """The best evaluation, and what came of it."""
+    name = best["metric"].replace("_", " ")
+    saved = "; its weights are saved" if best["saved"] else ""
+    early = f"; stopped after {best['evaluations_since']} evaluations that were not better" if stopped_early else ""
+    return f"{name} {best['value']:.4g} after step {best['step']}{saved}{early}"
 
 
 def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:

@@ -22,20 +22,26 @@ from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.given import check_batch
 from snugfit.runs.joining import Processes, processes_here
+from snugfit.runs.model_parts import stored_start
 from snugfit.runs.parts import build_trainer, open_matching_data, with_task
 from snugfit.runs.place import RunPlace, place_named
 from snugfit.runs.request import How, Request, resume_command, saved_words
 from snugfit.runs.result import TrainResult
 from snugfit.runs.text_parts import save_for_transformers
-from snugfit.training.adapter_file import save_trained
+from snugfit.techniques.adapter.layers import adapted_layers
+from snugfit.training.adapter_file import merge_adapter
+from snugfit.training.best import check_best
 from snugfit.training.loop import Loop, LoopResult, steps_of_run
 from snugfit.training.progress import Progress
 from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
 from snugfit.training.stop_signal import StopSignal
 from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
+from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task
+from snugfit.workloads.weights import fingerprint
+from snugfit.workloads.weights_file import layout_of
 
 _SHOWN_FILES = 10
 """Unreadable files that the result names; it counts all."""
@@ -68,6 +74,7 @@ def carry_out(
     assert settings.batch_size is not None
     if how.tensorboard:
         check_tensorboard()
+    check_best(settings, task, data)
     if settings.batch_size > len(data.train):
         raise InputError(
             f"batch_size {settings.batch_size} is larger than the {len(data.train)} training samples of {data.name}; give "
@@ -90,9 +97,14 @@ def carry_out(
         built()
         if given is not None and settings.evaluate:
             check_batch(trainer, data, task)
+        layout_of(trainer.model.state_dict())  # what cannot be saved is said before the first step
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
             try:
+                if not how.resume and chosen.recipe.quantize != "none":
+                    stored = stored_start(request)
+                    if stored is not None:
+                        run_dir.note_start(fingerprint(stored))
                 # Signals are caught from here on: what is trained is never lost between two statements.
                 rows_wanted = how.tensorboard and processes.first
                 with _stop_signal(processes) as stop, tensorboard_rows(run_dir.path, wanted=rows_wanted) as rows:
@@ -229,6 +241,8 @@ def _summary(
         "loading": None if where.card else result.loading,
         "metrics": result.metrics,
         "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
+        "best": result.best,
+        "stopped_early": result.stopped_early,
         "steps": result.steps,
         "steps_per_epoch": loop.steps_per_epoch,
         "unreadable": _unreadable(loop, processes),
@@ -242,16 +256,16 @@ def _summary(
 def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], processes: Processes) -> None:
     """Writes the weights, and then the summary, whose being there says that the run is finished."""
     path, model = loop.run_dir.path, loop.trainer.model
-    if processes.count > 1:
-        from snugfit.training.shares import collect  # loads torch's sharding
 
-        collect(model, here=processes.first)
-    if not processes.first:
-        return
-    try:
-        save_trained(path, model)
+    def write(weights: Weights) -> None:
+        weights.write(path)
         with taken_in(path) as folder:
             save_for_transformers(folder, model, request, loop.data)
+
+    try:
+        write_together(loop.trainer, write)
     except OSError as error:
         raise TrainingError(f"the model cannot be written to {path}: {error.strerror}.") from error
+    if processes.count == 1 and adapted_layers(model) and not is_packed(model):
+        merge_adapter(model)  # whoever has given the model gets a plain one
     loop.run_dir.write_summary(summary)

@@ -13,10 +13,11 @@ from snugfit.runs.request import Request
 from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training.evaluation import undisturbed
 from snugfit.workloads.data import Splits
-from snugfit.workloads.hf_files import holds_weights
+from snugfit.workloads.hf_files import holds_weights, stored_weights
 from snugfit.workloads.model_files import describe
 from snugfit.workloads.models import build_model, parse_model_args
 from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, Task, classification_logits
+from snugfit.workloads.weights import StoredShards, StoredWeights
 
 
 def hub_name(request: Request) -> str | None:
@@ -31,6 +32,21 @@ def starting_weights(request: Request) -> str | None:
     if request.settings.weights is not None or name is None:
         return request.settings.weights
     return "DEFAULT" if holds_weights(name) else None
+
+
+def stored_start(request: Request) -> StoredWeights | StoredShards | None:
+    """Returns the file, or files, that training starts from; None where the values are a library's own, or are drawn.
+
+    Args:
+        request: What is trained.
+
+    Raises:
+        InputError: A file is missing or damaged.
+    """
+    weights, name = starting_weights(request), hub_name(request)
+    if name is not None and weights == "DEFAULT":
+        return stored_weights(name)
+    return StoredWeights(weights) if weights is not None and weights.endswith(".safetensors") else None
 
 
 def without_weights(spec: str, **given: Any) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from snugfit.run import Run, by_owner
 from snugfit.training.run_results import CHECKPOINTS
 from snugfit.workload import Workload
 
-CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "gpus", "nodes")
+CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "patience", "gpus", "nodes")
 """Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
 
 PYTHON = "python:"

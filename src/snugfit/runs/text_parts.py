@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from snugfit.runs.model_parts import hub_name, starting_weights, told
 from snugfit.runs.request import Request
 from snugfit.workloads.data import Splits
 from snugfit.workloads.hf import load_config
-from snugfit.workloads.hf_files import directory_of, save_beside
+from snugfit.workloads.hf_files import GENERATION, directory_of, save_beside
 from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
 from snugfit.workloads.tasks import TEXT_TASKS
 from snugfit.workloads.text import TextOptions, open_text
@@ -108,3 +109,6 @@ def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request
     if name is not None:
         use_cache = getattr(load_config(name), "use_cache", None)
         save_beside(model, folder, use_cache=use_cache, tokenizer=getattr(data, "tokenizer", None))
+        directory = directory_of(name) if starting_weights(request) == "DEFAULT" else None
+        if directory is not None and (directory / GENERATION).is_file():
+            shutil.copyfile(directory / GENERATION, folder / GENERATION)

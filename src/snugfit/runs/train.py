@@ -165,7 +165,7 @@ def train(
             by, request = resumed_request(told, options, base, run.read_recipe(), stored)
             request = dataclasses.replace(request, given=_same_objects(stored, given))
             summary = run.read_summary()
-            if summary is not None and summary["steps"] >= _wanted_steps(request, summary):
+            if summary is not None and _is_finished(request, summary):
                 _LOGGER.info("the run in %s is finished; this is its result.", path)
                 return TrainResult.of(summary)
             run.check_checkpoints()
@@ -329,6 +329,13 @@ def _same_objects(stored: Request, given: Any) -> Any:
             "snugfit.train(model, data, run_dir=..., resume=True)."
         )
     return given
+
+
+def _is_finished(request: Request, summary: Mapping[str, Any]) -> bool:
+    """Whether a run that has a result has nothing left to do, as long and as patient as it is to be now."""
+    patience, best = request.settings.patience, summary.get("best")
+    early = summary.get("stopped_early") and patience is not None and best and best["evaluations_since"] >= patience
+    return bool(early) or summary["steps"] >= _wanted_steps(request, summary)
 
 
 def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:

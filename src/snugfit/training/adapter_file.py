@@ -9,43 +9,21 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from snugfit.atomic_file import replaced_file, save_model
+from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
-from snugfit.techniques.frozen_linear import FrozenLinear
-from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over
+from snugfit.workloads.weights_file import save_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """In front of each name, since peft saves its wrapper around the model."""
-
-
-def save_trained(directory: Path, model: nn.Module) -> None:
-    """Writes what a finished run has learned: `model.safetensors`, and `adapter/` where adapters were trained.
-
-    Adapters are merged into the model, in place, so that the file is that of a plain model. Quantised weights are neither
-    merged nor written: what was learned is in `adapter/`, and the full weights are where they came from.
-
-    Args:
-        directory: The run directory.
-        model: The trained model; without its adapters afterwards, unless it is quantised.
-
-    Raises:
-        InputError: An adapter is not finite.
-        OSError: The disk is full or a file cannot be written.
-    """
-    if adapted_layers(model):
-        save_adapter(model, directory / ADAPTER)
-        if any(isinstance(module, FrozenLinear) for module in model.modules()):
-            return
-        merge_adapter(model)
-    save_model(directory / MODEL, model.state_dict())
 
 
 def save_adapter(model: nn.Module, directory: str | Path) -> None:
@@ -61,16 +39,30 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     """
     if not adapted_layers(model):
         raise InputError("the model has no adapters to save; train it with adapter='lora', rslora or dora first.")
-    directory = Path(directory)
+    write_adapter(model, model.state_dict(), Path(directory))
+
+
+def write_adapter(model: nn.Module, values: Mapping[str, Tensor], directory: Path) -> None:
+    """Writes adapters and the head that was trained with them, from tensors that are at hand.
+
+    Args:
+        model: A model with adapters, whatever it holds.
+        values: State-dict name -> whole tensor, of adapters and head at least.
+        directory: Where the two files go; made if missing.
+
+    Raises:
+        OSError: The files cannot be written.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     record = adapter_record(model)
     heads = record.classifier if record is not None else ()
     from peft.utils import get_peft_model_state_dict
 
-    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
-    for name in heads:
-        head = model.get_submodule(name).state_dict()
-        state.update({f"{name}.{key}": value for key, value in head.items()})
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=dict(values), adapter_name=NAME, save_embedding_layers=False
+    )
+    parts = tuple(f"{name}." for name in heads)
+    state.update({name: value for name, value in values.items() if name.startswith(parts)})
     save_model(directory / WEIGHTS, {_PREFIX + name: value for name, value in state.items()})
     config = copy.copy(vars(model)["peft_config"][NAME])
     config.inference_mode = True
@@ -95,9 +87,10 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
     config = _read_config(directory)
     if adapted_layers(model):
         raise InputError("the model carries adapters already; merge them first with snugfit.merge_adapter(model).")
-    from peft.utils import set_peft_model_state_dict
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 
     stored = _read_weights(directory / WEIGHTS)
+    absent = any(weight.is_meta for weight in model.parameters())
     heads = tuple(config.modules_to_save or ())
     adapters = {name: value for name, value in stored.items() if "lora_" in name}
     rest = {name: value for name, value in stored.items() if name not in adapters}
@@ -111,8 +104,29 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
         "adapter_dropout": config.lora_dropout,
     }
     add_adapters(model, config, classifier=classifier, settings=settings, seed=0)
-    set_peft_model_state_dict(model, adapters, adapter_name=NAME)
-    model.load_state_dict(rest, strict=False)
+    if absent:  # peft would leave the adapters where the weights beside them are; these are still in their file
+        own = model.state_dict(keep_vars=True)
+        names = {id(value): name for name, value in own.items()}
+        files = get_peft_model_state_dict(model, state_dict=own, adapter_name=NAME, save_embedding_layers=False)
+        rest |= {names[id(value)]: adapters[name] for name, value in files.items()}
+    else:
+        set_peft_model_state_dict(model, adapters, adapter_name=NAME)
+    model.load_state_dict(rest, strict=False, assign=absent)
+
+
+def head_rows(directory: Path) -> int | None:
+    """Returns how many classes the head tells apart that was trained with an adapter; None without one.
+
+    Args:
+        directory: Where the adapter is.
+
+    Raises:
+        InputError: The files are missing, or not understood.
+    """
+    parts = tuple(f"{name}." for name in _read_config(directory).modules_to_save or ())
+    stored = _read_weights(directory / WEIGHTS)
+    rows = [len(value) for name, value in stored.items() if name.startswith(parts) and value.dim() > 1]
+    return rows[-1] if parts and rows else None
 
 
 def merge_adapter(model: nn.Module) -> None:

@@ -49,6 +49,10 @@ class Lockstep:
             return list(numbers)
         return [int(sum(each)) for each in zip(*self._ranks.agree_by_share(numbers), strict=True)]
 
+    def first_of(self, number: float) -> float:
+        """Returns the first process's number, by which all of them decide."""
+        return number if self._ranks is None else self._ranks.agree([number])[0][0]
+
     def telling(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """Yields batches; before each of them all processes hear whether one was asked to stop."""
         for batch in batches:

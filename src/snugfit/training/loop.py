@@ -22,6 +22,7 @@ from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
+from snugfit.training.best import Best
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.fallbacks import samples_of
@@ -92,6 +93,13 @@ class LoopResult:
     """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
     metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
 
+    best: dict[str, Any] | None
+    """The best evaluation: `metric`, `value`, `step`, `evaluations_since`, and whether its weights are what is `saved`; None
+    where nobody asked."""
+
+    stopped_early: bool
+    """Whether the run ended before its last step because no evaluation was better for too long."""
+
     loading: dict[str, Any]
     """How long this process waited for data, and what to change (`waits.loading_report`)."""
 
@@ -118,6 +126,8 @@ class Position:
     step_seconds: float = 0.0
     seconds: float = 0.0
     metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    best: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The best evaluation, as `BestSoFar` has it."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -151,6 +161,7 @@ class Loop:
         self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.together = Lockstep(self.trainer.ranks, StopSignal())
+        self.best = Best(self.trainer, self.task, self.run_dir.path, lambda value: self.together.first_of(value))
         self.waits = Waits()
         self._pending: list[tuple[int, float | None, int, int]] = []
         self._saved_step = self.trainer.steps_done
@@ -181,6 +192,7 @@ class Loop:
         if state is not None:
             self.course.resume(state)
             self.at = Position(**state["position"])
+            self.best.resume(self.at.best)
             self._saved_step = self.trainer.steps_done
         self.run_dir.rewind_metrics(self.at.rows)
         return state is not None
@@ -217,6 +229,8 @@ class Loop:
                         self._save()
                 raise
             if self.workload.evaluate and not self.together.stopped_by:
+                if self.best.restore():
+                    self.at.metrics.update(self.best.so_far.metrics)
                 self._evaluate_test()
         return self._result()
 
@@ -224,7 +238,7 @@ class Loop:
         # A run that was stopped between a step and its evaluation makes up for it first.
         self._evaluate_if_due()
         self._rate = self._next_rate()
-        while self.trainer.steps_done < self.total_steps and not self.together.stopped_by:
+        while self._goes_on:
             if self.at.batch >= self.steps_per_epoch:
                 self._read_losses()
                 self.at.epoch, self.at.batch, self.at.loss_sum, self.at.loss_samples = self.at.epoch + 1, 0, 0.0, 0
@@ -251,7 +265,12 @@ class Loop:
         self._evaluate_if_due()
         if self._due(self.workload.save_every):
             self._save()
-        return self.trainer.steps_done < self.total_steps and not self.together.stopped_by
+        return self._goes_on
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether another step follows."""
+        return self.trainer.steps_done < self.total_steps and not self.together.stopped_by and not self.best.ends
 
     def _next_rate(self) -> float | None:
         return None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
@@ -261,9 +280,22 @@ class Loop:
         due = step >= self.total_steps or self._due(self.workload.eval_every)
         if due and self.workload.evaluate and self.at.evaluated_step < step and not self.together.stopped_by:
             measured = self._evaluate("validation", self.data.validation)
+            if measured is not None:
+                self._judge(measured)
             # Without validation data nothing is due again either.
             if measured is not None or not self.together.stopped_by:
                 self.at.evaluated_step = step
+
+    def _judge(self, measured: Evaluation) -> None:
+        """Looks whether an evaluation is the best so far."""
+        found = self._named("validation", measured)
+        with self._between_steps():
+            self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], _all_finite(found)))
+        if self.best.ends and self.progress is not None:
+            self.progress.say(
+                f"step {self.trainer.steps_done}/{self.total_steps}: no better validation {self.best.metric} in "
+                f"{self.best.so_far.since} evaluations, the last; step {self.best.so_far.step} had the best."
+            )
 
     def _due(self, every: int | None) -> bool:
         if every is None:
@@ -332,14 +364,16 @@ class Loop:
             )
             measured = read(added, self.task)
         if measured is not None:
-            found = {f"{name}_{metric}": value for metric, value in measured.metrics.items()}
-            found[f"{name}_loss"] = measured.loss
-            self.at.metrics.update({key: _finite(value) for key, value in found.items()})
+            found = self._named(name, measured)
+            self.at.metrics.update(_all_finite(found))
             self._row({"step": self.trainer.steps_done, "epoch": self.at.epoch, **found})
             if self.progress is not None:
                 told = ", ".join(f"{key.replace('_', ' ')} {value:.4f}" for key, value in found.items())
                 self.progress.say(f"step {self.trainer.steps_done}/{self.total_steps}: {told}")
         return measured
+
+    def _named(self, name: str, measured: Evaluation) -> dict[str, float]:
+        return {f"{name}_{metric}": value for metric, value in {**measured.metrics, "loss": measured.loss}.items()}
 
     def _save(self) -> None:
         with self._between_steps():
@@ -347,11 +381,12 @@ class Loop:
             now = time.perf_counter()
             self.at.seconds += now - self._resumed_at
             self._resumed_at = now
-            self.at.rows = self.run_dir.rows
+            self.at.rows, self.at.best = self.run_dir.rows, dataclasses.asdict(self.best.so_far)
             state["position"] = dataclasses.asdict(self.at)
             self._write(self.run_dir.flush_metrics)
             self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, self._parts()))
             self.run_dir.note_checkpoint(self.trainer.steps_done)
+            self.best.saved()
             self._saved_step = self.trainer.steps_done
 
     @contextlib.contextmanager
@@ -389,9 +424,15 @@ class Loop:
                 "train_loss": None if mean is None else _finite(mean),
                 **{name: self.at.metrics.get(name) for name in names},
             },
+            best=self.best.to_mapping(),
+            stopped_early=self.best.ends and self.trainer.steps_done < self.total_steps,
             loading=loading_report(self.waits, self.trainer.recipe, on_card=self.trainer.device.type != "cpu"),
             stopped_by=self.together.stopped_by,
         )
+
+
+def _all_finite(found: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in found.items()}
 
 
 def _finite(value: float) -> float | None:

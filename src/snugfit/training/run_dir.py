@@ -9,6 +9,7 @@
     config.json, ...    of models of transformers: config and tokenizer, so that the directory loads as a model
     adapter/            what adapters have learned, in peft's format
     checkpoints/        step-00000123.ckpt, the newest two; `.saved` is the step of the last one that was written
+    best/               step-00000120.safetensors, what the model held at the best evaluation, where that is kept
     tensorboard/        event files, when asked for
 
 A directory holds one run. One process at a time writes to it; a lock that ends with the process sees to that. Files whose
@@ -32,7 +33,7 @@ import yaml
 from snugfit.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_file
 from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
-from snugfit.training.run_results import CHECKPOINTS, remove_results
+from snugfit.training.run_results import BEST, CHECKPOINTS, remove_results
 from snugfit.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
 SAVED = ".saved"
 """Says after which step a checkpoint was written last, so that a run notices when its checkpoints are gone."""
+START = ".start"
+"""Tells the weights that the run started from, where it has packed them and they are in a file, from others."""
 DEFAULT_KEEP = 2
 _LOCK = ".lock"
 
@@ -116,7 +119,7 @@ class RunDirectory:
         ):
             self._lock = _locked(path / _LOCK)
             try:
-                for folder in (path, path / CHECKPOINTS):
+                for folder in (path, path / CHECKPOINTS, path / BEST):
                     remove_leftovers(folder)
             except OSError:
                 self._lock.close()
@@ -156,7 +159,7 @@ class RunDirectory:
             was_run = (path / _LOCK).exists()
             run = cls(path, keep=keep)
             # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED):
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START):
                 (path / name).unlink(missing_ok=True)
             if was_run:
                 remove_results(path)
@@ -216,6 +219,18 @@ class RunDirectory:
             step: Updates done.
         """
         self._write_text(SAVED, f"{step}\n")
+
+    def note_start(self, fingerprint: str) -> None:
+        """Takes note of the weights that the run starts from.
+
+        Args:
+            fingerprint: What tells them from others.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        with _must_be_writable(self.path):
+            self._write_text(START, f"{fingerprint}\n")
 
     def check_checkpoints(self) -> None:
         """Checks that a run which saved checkpoints still has one; a run that never did may start over.

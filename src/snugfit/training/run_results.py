@@ -15,8 +15,11 @@ from pathlib import Path
 from snugfit.atomic_file import TEMPORARY_PREFIX, remove, replaced_file
 
 MODEL = "model.safetensors"
-CHECKPOINTS, TENSORBOARD, ADAPTER = "checkpoints", "tensorboard", "adapter"
-_IN_FOLDERS = {CHECKPOINTS: "step-*.ckpt", TENSORBOARD: "events.out.tfevents.*", ADAPTER: "adapter_*"}
+CHECKPOINTS, TENSORBOARD, ADAPTER, BEST = "checkpoints", "tensorboard", "adapter", "best"
+BEST_WEIGHTS = "step-*.safetensors"
+_IN_FOLDERS = {
+    CHECKPOINTS: "step-*.ckpt", TENSORBOARD: "events.out.tfevents.*", ADAPTER: "adapter_*", BEST: BEST_WEIGHTS
+}  # fmt: skip
 """What a run writes into its folders; whatever else is there is the user's."""
 _BESIDE = ".beside"
 
@@ -42,7 +45,7 @@ def taken_in(path: Path) -> Iterator[Path]:
             return
         # First the list: whatever is moved is on it, even if the process is killed in between.
         with replaced_file(path / _BESIDE) as temporary:
-            listed = {*_listed(path), *(file.as_posix() for file in files)}
+            listed = {*written_beside(path), *(file.as_posix() for file in files)}
             temporary.write_text(json.dumps(sorted(listed)) + "\n", encoding="utf-8")
         for file in files:
             (path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,7 @@ def remove_results(path: Path) -> None:
     Args:
         path: The run directory.
     """
-    files = [path / name for name in (MODEL, *_listed(path), _BESIDE)]
+    files = [path / name for name in (MODEL, *written_beside(path), _BESIDE)]
     for folder, pattern in _IN_FOLDERS.items():
         files += (path / folder).glob(pattern)
     for file in files:
@@ -65,7 +68,12 @@ def remove_results(path: Path) -> None:
             place.rmdir()
 
 
-def _listed(path: Path) -> list[str]:
+def written_beside(path: Path) -> list[str]:
+    """Returns the names of what a run has written beside its weights: config and tokenizer of a model of transformers.
+
+    Args:
+        path: The run directory.
+    """
     try:
         names = json.loads((path / _BESIDE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

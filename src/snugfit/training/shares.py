@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from snugfit.errors import InputError
-from snugfit.techniques.shard.apply import local, sharded_modules
+from snugfit.techniques.shard.apply import local
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -52,6 +52,16 @@ def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
             start = min(size * coordinate[number], part.shape[cut])
             part = part.narrow(cut, start, min(size, part.shape[cut] - start))
     return part.to(local(layout).device).contiguous()
+
+
+def put_share(layout: Tensor, whole: Tensor) -> None:
+    """Puts this process's part of a tensor that it has all of in its place.
+
+    Args:
+        layout: The place.
+        whole: The tensor.
+    """
+    local(layout).copy_(share_of_whole(whole, layout))
 
 
 def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> Tensor:
@@ -99,23 +109,16 @@ def _shape(value: Any) -> Any:
     return local(value).shape if isinstance(value, Tensor) else None
 
 
-def collect(model: nn.Module, *, here: bool) -> None:
-    """Makes a model whole again on the host of one process, one parameter at a time; every process must come here.
+@torch.no_grad()
+def whole_of(value: Any) -> Any:
+    """Returns all of what several processes hold together; every one of them must come here.
 
     Args:
-        model: The model, shared out; afterwards it can be saved, and trains no more.
-        here: Whether this process gets the values; in the others nothing is left of them.
+        value: A tensor, shared out or not, or something else.
+
+    Returns:
+        The whole tensor, on the device; what is not shared out as it is.
     """
-    for sharded in sharded_modules(model):
-        sharded.reshard()
-    done: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if not isinstance(weight, DTensor):
-                continue
-            if id(weight) not in done:  # tied weights stay tied
-                whole = spread_as(local(weight), weight).full_tensor()  # type: ignore[attr-defined]
-                value = whole.cpu() if here else whole.to("meta")
-                done[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
-                del whole, value
-            setattr(module, name, done[id(weight)])
+    if not isinstance(value, DTensor):
+        return value
+    return spread_as(local(value).detach(), value.detach()).full_tensor()  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor, nn
@@ -344,6 +345,41 @@ class Trainer:
             "rounding": self._generator.get_state() if self._generator else None,
             "steps_done": self.steps_done,
         }
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Returns the model's `state_dict`, whole, on the host; of several processes, every one must call it.
+
+        Weights that are shared out or cut are collected one tensor after the other, so that no device ever holds the model.
+
+        Returns:
+            In the first process, the plain model's keys (adapters beside them, packed weights as they are) -> tensors in
+            memory of their own; in the others nothing.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        from snugfit.training import whole_weights
+
+        return whole_weights.full_state_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes what was learned, complete or not at all; of several processes, every one must call it, the first writes.
+
+        Training goes on as if nothing had happened.
+
+        Args:
+            path: A name that ends in `.safetensors`: a file with the plain model's keys, adapters merged. Another name: a
+                folder with that file as `model.safetensors` (none where weights are packed), for a model of transformers its
+                config, so that `from_pretrained` loads the folder, and where adapters are trained `adapter/`, which peft
+                loads. Files of these names are replaced.
+
+        Raises:
+            InputError: It cannot be written there, or a file for whole weights was asked for and they are packed.
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        from snugfit.training import whole_weights
+
+        whole_weights.save(self, path)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state.

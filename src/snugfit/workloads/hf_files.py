@@ -15,6 +15,7 @@ import copy
 import importlib.util
 import json
 import logging as log_levels
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,10 @@ from snugfit.workloads.weights import StoredShards
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """A directory with weights has one of these."""
 
+GENERATION = "generation_config.json"
+"""What transformers' `generate` goes by, beside the config."""
+
+_FRESH = "snugfit_fresh"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
@@ -186,12 +191,22 @@ def load_pretrained(
             f"the weights of 'hf:{name}' cannot be read: {describe(error, None)}. They are damaged, incomplete, or another "
             "model's than config.json says."
         ) from error
-    _check_loaded(name, model, info)
+    setattr(model, _FRESH, _check_loaded(name, model, info))
     assert isinstance(model, torch.nn.Module)
     return model
 
 
-def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
+def fresh_parts(model: torch.nn.Module) -> tuple[str, ...]:
+    """Returns the names of tensors that were drawn because the weights of the directory had none that fit.
+
+    Args:
+        model: What `load_pretrained` has built, or any other model.
+    """
+    found: tuple[str, ...] = getattr(model, _FRESH, ())
+    return found
+
+
+def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> tuple[str, ...]:
     """A fresh head is told; a model of which most is fresh was not loaded at all."""
     other = {str(entry[0]) for entry in info["mismatched_keys"]}
     fresh = sorted(other | set(info["missing_keys"]))
@@ -207,6 +222,7 @@ def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> None:
     if fresh:
         shape = " (of another shape there)" if other else ""
         warn(f"{listed(fresh)}{shape}: fresh values; the weights of hf:{name} have none that fit. Train them.")
+    return tuple(fresh)
 
 
 def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:
@@ -222,13 +238,23 @@ def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None,
         OSError: The disk is full or a file cannot be written.
     """
     config: Any = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    config.architectures = [_plain_class(model).__name__]
     if use_cache is not None:
         config.use_cache = use_cache
     config.dtype = next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
     config.save_pretrained(folder)
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is not None and generation != type(generation).from_model_config(model.config):
+        generation.to_json_file(folder / GENERATION)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _plain_class(model: torch.nn.Module) -> type:
+    """The class of a model that torch may have shared out, for which it makes a class of its own."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    made = () if fsdp is None else (fsdp.FSDPModule,)
+    return next(one for one in type(model).__mro__ if not issubclass(one, made))
 
 
 @contextlib.contextmanager

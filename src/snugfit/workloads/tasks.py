@@ -83,7 +83,15 @@ class Task:
     @property
     def higher_is_better(self) -> bool:
         """Which way the main metric points."""
-        return self.main_metric in self.metrics
+        return self.rises(self.main_metric)
+
+    def rises(self, metric: str) -> bool:
+        """Returns whether more of a metric is better; losses, and what is computed of them, fall.
+
+        Args:
+            metric: `loss`, or one of `metric_names`.
+        """
+        return metric in self.metrics
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `snugfit.prepare` that say what is learned."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +23,16 @@ from snugfit.techniques.init.late import await_values
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """Names of dtypes in safetensors files (the format's README)."""
+
+
+_BEGINNING = 4096
 
 
 class StoredWeights:
@@ -70,11 +74,11 @@ class StoredWeights:
                 f"weights file {str(path)!r} cannot be read: {error}. It is damaged, cut short, or no safetensors file."
             ) from error
         self._table.pop("__metadata__", None)
-        odd = {entry["dtype"] for entry in self._table.values()} - set(_DTYPES)
+        odd = {entry["dtype"] for entry in self._table.values()} - set(DTYPES)
         if odd:
             raise InputError(f"weights file {str(path)!r} has tensors of dtype {', '.join(sorted(odd))}; convert them.")
         self.shapes: dict[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in self._table.items()}
-        self.dtypes: dict[str, torch.dtype] = {name: _DTYPES[entry["dtype"]] for name, entry in self._table.items()}
+        self.dtypes: dict[str, torch.dtype] = {name: DTYPES[entry["dtype"]] for name, entry in self._table.items()}
         self._begin = 8 + header_bytes
 
     def read(self, name: str) -> torch.Tensor:
@@ -89,8 +93,8 @@ class StoredWeights:
         entry = self._table[name]
         begin, end = entry["data_offsets"]
         if begin == end:
-            return torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-        return torch.from_numpy(self._bytes[begin:end]).view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+            return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
+        return torch.from_numpy(self._bytes[begin:end]).view(DTYPES[entry["dtype"]]).view(entry["shape"])
 
     def copied(self, name: str) -> torch.Tensor:
         """Returns one tensor in memory of its own; no part of the file stays mapped for it.
@@ -111,6 +115,15 @@ class StoredWeights:
                         )
                     memory = memory[count:]
         return tensor
+
+    def beginning(self, name: str) -> bytes:
+        """Returns the first bytes of one tensor, by which weights are told from others of the same shape.
+
+        Args:
+            name: Its name in the file.
+        """
+        begin, end = self._table[name]["data_offsets"]
+        return self._bytes[begin : min(end, begin + _BEGINNING)].tobytes()
 
 
 class StoredShards:
@@ -133,6 +146,23 @@ class StoredShards:
     def copied(self, name: str) -> torch.Tensor:
         """Returns one tensor in memory of its own, as `StoredWeights.copied` does."""
         return self._files[name].copied(name)
+
+    def beginning(self, name: str) -> bytes:
+        """Returns the first bytes of one tensor, as `StoredWeights.beginning` does."""
+        return self._files[name].beginning(name)
+
+
+def fingerprint(stored: StoredWeights | StoredShards) -> str:
+    """Returns what tells the weights in a file, or in several, from others: names, shapes and the beginning of each.
+
+    Args:
+        stored: The file, or files; into how many they are cut makes no difference.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(stored.shapes):
+        digest.update(f"{name} {stored.dtypes[name]} {stored.shapes[name]}".encode())
+        digest.update(stored.beginning(name))
+    return digest.hexdigest()
 
 
 def await_weights(

@@ -250,6 +250,19 @@ LINES = [
             "Give a number with a unit: B, KB, MB, GB, TB (powers of",
         ),
         wrong("--budget 1e300TiB", "budget '1e300TiB' is more than any memory", "Give a smaller number"),
+        wrong("--patience 0", "patience is 0; it must be at least 1"),
+        wrong("--patience soon", "patience is 'soon'", "a whole number"),
+        wrong(
+            "--patience 2 --no-evaluate", "patience goes by evaluations, and evaluate is False", "leave one of them out"
+        ),
+        wrong("--keep-best loss --no-evaluate", "keep_best goes by evaluations", "leave one of them out"),
+        wrong(
+            "--keep-best acuracy",
+            "--keep-best is 'acuracy', which image-classification does not report",
+            "did you mean 'accuracy'? Allowed: loss, accuracy",
+        ),
+        wrong("--keep-best perplexity", "--keep-best is 'perplexity'", "allowed: loss, accuracy"),
+        wrong("--keep-best ''", "--keep-best is ''", "allowed: loss, accuracy"),
         wrong("--allow rounding", "--allow belongs to a plan", "give --budget SIZE too"),
         wrong("--pin checkpoint=all", "--pin belongs to a plan", "give --budget SIZE too"),
         wrong("--host-budget 3GiB", "--host-budget belongs to a plan", "give --budget SIZE too"),

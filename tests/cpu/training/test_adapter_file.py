@@ -8,7 +8,6 @@ from small_models import cross_entropy, make_batches, make_model
 
 import snugfit
 from snugfit import InputError, Recipe
-from snugfit.training.adapter_file import save_trained
 
 peft = pytest.importorskip("peft", reason="adapters need peft")
 
@@ -37,12 +36,15 @@ def tokens(task):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def trained(task, **recipe):
-    model = tiny(task)
-    trainer = snugfit.prepare(model, Recipe(**recipe), lr=1e-2, device="cpu")
+def trainer_of(task, **recipe):
+    trainer = snugfit.prepare(tiny(task), Recipe(**recipe), lr=1e-2, device="cpu")
     for _ in range(3):
         trainer.step(tokens(task))
-    return model.eval()
+    return trainer
+
+
+def trained(task, **recipe):
+    return trainer_of(task, **recipe).model.eval()
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
@@ -93,9 +95,10 @@ def test_what_peft_has_written_loads(tmp_path):
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_an_adapter_of_quantised_weights_loads_onto_the_full_model_and_merges(quantize, tmp_path):
     pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
-    model = trained("causal-lm", adapter="lora", quantize=quantize)
-    save_trained(tmp_path, model)
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    trainer = trainer_of("causal-lm", adapter="lora", quantize=quantize)
+    trainer.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "config.json"]
+    model = trainer.model.eval()
     full = tiny("causal-lm")
     snugfit.load_adapter(full, tmp_path / "adapter")
     with torch.no_grad():
@@ -110,7 +113,7 @@ def test_a_vision_model(tmp_path):
     trainer = snugfit.prepare(model, Recipe(adapter="lora"), loss=cross_entropy, lr=1e-2, device="cpu")
     trainer.step(batch)
     expected = model.eval()(batch[0])
-    save_trained(tmp_path, model)
+    trainer.save(tmp_path)
     other = make_model("vit", torch.float32).eval()
     snugfit.load_adapter(other, tmp_path / "adapter")
     assert torch.equal(other(batch[0]), expected)

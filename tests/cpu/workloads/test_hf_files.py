@@ -9,11 +9,11 @@ import torch
 pytest.importorskip("transformers")
 from text_models import BERT, LLAMA, build, config_file
 
-from snugfit.atomic_file import save_model
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.workloads import hf_files
 from snugfit.workloads.models import build_model
 from snugfit.workloads.text.tokenizer import byte_tokenizer, load_tokenizer
+from snugfit.workloads.weights_file import save_model
 
 TIED_MOE = {
     **{key: LLAMA[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},

@@ -1,0 +1,70 @@
+"""Weights with an adapter added, computed beside the model, layer by layer: the model itself is left as it is.
+
+Peft does the sum, in a copy of its layer that holds the values to be merged: the model's own, those that several processes
+have collected, or those of a file, while the model has none at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from snugfit.errors import InputError
+
+
+def adapted_everywhere(model: nn.Module) -> dict[str, Any]:
+    """Returns the layers with an adapter beside them, a shared one under each of its names.
+
+    Args:
+        model: Any module.
+    """
+    return {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
+
+
+def tensor_names(name: str, layer: Any) -> tuple[list[str], list[str]]:
+    """Returns what an adapted layer has in the model's `state_dict`: the plain model's tensors, and the adapter's.
+
+    Args:
+        name: The layer's name in the model.
+        layer: Peft's layer.
+    """
+    adapter = {f"{name}.{part}." for part in layer._modules}
+    every = layer.state_dict(prefix=f"{name}.", keep_vars=True)
+    ours = [key for key in every if key.startswith(tuple(adapter))]
+    return [key for key in every if key not in ours], ours
+
+
+def merged_weights(name: str, layer: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a layer's tensors under the plain model's names, its adapter added.
+
+    Args:
+        name: The layer's name in the model.
+        layer: Peft's layer, on any device; it is not changed.
+        values: The tensors of `tensor_names`, whole, on one device.
+
+    Raises:
+        InputError: The adapter is not finite.
+    """
+    assert not any(value.is_meta for value in values.values()), name  # peft would add nothing, without a word
+    twin = _with_values(layer, f"{name}.", values)
+    try:
+        twin.merge(safe_merge=True)
+    except ValueError as error:
+        raise InputError(f"the adapter of {name!r} cannot be merged: {error}.") from error
+    return {f"{name}.{key}": value for key, value in twin.get_base_layer().state_dict().items()}
+
+
+def _with_values(module: nn.Module, prefix: str, values: Mapping[str, Tensor]) -> Any:
+    """A module of the same kind and settings with other values; what it keeps in tables of its own is its own, too."""
+    twin = copy.copy(module)
+    vars(twin).update({name: copy.copy(one) for name, one in vars(twin).items() if isinstance(one, dict | list)})
+    for name, weight in twin._parameters.items():
+        if weight is not None:
+            twin._parameters[name] = nn.Parameter(values[prefix + name].detach(), requires_grad=False)
+    for name, part in twin._modules.items():
+        if part is not None:  # the plain model knows nothing of the layer in between
+            twin._modules[name] = _with_values(part, prefix if name == "base_layer" else f"{prefix}{name}.", values)
+    return twin

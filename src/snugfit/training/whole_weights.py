@@ -1,0 +1,272 @@
+"""The weights of a trained model, whole and under the plain model's keys, on the host of the first process.
+
+Processes that share weights out or cut them collect one tensor after the other, or the few of one layer; the first takes
+each to its host, or straight into a file, before the next is asked for. So no device ever holds more than a layer beside its
+own share, and a model that is saved is nowhere whole but in its file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.atomic_file import filled_folder
+from snugfit.errors import InputError, SnugfitError
+from snugfit.techniques.adapter.layers import adapter_record
+from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
+from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.training.adapter_file import write_adapter
+from snugfit.training.run_results import ADAPTER, MODEL
+from snugfit.workloads.hf_files import save_beside
+from snugfit.workloads.weights import StoredWeights
+from snugfit.workloads.weights_file import layout_of, save_tensors
+
+if TYPE_CHECKING:
+    from snugfit.training.step import Trainer
+
+SUFFIX = ".safetensors"
+Arriving = Iterator[dict[str, Any]]
+"""Whole tensors by name, one after the other, or all of a layer together."""
+
+
+def full_state_dict(trainer: Trainer) -> dict[str, Any]:
+    """Returns what a trainer's model holds, whole, on the host; every process must come here.
+
+    Args:
+        trainer: The trainer, between two steps.
+
+    Returns:
+        State-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all but the
+        first.
+
+    Raises:
+        TrainingError: One of the last steps was bad; the weights are those of the last good step.
+    """
+    trainer.finish()
+    found: dict[str, Any] = {}
+
+    def take(arriving: Arriving) -> None:
+        for unit in arriving:
+            value = next(iter(unit.values()))
+            found.update(dict.fromkeys(unit, value.to("cpu", copy=True) if isinstance(value, Tensor) else value))
+
+    state = trainer.model.state_dict(keep_vars=True)
+    _collect(trainer, _tied(state, state), take)
+    return {name: found[name] for name in state if name in found}
+
+
+def save(trainer: Trainer, path: str | Path) -> None:
+    """Writes what a trainer has learned, see `Trainer.save`; every process must come here.
+
+    Args:
+        trainer: The trainer, between two steps.
+        path: A file whose name ends in .safetensors, or a folder.
+
+    Raises:
+        InputError: It cannot be written there.
+        TrainingError: One of the last steps was bad; the weights are those of the last good step.
+    """
+    path, model = Path(path), trainer.model
+
+    def write(weights: Weights) -> None:
+        try:
+            if path.suffix == SUFFIX:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                weights.write_model(path)
+                return
+            with filled_folder(path) as folder:
+                weights.write(folder)
+                if _is_of_transformers(model):
+                    save_beside(model, folder, use_cache=None, tokenizer=None)
+        except OSError as error:
+            raise InputError(
+                f"{str(path)!r} cannot be written: {error.strerror or error}. Give another path."
+            ) from error
+
+    if path.suffix == SUFFIX and is_packed(model):
+        raise InputError(
+            f"{str(path)!r} is a file for whole weights, and those of this model are packed (quantize). Give a folder: what "
+            "was learned goes there as an adapter."
+        )
+    trainer.finish()
+    write_together(trainer, write)
+
+
+def save_state(trainer: Trainer, path: Path) -> None:
+    """Writes all that a trainer's model holds, adapters and packed weights as they are; every process must come here.
+
+    Args:
+        trainer: The trainer, between two steps.
+        path: A safetensors file.
+
+    Raises:
+        OSError: The disk is full or the file cannot be written.
+    """
+    trainer.finish()
+    state = trainer.model.state_dict(keep_vars=True)
+    layout = layout_of(state)
+    pairs = _tied(state, state)
+    _collect(
+        trainer, pairs, lambda arriving: save_tensors(path, layout, (one for unit in arriving for one in unit.items()))
+    )
+
+
+@torch.no_grad()
+def load_state(trainer: Trainer, path: Path) -> None:
+    """Puts what `save_state` has written in place of what a trainer's model holds: each process reads its share.
+
+    Args:
+        trainer: A trainer of the same model, shared out among any number of processes.
+        path: The file.
+
+    Raises:
+        InputError: It is missing, damaged, or another model's.
+    """
+    stored = StoredWeights(path)
+    trainer.finish()
+    state = trainer.model.state_dict()
+    if {name: tuple(value.shape) for name, value in state.items()} != stored.shapes:
+        raise InputError(f"{str(path)!r} holds another model. Put back the file that the run has written.")
+    for name, value in state.items():
+        whole = stored.read(name)
+        if trainer.ranks is None:
+            value.copy_(whole)
+        else:
+            from snugfit.training.shares import put_share  # loads torch's sharding
+
+            put_share(value, whole)
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Returns whether weights of a model are quantised, so that only its adapter can be saved.
+
+    Args:
+        model: Any module.
+    """
+    return any(isinstance(module, FrozenLinear) for module in model.modules())
+
+
+class Weights:
+    """What the first process has to write of a model: whole tensors that arrive one by one."""
+
+    def __init__(self, model: nn.Module, adapter: Mapping[str, Tensor], layers: Mapping[str, Any], arriving: Arriving):
+        """Takes what arrives; `write_together` does."""
+        self._model, self._adapter, self._layers, self._arriving = model, adapter, layers, arriving
+
+    def write(self, folder: Path) -> None:
+        """Writes `model.safetensors`, adapters merged, and `adapter/` where adapters were trained.
+
+        Quantised weights are neither merged nor written: the full ones are where they came from.
+
+        Args:
+            folder: A folder that is there; files of the same names are replaced.
+
+        Raises:
+            InputError: An adapter is not finite, or something in the model is no tensor.
+            OSError: The disk is full or a file cannot be written.
+        """
+        if self._layers:
+            write_adapter(self._model, self._adapter, folder / ADAPTER)
+        if not is_packed(self._model):
+            self.write_model(folder / MODEL)
+
+    def write_model(self, path: Path) -> None:
+        """Writes the plain model's file.
+
+        Args:
+            path: Its name.
+
+        Raises:
+            InputError: An adapter is not finite, or something in the model is no tensor.
+            OSError: The disk is full or the file cannot be written.
+        """
+        layout = layout_of(self._model.state_dict())
+        own = {name for layer in self._layers.items() for name in tensor_names(*layer)[1]}
+        save_tensors(path, {name: one for name, one in layout.items() if name not in own}, self._merged())
+
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        owners = {name: layer for layer, module in self._layers.items() for name in tensor_names(layer, module)[0]}
+        for unit in self._arriving:
+            layer = owners.get(next(iter(unit), ""))
+            if layer is not None:
+                here = {name: value.detach().cpu() for name, value in unit.items()}
+                unit = merged_weights(layer, self._layers[layer], {**here, **self._adapter})
+            yield from unit.items()
+
+
+def write_together(trainer: Trainer, write: Callable[[Weights], None]) -> None:
+    """Collects a model's weights in all processes, and writes them in the first; what it raises is raised in all.
+
+    Args:
+        trainer: The trainer, between two steps.
+        write: Writes what it is given.
+
+    Raises:
+        SnugfitError: What `write` raises.
+        OSError: What `write` raises.
+    """
+    model = trainer.model
+    layers = adapted_everywhere(model)
+    state = model.state_dict(keep_vars=True)
+    record = adapter_record(model)
+    heads = tuple(f"{name}." for name in (() if record is None else record.classifier))
+    plain, ours = {name: tensor_names(name, layer)[0] for name, layer in layers.items()}, set[str]()
+    for name, layer in layers.items():
+        ours.update(tensor_names(name, layer)[1])
+    adapter: dict[str, Tensor] = {}
+
+    def keep(arriving: Arriving) -> None:
+        for unit in arriving:
+            adapter.update((name, value.detach().cpu()) for name, value in unit.items())
+
+    if layers:
+        _collect(trainer, ([name] for name in state if name in ours or name.startswith(heads)), keep)
+    inside = {name for names in plain.values() for name in names}
+    rest = _tied(state, (name for name in state if name not in ours and name not in inside))
+    units = () if is_packed(model) else (*plain.values(), *rest)
+    _collect(trainer, units, lambda arriving: write(Weights(model, adapter, layers, arriving)))
+
+
+def _tied(state: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
+    """Names in groups that share a tensor."""
+    groups: dict[int, list[str]] = {}
+    for name in names:
+        groups.setdefault(id(state[name]), []).append(name)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def _collect(trainer: Trainer, units: Iterable[Sequence[str]], take: Callable[[Arriving], None]) -> None:
+    """Collects tensors in all processes, and gives them to the first; the others come along to the end, whatever happens."""
+    state, ranks = trainer.model.state_dict(keep_vars=True), trainer.ranks
+    if ranks is None:
+        take({name: state[name] for name in names} for names in units)
+        return
+    from snugfit.training.shares import whole_of  # loads torch's sharding
+
+    def whole(names: Sequence[str]) -> dict[str, Any]:
+        once = {id(state[name]): state[name] for name in names}
+        made = {key: whole_of(value) for key, value in once.items()}
+        return {name: made[id(state[name])] for name in names}
+
+    arriving, failed = (whole(names) for names in units), None
+    if ranks.number == 0:
+        try:
+            take(arriving)
+        except (OSError, SnugfitError) as error:
+            failed = error
+    for _ in arriving:
+        pass
+    failed = ranks.tell(failed)[0]
+    if failed is not None:
+        raise failed
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(model, library.PreTrainedModel)
