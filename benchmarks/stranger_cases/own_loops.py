@@ -120,13 +120,10 @@ def maml() -> Adopted:
     layers = [("conv2d", [16, 1, 3, 3, 2, 0]), ("relu", [True]), *last]
     args = SimpleNamespace(**rates, update_step_test=2, imgc=1, imgsz=28)
     half = lambda n: (torch.rand(2, n, 1, 28, 28), torch.randint(5, (2, n)))  # noqa: E731
-    # The model holds its optimizer, and takes its steps in forward.
+    # The model holds its optimizer, takes its steps in forward, and counts the answers that are right.
     step = lambda model, _, batch: torch.tensor(float(model(*batch)[-1]))  # noqa: E731
-    build = lambda: Meta(args, layers)  # noqa: E731
-    hits = {"integer": 5}  # correct answers, which it counts
-    return Adopted(
-        model=build, batch=lambda: (*half(5), *half(15)), step=step, optimizer=lambda model: None, assume=hits
-    )
+    given = {"step": step, "optimizer": lambda model: None, "assume": {"integer": 5}}
+    return Adopted(model=lambda: Meta(args, layers), batch=lambda: (*half(5), *half(15)), **given)
 
 
 @adopts("pytorch/examples", kind="line search")

@@ -95,18 +95,12 @@ def test_wrong_answers_are_counted_and_named():
         {**good, "name": "plan low", "plan_predicted_bytes": 40},
         {**good, "name": "other weights", "weight_difference": 1e-3},
         {**good, "name": "other weights, and said so", "weight_difference": 1e-3, "fidelity": "rounding"},
-        {
-            "name": "loop",
-            "repository": "a/c",
-            "own_loop": True,
-            "ratio": 1.0,
-            "measured_bytes": 9,
-            "predicted_bytes": 9,
-        },
+        {**good, "name": "loop", "repository": "a/c", "own_loop": True},
+        {"name": "no plan", "repository": "a/c", "own_loop": True, "ratio": 1.0, "plan_refused": "why not"},
         {"name": "refused", "repository": "a/d", "own_loop": False, "measured_bytes": 100, "refused": "why"},
     ]
     found = strangers.summary(rows)
-    assert found["wrong"] == ["low", "plan low", "other weights"] and found["not_answered"] == ["refused"]
+    assert found["wrong"] == ["low", "plan low", "other weights"] and found["not_answered"] == ["no plan", "refused"]
     assert (found["answered"], found["repositories"], found["answered_repositories"], found["right"]) == (6, 3, 2, 3)
     from benchmarks.strangers_page import strangers_page
 
@@ -118,7 +112,7 @@ def test_wrong_answers_are_counted_and_named():
             "rows": [_whole(r) for r in rows],
         }
     )
-    assert "6 of 7" in text and "refused: why" in text and "| low |" in text
+    assert "6 of 8" in text and "refused: why" in text and "| low |" in text and "own loop: plain" in text
 
 
 def _whole(row):
