@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from snugfit.atomic_file import replaced_file, save_model
 from snugfit.errors import InputError
+from snugfit.techniques.adapter.peft_names import name_for_peft, name_for_us
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
-from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.techniques.packed_weight import PackedWeight
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over
 
@@ -42,7 +44,7 @@ def save_trained(directory: Path, model: nn.Module) -> None:
     """
     if adapted_layers(model):
         save_adapter(model, directory / ADAPTER)
-        if any(isinstance(module, FrozenLinear) for module in model.modules()):
+        if any(isinstance(module, PackedWeight) for module in model.modules()):
             return
         merge_adapter(model)
     save_model(directory / MODEL, model.state_dict())
@@ -76,6 +78,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     config.inference_mode = True
     config.modules_to_save = list(heads) or None
     config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
+    name_for_peft(config, model)
     with tempfile.TemporaryDirectory() as folder, replaced_file(directory / CONFIG) as temporary:
         config.save_pretrained(folder)
         temporary.write_bytes((Path(folder) / CONFIG).read_bytes())
@@ -101,6 +104,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
     heads = tuple(config.modules_to_save or ())
     adapters = {name: value for name, value in stored.items() if "lora_" in name}
     rest = {name: value for name, value in stored.items() if name not in adapters}
+    name_for_us(config, model)
     _check_fit(model, adapters, rest, directory)
     config.modules_to_save, config.inference_mode = None, False
     classifier = tuple(name for name, _ in model.named_modules() if name.endswith(heads))
@@ -166,6 +170,7 @@ def _check_fit(model: nn.Module, adapters: dict[str, Tensor], rest: dict[str, Te
     modules = dict(model.named_modules())
     for name, value in adapters.items():
         layer_name, _, part = name.partition(".lora_")
+        layer_name = re.sub(r"(\.base_layer)+$", "", layer_name)  # of experts with several adapters
         layer = modules.get(layer_name)
         sizes = {"A": getattr(layer, "in_features", None), "B": getattr(layer, "out_features", None)}
         wanted = sizes.get(part[:1])
