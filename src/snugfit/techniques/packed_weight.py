@@ -139,7 +139,8 @@ def _nf4(weight: Tensor, device: torch.device, double: bool) -> dict[str, Tensor
         scales[start // BLOCK :][: len(scales_of_piece)] = scales_of_piece
     if not double:
         return {"W_q": packed, "scales": scales}
-    table = torch.tensor(table_of_scales(), device=device)
+    # In memory of the device's own: in a simulation a constant would be a real tensor among fake ones.
+    table = torch.empty(len(table_of_scales()), device=device).copy_(torch.tensor(table_of_scales()))
     mean = scales.mean()
     codes, group_scales = operators.quantize_blockwise.default(scales - mean, table, SCALE_BLOCK)
     return {"W_q": packed, "scales": codes, "group_scales": group_scales, "scale_mean": mean, "scale_table": table}
