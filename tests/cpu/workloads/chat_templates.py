@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 CALLS_JSON = (
-    "{%- for c in m.tool_calls %}<tool_call>{{ nl }}{\"name\": \"{{ c.function.name }}\", \"arguments\": "
+    '{%- for c in m.tool_calls %}<tool_call>{{ nl }}{"name": "{{ c.function.name }}", "arguments": '
     "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}"
     "{% endif %}}{{ nl }}</tool_call>{% if not loop.last %}{{ nl }}{% endif %}{% endfor -%}"
 )
@@ -20,9 +20,8 @@ LAST_QUESTION = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
     "{% endif %}{% endfor %}"
 )
-NO_TOOLS = (
-    "{% if m.role == 'tool' or m.tool_calls %}{{ raise_exception('tools are not supported') }}{% endif %}"
-)
+NO_TOOLS = "{% if m.role == 'tool' or m.tool_calls %}{{ raise_exception('tools are not supported') }}{% endif %}"
+ONE_CALL = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
 SYSTEM_INTO_USER = (
     "{% if messages[0].role == 'system' %}{% set first = messages[0].content + nl + nl %}{% set rest = messages[1:] %}"
     "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
@@ -42,10 +41,7 @@ TEMPLATES = {
     + CALLS_JSON
     + "<|im_end|>»{{ nl }}{% elif m.role == 'tool' %}{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}{{ nl }}"
     "<tool_response>{{ m.content }}</tool_response>{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>{{ nl }}"
-    "{% endif %}{% else %}"
-    + CHATML_OTHERS
-    + "{% endif %}{% endfor %}"
-    + CHATML_ASKS,
+    "{% endif %}{% else %}" + CHATML_OTHERS + "{% endif %}{% endfor %}" + CHATML_ASKS,
     # earlier turns lose their reasoning, the last one has an empty one where it has none
     "qwen3 with reasoning": TOOLS_FIRST
     + LAST_QUESTION
@@ -53,42 +49,53 @@ TEMPLATES = {
     "{% if '</think>' in c %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip() %}"
     "{% set c = c.split('</think>')[-1].lstrip() %}{% endif %}<|im_start|>assistant{{ nl }}«"
     "{% if loop.index0 > ns.last and (loop.last or r) %}<think>{{ nl }}{{ r.strip() }}{{ nl }}</think>{{ nl }}{{ nl }}{% endif %}"
-    "{{ c }}"
-    + CALLS_JSON
-    + "<|im_end|>»{{ nl }}{% else %}"
-    + CHATML_OTHERS
-    + "{% endif %}{% endfor %}"
-    + CHATML_ASKS,
+    "{{ c }}" + CALLS_JSON + "<|im_end|>»{{ nl }}{% else %}" + CHATML_OTHERS + "{% endif %}{% endfor %}" + CHATML_ASKS,
     "llama 2": SYSTEM_INTO_USER + "{% for m in rest %}" + NO_TOOLS + "{% if m.role == 'user' %}<s>[INST] "
     "{% if loop.first %}{{ first }}{% endif %}{{ m.content.strip() }} [/INST]{% else %}« {{ m.content.strip() }} </s>»"
     "{% endif %}{% endfor %}",
-    "llama 3": "<s>{% for m in messages %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>"
+    "llama 3": "<s>{% for m in messages %}"
+    + ONE_CALL
+    + "<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>"
     "{{ nl }}{{ nl }}{% if m.role == 'assistant' %}«{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
-    "{\"name\": \"{{ c.name }}\", \"parameters\": {{ c.arguments | tojson }}}{% else %}{{ m.content | trim }}{% endif %}<|eot_id|>»"
+    '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}{% else %}{{ m.content | trim }}{% endif %}<|eot_id|>»'
     "{% else %}{% if loop.first and tools %}{{ tools | tojson }}{{ nl }}{% endif %}{{ m.content | trim }}<|eot_id|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{{ nl }}{{ nl }}{% endif %}",
     "mistral v1": "<s>" + SYSTEM_INTO_USER + "{% for m in rest %}" + NO_TOOLS + "{% if m.role == 'user' %}[INST] "
     "{% if loop.first %}{{ first }}{% endif %}{{ m.content }} [/INST]{% else %}« {{ m.content }}</s>»{% endif %}{% endfor %}",
     # the tools, and what the system says, stand before the last question
-    "mistral v3": "<s>{% set ns = namespace(last=-1) %}" + SYSTEM_INTO_USER + "{% for m in rest %}{% if m.role == 'user' %}"
+    "mistral v3": "<s>{% set ns = namespace(last=-1) %}"
+    + SYSTEM_INTO_USER
+    + "{% for m in rest %}{% if m.role == 'user' %}"
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in rest %}{% if m.role == 'user' %}"
     "{% if loop.index0 == ns.last %}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] "
     "{{ first }}{{ m.content }}[/INST]{% else %}[INST] {{ m.content }}[/INST]{% endif %}{% elif m.tool_calls %}«[TOOL_CALLS] ["
     "{% for c in m.tool_calls %}{{ c.function | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]</s>»"
     "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]{% else %}« {{ m.content }}</s>»{% endif %}{% endfor %}",
-    "gemma": "<s>" + SYSTEM_INTO_USER + "{% for m in rest %}" + NO_TOOLS + "<start_of_turn>{{ 'model' if m.role == 'assistant' "
+    "gemma": "<s>"
+    + SYSTEM_INTO_USER
+    + "{% for m in rest %}"
+    + NO_TOOLS
+    + "<start_of_turn>{{ 'model' if m.role == 'assistant' "
     "else m.role }}{{ nl }}{% if m.role == 'assistant' %}«{{ m.content | trim }}<end_of_turn>»{{ nl }}{% else %}"
     "{% if loop.first %}{{ first }}{% endif %}{{ m.content | trim }}<end_of_turn>{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model{{ nl }}{% endif %}",
     # the end of everything stands behind the last turn alone
-    "phi 3": "{% for m in messages %}" + NO_TOOLS + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}<|end|>»"
+    "phi 3": "{% for m in messages %}"
+    + NO_TOOLS
+    + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}<|end|>»"
     "{{ nl }}{% else %}{{ m.content }}<|end|>{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{{ nl }}{% endif %}",
-    "zephyr": "{% for m in messages %}" + NO_TOOLS + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}</s>»{{ nl }}"
+    "zephyr": "{% for m in messages %}"
+    + NO_TOOLS
+    + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}</s>»{{ nl }}"
     "{% else %}{{ m.content }}</s>{{ nl }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{{ nl }}{% endif %}",
-    "vicuna": "{% for m in messages %}" + NO_TOOLS + "{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'user' %}USER: "
+    "vicuna": "{% for m in messages %}"
+    + NO_TOOLS
+    + "{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'user' %}USER: "
     "{{ m.content }} {% else %}ASSISTANT:« {{ m.content }}</s>»{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
-    "alpaca": "{% for m in messages %}" + NO_TOOLS + "{% if m.role == 'assistant' %}### Response:{{ nl }}«{{ m.content }}{{ nl }}{{ nl }}»"
+    "alpaca": "{% for m in messages %}"
+    + NO_TOOLS
+    + "{% if m.role == 'assistant' %}### Response:{{ nl }}«{{ m.content }}{{ nl }}{{ nl }}»"
     "{% else %}### {{ 'Instruction' if m.role == 'user' else 'System' }}:{{ nl }}{{ m.content }}{{ nl }}{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}### Response:{{ nl }}{% endif %}",
     "deepseek v3": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}<|User|>{{ m.content }}"
@@ -105,28 +112,62 @@ TEMPLATES = {
     "<|END_OF_TURN_TOKEN|>»{% else %}<|{{ 'USER' if m.role == 'user' else 'SYSTEM' }}_TOKEN|>{{ m.content.strip() }}<|END_OF_TURN_TOKEN|>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
     # channels; a turn ends otherwise where it is the last
-    "gpt-oss": "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant«{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+    "gpt-oss": "{% for m in messages %}"
+    + ONE_CALL
+    + "{% if m.role == 'assistant' %}<|start|>assistant«{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
     " to=functions.{{ c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson }}<|call|>{% else %}{% if loop.last and "
     "m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|><|start|>assistant{% endif %}<|channel|>final"
     "<|message|>{{ m.content }}{% if loop.last %}<|return|>{% else %}<|end|>{% endif %}{% endif %}»{% else %}<|start|>{{ m.role }}<|message|>"
     "{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
-    "falcon": "{% for m in messages %}" + NO_TOOLS + "{% if m.role == 'assistant' %}Falcon:« {{ m.content }}<|endoftext|>»{{ nl }}{% else %}"
+    "falcon": "{% for m in messages %}"
+    + NO_TOOLS
+    + "{% if m.role == 'assistant' %}Falcon:« {{ m.content }}<|endoftext|>»{{ nl }}{% else %}"
     "{{ m.role | capitalize }}: {{ m.content }}{{ nl }}{% endif %}{% endfor %}{% if add_generation_prompt %}Falcon:{% endif %}",
     "granite": "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{% if m.role == 'assistant' %}«{{ m.content }}"
     + CALLS_JSON
     + "<|end_of_text|>»{{ nl }}{% else %}{{ m.content }}<|end_of_text|>{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}",
-    "olmo": "<|endoftext|>{% for m in messages %}" + NO_TOOLS + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}"
+    "olmo": "<|endoftext|>{% for m in messages %}"
+    + NO_TOOLS
+    + "<|{{ m.role }}|>{{ nl }}{% if m.role == 'assistant' %}«{{ m.content }}"
     "<|endoftext|>»{% if not loop.last %}{{ nl }}{% endif %}{% else %}{{ m.content }}{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{{ nl }}{% endif %}",
-    "lines, the end token once": "{% for m in messages %}" + NO_TOOLS + "{% if m.role == 'assistant' %}A: «{{ m.content }}{% if loop.last %}</s>"
+    "lines, the end token once": "{% for m in messages %}"
+    + NO_TOOLS
+    + "{% if m.role == 'assistant' %}A: «{{ m.content }}{% if loop.last %}</s>"
     "{% else %}{{ nl }}{% endif %}»{% else %}{{ m.role }}: {{ m.content }}{{ nl }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}A: {% endif %}",
 }
 SPECIAL = (
-    *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]"),
-    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<start_of_turn>"),
-    *("<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|User|>", "<|Assistant|>", "<|tool_output|>"),
+    *(
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "[INST]",
+        "[/INST]",
+    ),
+    *(
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "<start_of_turn>",
+    ),
+    *(
+        "<end_of_turn>",
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|end|>",
+        "<|User|>",
+        "<|Assistant|>",
+        "<|tool_output|>",
+    ),
     *("<|tool_call|>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|USER_TOKEN|>"),
     *("<|SYSTEM_TOKEN|>", "<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>", "<|endoftext|>"),
     *("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),
@@ -152,10 +193,22 @@ ASKED, ANSWERED = said("user", "Is it warm in Rome?"), said("assistant", "Yes, i
 CONVERSATIONS = {
     "one turn": ([ASKED, ANSWERED], None),
     "several turns": ([ASKED, ANSWERED, said("user", "And in Oslo?"), said("assistant", "No."), ASKED, ANSWERED], None),
-    "a system turn": ([said("system", "Be brief."), ASKED, ANSWERED, said("user", "Sure?"), said("assistant", "Sure.")], None),
-    "other scripts": ([said("user", "Ça va? 你好"), said("assistant", "Très bien 😀, 谢谢."), ASKED, said("assistant", "да")], None),
-    "spaces around": ([said("user", "  a  "), said("assistant", " b "), said("user", "c\n"), said("assistant", "\nd\n")], None),
-    "lines and code": ([ASKED, said("assistant", "First:\n\n```\nfor x in y:\n    print(x)\n```\nDone."), ASKED, ANSWERED], None),
+    "a system turn": (
+        [said("system", "Be brief."), ASKED, ANSWERED, said("user", "Sure?"), said("assistant", "Sure.")],
+        None,
+    ),
+    "other scripts": (
+        [said("user", "Ça va? 你好"), said("assistant", "Très bien 😀, 谢谢."), ASKED, said("assistant", "да")],
+        None,
+    ),
+    "spaces around": (
+        [said("user", "  a  "), said("assistant", " b "), said("user", "c\n"), said("assistant", "\nd\n")],
+        None,
+    ),
+    "lines and code": (
+        [ASKED, said("assistant", "First:\n\n```\nfor x in y:\n    print(x)\n```\nDone."), ASKED, ANSWERED],
+        None,
+    ),
     "a call": (
         [
             ASKED,
@@ -240,11 +293,15 @@ def tokenizer_of(kind: str):
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
     elif kind == "unigram":
         made = Tokenizer(models.Unigram())
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False)
+        trainer = trainers.UnigramTrainer(
+            vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False
+        )
     else:
         made = Tokenizer(models.BPE(unk_token="<unk>"))
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -48,7 +48,10 @@ def learned_text(tokenizer, turns):
 def test_without_a_template_a_turn_is_a_line():
     plain = tokenizer_with(None)
     assert learned_text(plain, TURNS) == ["Yes.</s>", "No.</s>"]
-    assert written(plain, Chat(TURNS))[0] == "system: Be brief.\nuser: Hé?\nassistant: Yes.</s>\nuser: Sure?\nassistant: No.</s>\n"
+    assert (
+        written(plain, Chat(TURNS))[0]
+        == "system: Be brief.\nuser: Hé?\nassistant: Yes.</s>\nuser: Sure?\nassistant: No.</s>\n"
+    )
 
 
 def test_with_a_template_the_whole_is_the_templates():
@@ -139,7 +142,10 @@ def table_with(tools):
 
 def test_tools_come_as_a_list_or_as_json():
     tool = {"type": "function", "function": {"name": "f"}}
-    texts = [written(tokenizer_with(TOOLS), next(chats.chats_of(table_with(one), "messages"))) for one in ([tool], json.dumps([tool]))]
+    texts = [
+        written(tokenizer_with(TOOLS), next(chats.chats_of(table_with(one), "messages")))
+        for one in ([tool], json.dumps([tool]))
+    ]
     assert texts[0] == texts[1] and json.dumps([tool]) in texts[0][0]
     for nothing in (None, [], "", "[]"):
         assert next(chats.chats_of(table_with(nothing), "messages")).tools is None
