@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from snugfit.techniques.init.late import values_of
 from snugfit.techniques.packed_weight import PackedWeight
-from snugfit.techniques.stacked_matrices import Matrices, Multiply, called
+from snugfit.techniques.stacked_matrices import InPlaceOfTensor, Matrices, Multiply
 
 
-class FrozenStack(PackedWeight):
+class FrozenStack(InPlaceOfTensor, PackedWeight):
     """Takes the place of a parameter of experts that is never trained; made by `freeze_stack`."""
 
     @property
@@ -49,11 +49,6 @@ class FrozenStack(PackedWeight):
         if name.startswith("_") or not hasattr(Tensor, name):
             return super().__getattr__(name)
         return getattr(self.matrices(), name)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch for each of its functions that gets such a stack."""
-        return called(function, args, kwargs or {})
 
 
 class PackedMatrices(Matrices):

@@ -26,7 +26,28 @@ _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 """Torch's product of groups of rows, and that of transformers for cards that have none; both take `offs` by name."""
 
 
-class Matrices(ABC):
+class InPlaceOfTensor:
+    """What torch's functions take as if it were a tensor."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for each of its functions that gets such an object."""
+        return _called(function, args, kwargs or {})
+
+    def __matmul__(self, other: Any) -> Any:
+        """Returns the product."""
+        return torch.matmul(self, other)  # type: ignore[arg-type]
+
+    def __mul__(self, other: Any) -> Any:
+        """Returns the product, number by number."""
+        return torch.mul(self, other)  # type: ignore[arg-type]
+
+    def __add__(self, other: Any) -> Any:
+        """Returns the sum."""
+        return torch.add(self, other)  # type: ignore[arg-type]
+
+
+class Matrices(InPlaceOfTensor, ABC):
     """A stack of matrices, some of it, or one matrix, that is no tensor."""
 
     shape: torch.Size
@@ -75,23 +96,9 @@ class Matrices(ABC):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dense(), name)
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch for each of its functions that gets such an object."""
-        return called(function, args, kwargs or {})
 
-
-def called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Does what a function of torch does with an object that stands for matrices.
-
-    Args:
-        function: The function.
-        args: What it got; `Matrices` among it, or what has `matrices()`.
-        kwargs: What it got by name.
-
-    Returns:
-        Its result: a product that knows of the object, or that with the tensor it stands for.
-    """
+def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function of torch returns: a product that knows of the object, or that with the tensor it stands for."""
     args, kwargs = tuple(map(_matrices, args)), {name: _matrices(value) for name, value in kwargs.items()}
     first, second = (*args, None, None)[:2]
     if isinstance(first, Tensor) and isinstance(second, Matrices):

@@ -24,6 +24,15 @@ from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TASK_TYPES = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+"""Endings of names of classes in transformers -> peft's word for the task."""
 _PREFIX = "base_model.model."
 """In front of each name, since peft saves its wrapper around the model."""
 
@@ -78,10 +87,21 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     config.inference_mode = True
     config.modules_to_save = list(heads) or None
     config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
+    config.task_type = _task_type(model)
     name_for_peft(config, model)
     with tempfile.TemporaryDirectory() as folder, replaced_file(directory / CONFIG) as temporary:
         config.save_pretrained(folder)
         temporary.write_bytes((Path(folder) / CONFIG).read_bytes())
+
+
+def _task_type(model: nn.Module) -> str | None:
+    """What peft calls the task of a model of transformers, which its tools go by; None for other models."""
+    kinds = type(model).__mro__ if hasattr(model, "config") else ()
+    named = (word for kind in kinds for ending, word in _TASK_TYPES.items() if kind.__name__.endswith(ending))
+    found = next(named, None)
+    if found == "CAUSAL_LM" and getattr(model.config, "is_encoder_decoder", False):
+        return "SEQ_2_SEQ_LM"
+    return found
 
 
 def load_adapter(model: nn.Module, directory: str | Path) -> None:
