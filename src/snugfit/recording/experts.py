@@ -43,4 +43,3 @@ def inside(module: str, places: Collection[str]) -> bool:
         places: Dotted paths.
     """
     return any(module == place or module.startswith(place + ".") for place in places)
-

@@ -62,7 +62,7 @@ class PackedMatrices(Matrices):
         self.shape = torch.Size([*count, *(reversed(sizes) if turned else sizes)])
 
     @property
-    def mT(self) -> PackedMatrices:  # noqa: N802
+    def mT(self) -> PackedMatrices:
         """The same, rows and columns exchanged."""
         return PackedMatrices(self._stack, self._index, turned=not self._turned)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,13 +90,13 @@ class PackedWeight(nn.Module):
     def _unpacked_scales(self) -> Tensor:
         if not self.double_scales:
             return self.scales
-        tables = self._buffers
+        tables: dict[str, Any] = self._buffers
         scales: Tensor = torch.ops.bitsandbytes.dequantize_blockwise.default(
             self.scales, tables["group_scales"], tables["scale_table"], SCALE_BLOCK, torch.float32
         )
         return scales + tables["scale_mean"]
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
         """Moves to another device; scales keep their dtype whatever the model is cast to."""
         floats = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
         floats = {name: dtype for name, dtype in floats.items() if dtype.is_floating_point}

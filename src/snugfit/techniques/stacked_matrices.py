@@ -36,15 +36,15 @@ class InPlaceOfTensor:
 
     def __matmul__(self, other: Any) -> Any:
         """Returns the product."""
-        return torch.matmul(self, other)  # type: ignore[arg-type]
+        return _called(torch.matmul, (self, other), {})
 
     def __mul__(self, other: Any) -> Any:
         """Returns the product, number by number."""
-        return torch.mul(self, other)  # type: ignore[arg-type]
+        return _called(torch.mul, (self, other), {})
 
     def __add__(self, other: Any) -> Any:
         """Returns the sum."""
-        return torch.add(self, other)  # type: ignore[arg-type]
+        return _called(torch.add, (self, other), {})
 
 
 class Matrices(InPlaceOfTensor, ABC):
@@ -56,7 +56,7 @@ class Matrices(InPlaceOfTensor, ABC):
 
     @property
     @abstractmethod
-    def mT(self) -> Matrices:  # noqa: N802  (torch's name)
+    def mT(self) -> Matrices:
         """The same, rows and columns exchanged."""
 
     @abstractmethod

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from snugfit.atomic_file import replaced_file, save_model
 from snugfit.errors import InputError
-from snugfit.techniques.adapter.peft_names import name_for_peft, name_for_us
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
+from snugfit.techniques.adapter.peft_names import name_for_peft, name_for_us
 from snugfit.techniques.packed_weight import PackedWeight
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.training.switch import take_over

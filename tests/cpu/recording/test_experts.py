@@ -10,6 +10,9 @@ from torch import nn
 import snugfit
 from snugfit import Recipe
 from snugfit.recording.experts import expert_modules, inside
+from snugfit.simulator.estimate import estimate_named
+from snugfit.simulator.request import NamedModel
+from snugfit.workload import Workload
 
 SHAPE = {
     "hidden_size": 64,
@@ -64,8 +67,8 @@ class OfOnesOwn(nn.Module):
 def test_found_by_structure():
     assert expert_modules(OfOnesOwn()) == ("listed.experts", "stacked")
     assert expert_modules(nn.Linear(2, 2)) == ()
-    for build in (mixtral, qwen):
-        assert expert_modules(build()) == ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
+    for make in (mixtral, qwen):
+        assert expert_modules(make()) == ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
     assert inside("stacked", ["stacked"]) and inside("stacked.a", ["stacked"]) and not inside("stacked2", ["stacked"])
 
 
@@ -146,14 +149,17 @@ LARGE = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_large_ones_take_what_is_reckoned_by_hand(kind, tmp_path):
+def test_large_ones_take_what_is_reckoned_by_hand(kind, tmp_path, pool):
     pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
     sizes, packed, others, stack = LARGE[kind]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
-    estimate = snugfit.estimate(
-        f"hf:{tmp_path}", task="causal-lm", batch_size=1, seq_len=64, device="h100-80gb",
+    estimate = estimate_named(
+        NamedModel(spec=f"hf:{tmp_path}", task="causal-lm", seq_len=64),
         recipe=Recipe(adapter="lora", quantize="nf4", precision="bf16-true", checkpoint="all"),
-    )  # fmt: skip
+        workload=Workload(optimizer="adamw", batch_size=1),
+        device="h100-80gb",
+        pool=pool,
+    )
     weights = packed * 0.5625 + others * 2
     assert estimate.anatomy_bytes["weights"] == pytest.approx(weights, rel=1e-4)
     # At the peak a stack is unpacked beside them in bf16; of 64 tokens there is little else.

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (templates are read better as they are)
 """Chat templates in the structures that public models have, and tokenizers of the kinds they have, for tests.
 
 Between « and » is what the assistant says, its end of turn included: `marked` makes them the marks of a template that says

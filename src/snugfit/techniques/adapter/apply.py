@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
 _LISTED = 16
-_NO_EXPERTS = " The experts get none: name them with adapter_targets, such as *.experts.* beside other patterns, or * for all."
+_NO_EXPERTS = " The experts get none: name them with adapter_targets, such as *.experts.*, or * for all there is."
 
 
 class Adapter(ModelTechnique):
@@ -105,8 +105,8 @@ def _check_stacks(names: list[str], recipe: Recipe) -> None:
     wrong = "adapter='dora'" if recipe.adapter == "dora" else "adapter_dropout" if recipe.adapter_dropout else None
     if wrong is not None:
         raise InputError(
-            f"adapter_targets names experts' stacked weights ({listed(names, 1)}), and {wrong} is not for them: it needs each "
-            "expert's inputs or rows alone. Use lora or rslora without dropout, or patterns that leave the experts out."
+            f"adapter_targets names experts' stacked weights ({listed(names, 1)}), and {wrong} is not for them: it needs "
+            "each expert's inputs or rows alone. Use lora or rslora without dropout, or patterns that leave the experts out."
         )
 
 

@@ -88,7 +88,7 @@ class AdaptedMatrices(Matrices):
         self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property
-    def mT(self) -> AdaptedMatrices:  # noqa: N802
+    def mT(self) -> AdaptedMatrices:
         """The same, rows and columns exchanged."""
         return AdaptedMatrices(self._base.mT, self._right.mT, self._left.mT, self._scale)
 

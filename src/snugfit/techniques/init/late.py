@@ -141,8 +141,7 @@ def _drawn(module: nn.Module, name: str, owner: Any, device: str) -> nn.Paramete
         else nn.Parameter(torch.empty(value.shape, dtype=value.dtype, device=device if key == name else "meta"))
         for key, value in module._parameters.items()
     }
-    if hasattr(twin, "reset_parameters"):
-        twin.reset_parameters()
+    getattr(twin, "reset_parameters", lambda: None)()
     owner._init_weights(twin)
     weight = twin._parameters[name]
     assert weight is not None

@@ -69,7 +69,9 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
             weight = module.get_parameter(name)
             before += weight.numel() * (dtype or weight.dtype).itemsize
             del weight
-            stack = freeze_stack(module, name, recipe.quantize, double=recipe.double_quantize, device=device, dtype=dtype)
+            stack = freeze_stack(
+                module, name, recipe.quantize, double=recipe.double_quantize, device=device, dtype=dtype
+            )
             after += sum(buffer.nbytes for buffer in stack.buffers())
             stacks.append(f"{place}.{name}")
     how = (

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -95,8 +94,8 @@ def _check_calls(tokenizer: Any, chat: Chat, text: str) -> None:
             turns = [*chat.turns[:at], _changed(turn, end=True), *chat.turns[at + 1 :]]
             if _rendered(tokenizer, chat, turns) == text:
                 raise InputError(
-                    f"the tokenizer's chat template writes nothing of the tool_calls of turn {at + 1}. Give a tokenizer whose "
-                    "template does, or write the calls into the content."
+                    f"the tokenizer's chat template writes nothing of the tool_calls of turn {at + 1}. Give a tokenizer "
+                    "whose template does, or write the calls into the content."
                 )
 
 
@@ -104,25 +103,25 @@ def _by_marks(tokenizer: Any, template: str, chat: Chat) -> tuple[str, list[Span
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render() -> tuple[str, list[Span]]:
-        texts, spans = render_jinja_template(
+        made: Any = render_jinja_template(
             conversations=[chat.turns],
             tools=chat.tools,
             chat_template=template,
             return_assistant_tokens_mask=True,
             **tokenizer.special_tokens_map,
         )
-        return texts[0], spans[0]
+        return made[0][0], made[1][0]
 
-    return _asked(render, chat.turns)
+    found: tuple[str, list[Span]] = _asked(render, chat.turns)
+    return found
 
 
 def _rendered(tokenizer: Any, chat: Chat, turns: list[Turn], *, asking: bool = False) -> str:
-    return _asked(
-        lambda: str(
-            tokenizer.apply_chat_template(turns, tools=chat.tools, tokenize=False, add_generation_prompt=asking)
-        ),
-        turns,
-    )
+    def render() -> str:
+        return str(tokenizer.apply_chat_template(turns, tools=chat.tools, tokenize=False, add_generation_prompt=asking))
+
+    text: str = _asked(render, turns)
+    return text
 
 
 def _asked(render: Callable[[], Any], turns: list[Turn]) -> Any:
@@ -203,7 +202,12 @@ def _longer(text: str, end: bool) -> str:
 
 
 def _same_start(one: str, other: str) -> int:
-    return len(os.path.commonprefix([one, other]))
+    """Characters that are the same from the start on, by halves: texts are long, and Python's own comparison is fast."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one.startswith(other[:middle]) else (low, middle - 1)
+    return low
 
 
 def _same_end(one: str, other: str) -> int:
