@@ -94,7 +94,8 @@ class PackedWeight(nn.Module):
         scales: Tensor = torch.ops.bitsandbytes.dequantize_blockwise.default(
             self.scales, tables["group_scales"], tables["scale_table"], SCALE_BLOCK, torch.float32
         )
-        return scales + tables["scale_mean"]
+        mean: Tensor = tables["scale_mean"]
+        return scales + mean
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
         """Moves to another device; scales keep their dtype whatever the model is cast to."""

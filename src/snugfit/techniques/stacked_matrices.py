@@ -73,7 +73,10 @@ class Matrices(InPlaceOfTensor, ABC):
 
     def __getitem__(self, index: Any) -> Any:
         """Returns some of the matrices; parts of matrices are made."""
-        picks = len(self.shape) == 3 and (isinstance(index, int) or (isinstance(index, Tensor) and index.dim() < 2))
+        numbers = isinstance(index, int) or (
+            isinstance(index, Tensor) and index.dim() < 2 and index.dtype != torch.bool
+        )
+        picks = len(self.shape) == 3 and numbers
         return self.picked(index) if picks else self.dense()[index]
 
     def transpose(self, first: int, second: int) -> Any:

@@ -161,7 +161,8 @@ def test_large_ones_take_what_is_reckoned_by_hand(kind, tmp_path, pool):
         pool=pool,
     )
     weights = packed * 0.5625 + others * 2
-    assert estimate.anatomy_bytes["weights"] == pytest.approx(weights, rel=1e-4)
+    # More than that is the allocator's rounding, and tables of less than 8 KiB.
+    assert 0 <= estimate.anatomy_bytes["weights"] - weights <= estimate.rounding_bytes + 8192
     # At the peak a stack is unpacked beside them in bf16; of 64 tokens there is little else.
     assert weights + 2 * stack < estimate.peak_allocated_bytes < weights + 2 * stack + 0.03 * weights
     assert estimate.host_bytes <= (4 + 2) * stack
