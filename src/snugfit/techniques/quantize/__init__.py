@@ -11,7 +11,7 @@ and the host frees each full weight as soon as it is packed. Of a named `hf:` mo
 hold the full model either: a layer is read, or drawn, when it is packed (`techniques/init/late.py`).
 
 Experts whose matrices are stacked in one parameter, as transformers holds them, are packed too. Their code reads an object
-in the parameter's place (`frozen_stack.py`), whichever way it multiplies: expert by expert, as a batch, or by groups of rows.
+in the parameter's place (`frozen_stack.py`), whichever way it multiplies: expert by expert, as a batch or by groups of rows.
 By groups the whole stack of a layer is unpacked for a product (1.75 GiB of Mixtral's), expert by expert one matrix.
 
 Quantised weights cannot take small updates, so they are frozen, and an adapter must be trained beside them. Merging is
