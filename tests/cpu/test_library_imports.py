@@ -13,7 +13,7 @@ from snugfit.library_imports import TALKATIVE, importing
 
 IMPORTS = {
     "adapters": "from snugfit.techniques.adapter.layers import load_peft; load_peft()",
-    "nf4": "from snugfit.techniques.frozen_linear import table_of_scales; table_of_scales()",
+    "nf4": "from snugfit.techniques.packed_weight import table_of_scales; table_of_scales()",
     "adamw4bit": "from snugfit.techniques.low_bit_optimizer.apply import LowBitAdamW; LowBitAdamW('adamw4bit').load()",
     "adamw8bit": "from snugfit.techniques.low_bit_optimizer.apply import LowBitAdamW; LowBitAdamW('adamw8bit').load()",
     "transformers": "from snugfit.workloads.hf import _transformers; _transformers()",

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from snugfit.techniques.expert_stacks import stacks_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,7 +30,7 @@ def expert_modules(model: torch.nn.Module) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name, module in model.named_modules():
-        if name and not inside(name, found) and (name.rpartition(".")[2] == CONTAINER or _stacks(module)):
+        if name and not inside(name, found) and (name.rpartition(".")[2] == CONTAINER or stacks_of(module)):
             found.append(name)
     return tuple(found)
 
@@ -41,10 +43,3 @@ def inside(module: str, places: Collection[str]) -> bool:
         places: Dotted paths.
     """
     return any(module == place or module.startswith(place + ".") for place in places)
-
-
-def _stacks(module: torch.nn.Module) -> bool:
-    stated = {getattr(module, name, None) for name in ("num_experts", "num_local_experts")} - {None}
-    return any(
-        weight is not None and weight.dim() == 3 and weight.shape[0] in stated for weight in module._parameters.values()
-    )

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.private_torch import FakeTensor
+from snugfit.techniques.packed_weight import PackedWeight
 
 MOST = 4096
 """Holders of state that are looked into, the nearest first."""
@@ -319,7 +320,8 @@ def _as_holder(one: Any, title: str, without_buffers: set[nn.Module]) -> Iterato
         # Torch's own layers keep state in buffers only, as long as nobody gives them another forward method.
         if not type(one).__module__.startswith("torch.nn.") or "forward" in vars(one):
             yield _Table(vars(one), title, _OF_MODULES)
-        if one._buffers and one not in without_buffers:
+        # Packed weights are frozen, and a copy of a block's would be large.
+        if one._buffers and one not in without_buffers and not isinstance(one, PackedWeight):
             yield _Table(one._buffers, title)
     elif type(one) in _TABLES:
         yield _Table(one, title)

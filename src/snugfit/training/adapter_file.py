@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,20 @@ from torch import Tensor, nn
 from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
+from snugfit.techniques.adapter.peft_names import name_for_peft, name_for_us
 from snugfit.training.switch import take_over
 from snugfit.workloads.weights_file import save_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TASK_TYPES = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+"""Endings of names of classes in transformers -> peft's word for the task."""
 _PREFIX = "base_model.model."
 """In front of each name, since peft saves its wrapper around the model."""
 
@@ -68,9 +79,21 @@ def write_adapter(model: nn.Module, values: Mapping[str, Tensor], directory: Pat
     config.inference_mode = True
     config.modules_to_save = list(heads) or None
     config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
+    config.task_type = _task_type(model)
+    name_for_peft(config, model)
     with tempfile.TemporaryDirectory() as folder, replaced_file(directory / CONFIG) as temporary:
         config.save_pretrained(folder)
         temporary.write_bytes((Path(folder) / CONFIG).read_bytes())
+
+
+def _task_type(model: nn.Module) -> str | None:
+    """What peft calls the task of a model of transformers, which its tools go by; None for other models."""
+    kinds = type(model).__mro__ if hasattr(model, "config") else ()
+    named = (word for kind in kinds for ending, word in _TASK_TYPES.items() if kind.__name__.endswith(ending))
+    found = next(named, None)
+    if found == "CAUSAL_LM" and getattr(model.config, "is_encoder_decoder", False):
+        return "SEQ_2_SEQ_LM"
+    return found
 
 
 def load_adapter(model: nn.Module, directory: str | Path) -> None:
@@ -94,6 +117,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
     heads = tuple(config.modules_to_save or ())
     adapters = {name: value for name, value in stored.items() if "lora_" in name}
     rest = {name: value for name, value in stored.items() if name not in adapters}
+    name_for_us(config, model)
     _check_fit(model, adapters, rest, directory)
     config.modules_to_save, config.inference_mode = None, False
     classifier = tuple(name for name, _ in model.named_modules() if name.endswith(heads))
@@ -180,6 +204,7 @@ def _check_fit(model: nn.Module, adapters: dict[str, Tensor], rest: dict[str, Te
     modules = dict(model.named_modules())
     for name, value in adapters.items():
         layer_name, _, part = name.partition(".lora_")
+        layer_name = re.sub(r"(\.base_layer)+$", "", layer_name)  # of experts with several adapters
         layer = modules.get(layer_name)
         sizes = {"A": getattr(layer, "in_features", None), "B": getattr(layer, "out_features", None)}
         wanted = sizes.get(part[:1])

@@ -19,7 +19,7 @@ from snugfit.atomic_file import filled_folder
 from snugfit.errors import InputError, SnugfitError
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
-from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.techniques.packed_weight import PackedWeight
 from snugfit.training.adapter_file import write_adapter
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.workloads.hf_files import save_beside
@@ -148,7 +148,7 @@ def is_packed(model: nn.Module) -> bool:
     Args:
         model: Any module.
     """
-    return any(isinstance(module, FrozenLinear) for module in model.modules())
+    return any(isinstance(module, PackedWeight) for module in model.modules())
 
 
 class Weights:

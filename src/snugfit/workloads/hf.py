@@ -24,9 +24,10 @@ from snugfit.errors import InputError, did_you_mean, nearest
 from snugfit.library_imports import needed
 from snugfit.techniques.init.late import await_draws
 from snugfit.workloads import hf_files
+from snugfit.workloads.hf_conversion import sources_of
 from snugfit.workloads.model_files import describe
 from snugfit.workloads.tasks import CAUSAL_LM, TASKS, TEXT_CLASSIFICATION, task_named
-from snugfit.workloads.weights import await_weights
+from snugfit.workloads.weights import await_converted, await_weights
 
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Fields that belong to the tokenizer; a config takes them whether it has them or not."""
@@ -190,7 +191,10 @@ def await_values(name: str, model: Any, *, drawn: bool | None = None, without_va
         return drawn is not False and await_draws(model, without_values=without_values)
     if not without_values:
         model.name_or_path = model.config.name_or_path = str(stored.path)  # as transformers' own loading does
-    return await_weights(model, stored, without_values=without_values)
+    if await_weights(model, stored, without_values=without_values):
+        return True
+    sources = sources_of(model, stored.shapes)
+    return sources is not None and await_converted(model, stored, sources, without_values=without_values)
 
 
 def load_config(name: str) -> Any:

@@ -19,7 +19,7 @@ import torch
 from snugfit.errors import InputError, did_you_mean
 from snugfit.library_imports import needed
 from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle, without_weights
-from snugfit.techniques.init.late import LATE_KINDS
+from snugfit.techniques.init.late import drawn_alone
 from snugfit.workloads import hf, model_files
 from snugfit.workloads.weights import (
     StoredWeights,
@@ -126,7 +126,7 @@ def _without_values(
         return None
     state = torch.get_rng_state()
     make = _maker(spec, arguments, num_classes, None, task)
-    model = without_weights(make, LATE_KINDS if drawn else (torch.nn.Module,))
+    model = without_weights(make, drawn_alone) if drawn else without_weights(make)
     if model is not None and not any(buffer.is_meta for buffer in model.buffers()):
         if file is not None:
             found = await_weights(model, StoredWeights(file))

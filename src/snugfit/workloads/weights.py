@@ -11,6 +11,7 @@ import fnmatch
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from snugfit.errors import InputError, listed, note
 from snugfit.techniques.init.late import await_values
+from snugfit.workloads.hf_conversion import Source
 
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
@@ -195,6 +197,41 @@ def await_weights(
             await_values(value, read, stored=True)
         elif not without_values:
             value.copy_(stored.copied(source))
+    return True
+
+
+def await_converted(
+    model: torch.nn.Module, stored: StoredShards, sources: Mapping[str, Source], *, without_values: bool = False
+) -> bool:
+    """As `await_weights`, of a file whose tensors are named or cut otherwise than the model's.
+
+    Args:
+        model: Its parameters are on meta.
+        stored: The files.
+        sources: What each tensor of the model's state is made of; of tied ones one may be missing.
+        without_values: Whether memory of their size and dtype stands for them, and buffers are left alone.
+
+    Returns:
+        Whether the file has every tensor of the model, in its size; if not, nothing is said.
+    """
+    state = model.state_dict(keep_vars=True)
+    known = {id(value): sources[name] for name, value in state.items() if name in sources}
+    sizes = {name: math.prod(shape) for name, shape in stored.shapes.items()}
+    if any(
+        id(value) not in known or sum(sizes[name] for name in known[id(value)].names) != value.numel()
+        for value in state.values()
+    ):
+        return False
+
+    def empty(name: str) -> torch.Tensor:
+        return torch.empty(stored.shapes[name], dtype=stored.dtypes[name], device="cpu")
+
+    for value in state.values():
+        source = known[id(value)]
+        if isinstance(value, torch.nn.Parameter):
+            await_values(value, functools.partial(source.read, empty if without_values else stored.copied), stored=True)
+        elif not without_values:
+            value.copy_(source.read(stored.copied))
     return True
 
 

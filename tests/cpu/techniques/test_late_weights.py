@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from text_models import BERT, LLAMA, build, config_file
+from text_models import BERT, LLAMA, MIXTURES, build, config_file
 
 import snugfit
 from snugfit.fake_device.personality import Personality
@@ -53,6 +53,25 @@ def test_packed_weights_are_those_of_a_model_that_was_loaded_whole(shards, quant
     recipe = Recipe(adapter="lora", quantize=quantize, precision=precision)
     whole, late = (prepared(f"hf:{shards}", recipe, weights="DEFAULT", late=late) for late in (False, True))
     assert same(whole, late)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_read_stack_by_stack_as_transformers_makes_them_of_files(tmp_path, name):
+    build(MIXTURES[name]).save_pretrained(tmp_path, max_shard_size="100KB")
+    model = build_model(f"hf:{tmp_path}", weights="DEFAULT", late=True)
+    assert {one for one in awaited(model) if ".experts." in one} == {
+        one for one, weight in model.named_parameters() if ".experts." in one
+    }
+    assert any(f".experts.{kind}" in one for one in awaited(model) for kind in ("gate_up_proj", "down_proj"))
+    whole, late = (
+        prepared(f"hf:{tmp_path}", Recipe(adapter="lora", quantize="nf4"), weights="DEFAULT", late=late)
+        for late in (False, True)
+    )
+    assert same(whole, late)
+    cast = build_model(f"hf:{tmp_path}", weights="DEFAULT", dtype=torch.bfloat16)
+    read = type(cast).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    # transformers leaves what routes DeepSeek's tokens in float32.
+    assert same(cast.state_dict(), read.to(torch.bfloat16).state_dict())
 
 
 @pytest.mark.parametrize("config", [WIDE, {**WIDE, "tie_word_embeddings": True}, BERT], ids=["llama", "tied", "bert"])
@@ -134,6 +153,17 @@ def test_what_has_no_weights_is_drawn_layer_by_layer_and_the_seed_decides(tmp_pa
     for weight in (one.lm_head.weight, one.model.embed_tokens.weight, one.model.layers[3].mlp.up_proj.weight):
         assert weight.std().item() == pytest.approx(one.config.initializer_range, rel=0.05)
         assert abs(weight.mean().item()) < 0.001
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_without_values_are_drawn_stack_by_stack(tmp_path, name):
+    torch.manual_seed(0)
+    model = build_model(f"hf:{config_file(tmp_path, MIXTURES[name])}", late=True)
+    stacks = {one for one, weight in model.named_parameters() if ".experts." in one and weight.dim() == 3}
+    assert stacks and stacks <= set(awaited(model))
+    bare = snugfit.prepare(model, Recipe(), device="cpu").model
+    for one in stacks:
+        assert bare.get_parameter(one).std().item() == pytest.approx(bare.config.initializer_range, rel=0.05)
 
 
 def test_what_something_else_had_a_hand_in_is_drawn_whole(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe
-from snugfit.techniques import frozen_linear
+from snugfit.techniques import packed_weight
 from snugfit.techniques.frozen_linear import FrozenLinear, freeze_linear
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
@@ -42,7 +42,7 @@ def linear(inputs, outputs, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(128, 96), (64, 10), (256, 512)])
 def test_nf4_is_that_of_bitsandbytes(shape, dtype, double, monkeypatch):
-    monkeypatch.setattr(frozen_linear, "CHUNK", 64 * 37)  # several pieces, the last one smaller
+    monkeypatch.setattr(packed_weight, "CHUNK", 64 * 37)  # several pieces, the last one smaller
     plain = linear(*shape, dtype)
     theirs = bitsandbytes.nn.Linear4bit(*shape, quant_type="nf4", compress_statistics=double)
     theirs.weight = bitsandbytes.nn.Params4bit(
@@ -188,17 +188,17 @@ def test_what_is_packed(make):
 def test_every_layer_that_is_packed_frees_its_weight_at_once():
     model = make_model("mlp", torch.float32)
     alive, seen = {name: module.weight.untyped_storage()._weak_ref() for name, module in _linears(model)}, []
-    original = frozen_linear._nf4
+    original = packed_weight._nf4
 
     def counted(*args):
         seen.append(sum(not torch.UntypedStorage._expired(ref) for ref in alive.values()))
         return original(*args)
 
-    frozen_linear._nf4 = counted
+    packed_weight._nf4 = counted
     try:
         snugfit.prepare(model, Recipe(adapter="lora", quantize="nf4"), loss=cross_entropy, device="cpu")
     finally:
-        frozen_linear._nf4 = original
+        packed_weight._nf4 = original
         for ref in alive.values():
             torch.UntypedStorage._free_weak_ref(ref)
     assert seen == list(range(len(alive), len(alive) - len(seen), -1))

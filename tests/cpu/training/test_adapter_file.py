@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from small_models import cross_entropy, make_batches, make_model
+from text_models import MIXTURES, build
 
 import snugfit
 from snugfit import InputError, Recipe
@@ -58,11 +59,46 @@ def test_peft_loads_it(task, kind, tmp_path):
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["task_type"] == {"causal-lm": "CAUSAL_LM", "text-classification": "SEQ_CLS"}[task]
     theirs = peft.PeftModel.from_pretrained(tiny(task), tmp_path / "adapter").eval()
     with torch.no_grad():
         assert torch.equal(theirs(**tokens(task)).logits, expected)
         merged = theirs.merge_and_unload()
         torch.testing.assert_close(merged(**tokens(task)).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("targets", ["all-linear", ("*",), ("*experts.down_proj",)])
+def test_peft_loads_what_is_beside_experts(name, targets, tmp_path):
+    """The experts' own layers, shared ones and dense ones are told apart, also where peft goes by their names."""
+    ids = torch.randint(0, 200, (2, 16), generator=torch.Generator().manual_seed(1))
+    losses, logits = [], []
+    model = build(MIXTURES[name])
+    trainer = snugfit.prepare(
+        model, Recipe(adapter="lora", adapter_rank=3, adapter_targets=targets), lr=1e-2, device="cpu"
+    )
+    before = adapted(model)
+    losses = [float(trainer.step({"input_ids": ids, "labels": ids})) for _ in range(3)]
+    assert losses[-1] < losses[0]
+    snugfit.save_adapter(model, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(build(MIXTURES[name]), tmp_path)
+    ours = build(MIXTURES[name])
+    snugfit.load_adapter(ours, tmp_path)
+    assert adapted(ours) == before
+    for one in (model, theirs, ours):
+        with torch.no_grad():
+            logits.append(one.eval()(input_ids=ids).logits)
+    snugfit.merge_adapter(ours)
+    with torch.no_grad():
+        logits.append(ours(input_ids=ids).logits)
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=2e-5)
+    assert list(ours.state_dict()) == list(build(MIXTURES[name]).state_dict())
+
+
+def adapted(model):
+    return {name for name, _ in model.named_parameters() if "lora_A" in name}
 
 
 def test_it_loads_back_and_trains_on(tmp_path):

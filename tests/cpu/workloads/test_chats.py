@@ -9,6 +9,7 @@ import pytest
 
 from snugfit.errors import InputError
 from snugfit.workloads.text import TextOptions, chats, open_text
+from snugfit.workloads.text.chat_spans import Chat, written
 from snugfit.workloads.text.tables import Table
 from snugfit.workloads.text.tokenizer import byte_tokenizer
 
@@ -40,31 +41,33 @@ def tokenizer_with(template):
 
 
 def learned_text(tokenizer, turns):
-    return [text for text, learned in chats.pieces_of(tokenizer, turns) if learned]
+    text, spans = written(tokenizer, Chat(turns))
+    return [text[start:end] for start, end in spans]
 
 
 def test_without_a_template_a_turn_is_a_line():
     plain = tokenizer_with(None)
     assert learned_text(plain, TURNS) == ["Yes.</s>", "No.</s>"]
-    whole = "".join(text for text, _ in chats.pieces_of(plain, TURNS))
-    assert whole == "system: Be brief.\nuser: Hé?\nassistant: Yes.</s>\nuser: Sure?\nassistant: No.</s>\n"
+    assert (
+        written(plain, Chat(TURNS))[0]
+        == "system: Be brief.\nuser: Hé?\nassistant: Yes.</s>\nuser: Sure?\nassistant: No.</s>\n"
+    )
 
 
 def test_with_a_template_the_whole_is_the_templates():
     tokenizer = tokenizer_with(CHATML)
     assert learned_text(tokenizer, TURNS) == ["Yes.<end>\n", "No.<end>\n"]
-    whole = "".join(text for text, _ in chats.pieces_of(tokenizer, TURNS))
-    assert whole == tokenizer.apply_chat_template(TURNS, tokenize=False)
+    assert written(tokenizer, Chat(TURNS))[0] == tokenizer.apply_chat_template(TURNS, tokenize=False)
 
 
-def test_a_template_that_rewrites_earlier_turns_has_its_last_learned():
-    assert learned_text(tokenizer_with(FORGETS), TURNS) == ["(thought) No.\n"]
+def test_a_template_that_rewrites_earlier_turns_has_them_learned_as_they_stand():
+    assert learned_text(tokenizer_with(FORGETS), TURNS) == ["Yes.\n", "(thought) No.\n"]
 
 
 def test_a_template_that_refuses_is_named():
     refuses = tokenizer_with("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InputError, match=r"refuses a conversation of system, user.*roles must alternate"):
-        chats.pieces_of(refuses, TURNS)
+        written(refuses, Chat(TURNS))
 
 
 def options(**given):
@@ -97,7 +100,7 @@ def test_conversations_are_cut_and_packed_with_their_marks(tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps({"messages": TURNS}) + "\n" for _ in range(20)))
     tokenizer = tokenizer_with(None)
-    packed = open_text(f"jsonl:{file}", options(packing=True, seq_len=64), tokenizer=tokenizer, vocabulary=384).train
+    packed = open_text(f"jsonl:{file}", options(packing=True, seq_len=67), tokenizer=tokenizer, vocabulary=384).train
     labels = np.concatenate([packed.batch([row])["labels"][0].numpy() for row in range(len(packed))])
     counts = np.bincount(labels[labels >= 0], minlength=300)
     assert counts[ord("Y") + 3] == 16 and counts[ord("B") + 3] == 0 and counts[ord("S") + 3] == 0
@@ -117,12 +120,72 @@ def test_conversations_are_cut_and_packed_with_their_marks(tmp_path):
         ([{"role": "user", "content": [{"type": "image"}]}], "the content of 'user' is a list, not text"),
         (["a"], r"messages\[0\] is 'a'"),
         (None, "give a list of turns"),
+        ([{"role": "assistant", "content": None}], "neither content nor tool_calls"),
+        ([{"role": "assistant", "content": None, "tool_calls": ["f"]}], r"tool_calls of 'assistant' are \"\['f'\]\""),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], 'give a list of {"type": "function"'),
     ],
 )
 def test_rows_that_are_no_conversation_are_named(value, says):
     table = Table(name="a.jsonl", columns={"messages": [TURNS, value]}, lines=[1, 3])
     with pytest.raises(InputError, match=f"line 3.*{says}"):
-        list(chats.turns_of(table, "messages"))
+        list(chats.chats_of(table, "messages"))
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}{{ m.tool_calls }}{% endfor %}"
+
+
+def table_with(tools):
+    turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    return Table(name="a.jsonl", columns={"messages": [turns], "tools": [tools]}, lines=[1])
+
+
+def test_tools_come_as_a_list_or_as_json():
+    tool = {"type": "function", "function": {"name": "f"}}
+    texts = [
+        written(tokenizer_with(TOOLS), next(chats.chats_of(table_with(one), "messages")))
+        for one in ([tool], json.dumps([tool]))
+    ]
+    assert texts[0] == texts[1] and json.dumps([tool]) in texts[0][0]
+    for nothing in (None, [], "", "[]"):
+        assert next(chats.chats_of(table_with(nothing), "messages")).tools is None
+    for wrong in ("{", ["f"], '{"f": 1}'):
+        with pytest.raises(InputError, match=r"line 1: tools is .*give a list of JSON schemas"):
+            next(chats.chats_of(table_with(wrong), "messages"))
+
+
+def test_calls_need_a_template_that_writes_them():
+    with pytest.raises(InputError, match="calls tools, and the tokenizer has no chat template"):
+        written(tokenizer_with(None), next(chats.chats_of(table_with(None), "messages")))
+    silent = tokenizer_with("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}")
+    turns = [*TURNS[:2], {"role": "assistant", "tool_calls": [CALL]}, *TURNS[3:]]
+    with pytest.raises(InputError, match="writes nothing of the tool_calls of turn 3"):
+        written(silent, Chat(turns))
+
+
+def preferences(chosen, prompt):
+    rows = 20
+    return [{"prompt": prompt, "chosen": chosen, "rejected": "Bad."} for _ in range(rows)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "learned"),
+    [
+        (preferences("Good.", "Hé?"), "Good.</s>"),
+        (preferences(TURNS[1:3], "Hé?"), "Yes.</s>"),
+        (preferences(TURNS[2:3], TURNS[:2]), "Yes.</s>"),
+    ],
+)
+def test_preferences_are_said_to_be_ignored(tmp_path, rows, learned):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = tokenizer_with(None)
+    with pytest.warns(UserWarning, match="'chosen' is learned like any answer, and 'rejected' is ignored"):
+        data = open_text(f"jsonl:{file}", options(), tokenizer=tokenizer, vocabulary=384)
+    batch = data.train.batch([0])
+    labels = batch["labels"][0]
+    assert tokenizer.decode(labels[labels >= 0].tolist()) == learned
+    assert "?" in tokenizer.decode(batch["input_ids"][0].tolist())
 
 
 def test_texts_and_prompts_that_are_named_win():

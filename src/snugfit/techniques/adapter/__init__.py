@@ -13,7 +13,10 @@ checkpointing and `quantize` go well with it.
 `all-linear` means every linear layer but the head; name patterns choose among them. A language model's head is frozen, and
 gets an adapter with `adapter_head` (not where it shares its weight with the embedding: merged, the adapter would change
 both). A classifier's head is new for the task, so it is trained as it is. How heads are found is said in
-`linear_layers.py`. Layers inside `nn.MultiheadAttention` take no adapter, because that module never calls them.
+`linear_layers.py`. Experts that are stacked in one parameter count as linear layers only where a pattern names them, such as
+`*.experts.*`, or `*` for all there is: of 128 experts each would get its own adapter. Theirs is peft's
+(`target_parameters`), computed as two small products beside the large one, where peft adds it to the whole stack first; it
+takes neither dora nor dropout. Layers inside `nn.MultiheadAttention` take no adapter, because that module never calls them.
 
 Adapters have the dtype of the weights they stand beside: fp32 under `fp32` and the mixed precisions, 16 bits under
 `bf16-true` and `16-true` (as in torchtune; `stochastic_rounding` keeps their small updates). Their first values come from

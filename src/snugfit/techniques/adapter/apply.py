@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from snugfit.errors import InputError, did_you_mean, note
+from snugfit.errors import InputError, did_you_mean, listed, note
 from snugfit.techniques.adapter import TECHNIQUE
+from snugfit.techniques.adapter.experts import expert_stacks
 from snugfit.techniques.adapter.layers import adapted_layers, adapter_record, add_adapters, peft_library
 from snugfit.techniques.base import ModelTechnique
-from snugfit.techniques.frozen_linear import FrozenLinear
 from snugfit.techniques.linear_layers import LinearLayers, linear_layers, tied_weights
+from snugfit.techniques.packed_weight import PackedWeight
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
 _LISTED = 16
+_NO_EXPERTS = " The experts get none: name them with adapter_targets, such as *.experts.*, or * for all there is."
 
 
 class Adapter(ModelTechnique):
@@ -39,22 +42,24 @@ class Adapter(ModelTechnique):
                 "merge them first with snugfit.merge_adapter(model)."
             )
         layers = linear_layers(model)
-        names = target_names(model, layers, recipe)
-        config = lora_config(recipe, names, model)
+        names, stacks = target_names(model, layers, recipe)
+        config = lora_config(recipe, names, stacks, model)
         record = add_adapters(
             model, config, classifier=tuple(layers.classifier), settings=settings, seed=self.setup.workload.seed
         )
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        packed = (module for module in model.modules() if isinstance(module, FrozenLinear))
+        packed = (module for module in model.modules() if isinstance(module, PackedWeight))
         frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        frozen += sum(layer.in_features * layer.out_features for layer in packed)
+        frozen += sum(math.prod(layer.packed_shape) for layer in packed)
         head = f"; {', '.join(record.classifier)} is trained as it is" if record.classifier else ""
         count = f"{trained} of {trained + frozen} parameters are trained{head}"
-        note(f"{recipe.adapter} beside {len(names)} linear layers: {count}.")
+        beside = f" and {len(stacks)} stacks of experts" if stacks else ""
+        none = "" if stacks or not expert_stacks(model) else _NO_EXPERTS
+        note(f"{recipe.adapter} beside {len(names)} linear layers{beside}: {count}.{none}")
 
 
-def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list[str]:
-    """Returns the names of the layers that get an adapter.
+def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Returns the names of what gets an adapter.
 
     Args:
         model: The plain model.
@@ -62,10 +67,10 @@ def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list
         recipe: Its `adapter_targets` and `adapter_head`.
 
     Returns:
-        Names, in the order of the model.
+        Names of linear layers, and of experts' stacks that a pattern names, each in the order of the model.
 
     Raises:
-        InputError: There is no such layer, or the head cannot have one.
+        InputError: There is no such layer, or the head or the experts cannot have one.
     """
     if adapted_layers(model):
         raise InputError(
@@ -73,7 +78,8 @@ def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list
         )
     if recipe.adapter_head:
         _check_head(model, layers)
-    if not layers.body:
+    stacks = expert_stacks(model)
+    if not layers.body and not (stacks and recipe.adapter_targets != "all-linear"):
         beside = f" beside its head {', '.join(layers.classifier)}" if layers.classifier else ""
         raise InputError(
             f"adapter={recipe.adapter!r}: {type(model).__name__} has no linear layer{beside}, and adapters stand beside "
@@ -84,19 +90,33 @@ def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> list
         wanted |= set(layers.body)
     else:
         for pattern in recipe.adapter_targets:
-            matched = fnmatch.filter(layers.body, pattern)
+            matched = fnmatch.filter([*layers.body, *stacks], pattern)
             if not matched:
-                raise _no_match(pattern, layers)
+                raise _no_match(pattern, layers, list(stacks))
             wanted |= set(matched)
-    return [name for name in (*layers.body, *layers.output) if name in wanted]
+    chosen = [name for name in stacks if name in wanted]
+    if chosen:
+        _check_stacks(chosen, recipe)
+    return [name for name in (*layers.body, *layers.output) if name in wanted], chosen
 
 
-def lora_config(recipe: Recipe, names: list[str], model: nn.Module) -> Any:
+def _check_stacks(names: list[str], recipe: Recipe) -> None:
+    """One matrix holds the adapters of all experts, as in peft, whose wrapper knows neither of these."""
+    wrong = "adapter='dora'" if recipe.adapter == "dora" else "adapter_dropout" if recipe.adapter_dropout else None
+    if wrong is not None:
+        raise InputError(
+            f"adapter_targets names experts' stacked weights ({listed(names, 1)}), and {wrong} is not for them: it needs "
+            "each expert's inputs or rows alone. Use lora or rslora without dropout, or patterns that leave the experts out."
+        )
+
+
+def lora_config(recipe: Recipe, names: list[str], stacks: list[str], model: nn.Module) -> Any:
     """Returns peft's settings.
 
     Args:
         recipe: The adapter's fields.
         names: Layers that get an adapter.
+        stacks: Experts' parameters that get one.
         model: The plain model.
 
     Returns:
@@ -110,6 +130,7 @@ def lora_config(recipe: Recipe, names: list[str], model: nn.Module) -> Any:
         use_rslora=recipe.adapter == "rslora",
         use_dora=recipe.adapter == "dora",
         target_modules=_just_these(names, model),
+        target_parameters=stacks or None,
         fan_in_fan_out=any(not isinstance(model.get_submodule(name), nn.Linear) for name in names),
     )
 
@@ -128,12 +149,12 @@ def _check_head(model: nn.Module, layers: LinearLayers) -> None:
         )
 
 
-def _no_match(pattern: str, layers: LinearLayers) -> InputError:
+def _no_match(pattern: str, layers: LinearLayers, stacks: list[str]) -> InputError:
     heads = fnmatch.filter([*layers.classifier, *layers.output], pattern)
     if heads:
         what = "needs adapter_head" if layers.output else "is trained as it is and takes no adapter"
         return InputError(f"adapter_targets {pattern!r} matches only the head {heads[0]!r}, which {what}.")
-    kinds = list(dict.fromkeys(_kind_of(name) for name in layers.body))
+    kinds = list(dict.fromkeys(_kind_of(name) for name in (*layers.body, *stacks)))
     more = [f"and {len(kinds) - _LISTED} more"] if len(kinds) > _LISTED else []
     hint = did_you_mean(pattern, kinds).partition("llowed: ")[0]
     return InputError(

@@ -7,8 +7,10 @@ layer beside them, keys of the plain model stay, and torch's fast paths that wou
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -17,11 +19,14 @@ from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.library_imports import importing, needed
-from snugfit.techniques.frozen_linear import FrozenLinear
+from snugfit.techniques.adapter.experts import add_beside, expert_stacks
+from snugfit.techniques.packed_weight import PackedWeight
 
 NAME = "default"
 """Name of the adapter inside peft's layers; files do not carry it."""
 _RECORD = "_snugfit_adapter"
+_ADAPTERS_OWN = re.compile(r"(base_layer\.)*lora_")
+"""Begins the names, in experts with several adapters around one another, of what is an inner one's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,17 +106,27 @@ def add_adapters(
     """
     peft = peft_library()
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    endings = tuple(f".{name}" for name in config.target_parameters or ())
+    stacks = [name for name in expert_stacks(model) if f".{name}".endswith(endings)]
     with torch.random.fork_rng(devices=()), importing():  # adapters are drawn on the host, whatever the device
         torch.manual_seed(seed)
-        with _device_known(model):
-            peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+        model.requires_grad_(False)
+        if config.target_modules:
+            linear = copy.copy(config)
+            linear.target_parameters = None
+            with _device_known(model), _of_no_kind(model):
+                peft.inject_adapter_in_model(linear, model, adapter_name=NAME)
+        for name in stacks:
+            add_beside(model, name, config, NAME)
+    vars(model)["peft_config"] = {NAME: config}
     layers = adapted_layers(model)
-    _replace_everywhere(model, {layer.get_base_layer(): layer for layer in layers.values()})
+    outermost = {layer.get_base_layer(): layer for layer in reversed(layers.values())}
+    _replace_everywhere(model, outermost)
     for layer in layers.values():
         _follow_dtype(layer)
         layer.register_state_dict_post_hook(_to_plain_keys)
         layer.register_load_state_dict_pre_hook(_from_plain_keys)
-        if isinstance(layer.get_base_layer(), FrozenLinear):
+        if _is_packed(layer):
             layer.merge = refuse_to_merge
     head = {id(weight) for name in classifier for weight in model.get_submodule(name).parameters()}
     for weight in trained.values():
@@ -136,9 +151,8 @@ def merge(model: nn.Module) -> None:
     layers = adapted_layers(model)
     if not layers:
         raise InputError("the model has no adapters to merge.")
-    for layer in layers.values():
-        if isinstance(layer.get_base_layer(), FrozenLinear):
-            refuse_to_merge()
+    if any(map(_is_packed, layers.values())):
+        refuse_to_merge()
     for name, layer in layers.items():
         try:
             layer.merge(safe_merge=True)
@@ -181,19 +195,38 @@ def _device_known(model: nn.Module) -> Iterator[None]:
         del model.hf_device_map
 
 
+@contextlib.contextmanager
+def _of_no_kind(model: nn.Module) -> Iterator[None]:
+    """Keeps peft from going by a model's kind: of some mixtures it takes `down_proj` of any layer for the experts'."""
+    held = vars(model).pop("config", None)
+    try:
+        yield
+    finally:
+        if held is not None:
+            model.config = held
+
+
 def _replace_everywhere(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
     """Puts modules in the place of others wherever these are registered; peft replaces a shared layer only once."""
-    new = {id(module) for module in replacements.values()}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child in replacements and id(parent) not in new:
+            if child in replacements and not hasattr(parent, "lora_A"):
                 parent._modules[name] = replacements[child]
+
+
+def _held(layer: Any) -> Any:
+    """What an adapter stands beside: a layer, or a stack of experts' matrices."""
+    return layer.get_param() if hasattr(layer, "parameter_name") else layer.get_base_layer()
+
+
+def _is_packed(layer: Any) -> bool:
+    return isinstance(_held(layer), PackedWeight)
 
 
 def _follow_dtype(layer: Any) -> None:
     """Gives an adapter the dtype of the layer beside it; peft holds 16-bit ones in fp32."""
-    base = layer.get_base_layer()
-    dtype = base.dtype if isinstance(base, FrozenLinear) else base.weight.dtype
+    held = _held(layer)
+    dtype = held.dtype if isinstance(held, PackedWeight | nn.Parameter) else held.weight.dtype
     for parts in (getattr(layer, name) for name in layer.adapter_layer_names):
         if isinstance(parts, nn.ModuleDict) and NAME in parts:
             parts[NAME].to(dtype)
@@ -213,10 +246,9 @@ def _to_plain_keys(layer: Any, state: dict[str, Any], prefix: str, metadata: Any
     """Names the frozen layer's tensors as the plain model does, in front of the adapter's."""
     inner = prefix + "base_layer."
     own = [(key, state.pop(key)) for key in [key for key in state if key.startswith(prefix)]]
-    for key, value in own:
-        if key.startswith(inner):
-            state[prefix + key.removeprefix(inner)] = value
-    state.update((key, value) for key, value in own if not key.startswith(inner))
+    plain = {key for key, _ in own if key.startswith(inner) and not _ADAPTERS_OWN.match(key.removeprefix(inner))}
+    state.update((prefix + key.removeprefix(inner), value) for key, value in own if key in plain)
+    state.update((key, value) for key, value in own if key not in plain)
 
 
 def _from_plain_keys(layer: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -14,6 +14,12 @@ from snugfit.errors import InputError, listed
 from snugfit.private_torch.collectives import own_part
 from snugfit.techniques.init.late import bring
 
+Meant = Callable[[torch.nn.Module, torch.nn.Parameter], bool]
+
+
+def _any_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> bool:
+    return True
+
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
@@ -35,14 +41,14 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def parameters_on_meta(kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.Module,)) -> Iterator[None]:
+def parameters_on_meta(meant: Meant = _any_parameter) -> Iterator[None]:
     """Gives parameters no memory while a model is built; buffers are built for real.
 
     A parameter exists for the moment between its creation and its registration, so the host holds one at a time. One
     that is registered twice (tied weights) stays one.
 
     Args:
-        kinds: Classes whose parameters are meant; of other modules only a parameter that is tied to one of theirs.
+        meant: Which parameters, of which modules; another only where it is tied to one of these.
 
     Yields:
         Nothing.
@@ -55,7 +61,7 @@ def parameters_on_meta(kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.Modu
         known = seen.get(id(parameter))
         if known is not None and known[0]() is parameter:
             return known[1]
-        if not isinstance(module, kinds):
+        if not meant(module, parameter):
             return None
         made = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         seen[id(parameter)] = (weakref.ref(parameter), made)
@@ -103,20 +109,18 @@ def build(
         return make()
 
 
-def without_weights(
-    make: Callable[[], torch.nn.Module], kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.Module,)
-) -> torch.nn.Module | None:
+def without_weights(make: Callable[[], torch.nn.Module], meant: Meant = _any_parameter) -> torch.nn.Module | None:
     """Builds a model whose parameters have no memory.
 
     Args:
         make: Builds it.
-        kinds: As `parameters_on_meta` takes them.
+        meant: As `parameters_on_meta` takes it.
 
     Returns:
         The model; None where its constructor looks at the values of parameters, or keeps copies of them.
     """
     try:
-        with parameters_on_meta(kinds), warnings.catch_warnings():
+        with parameters_on_meta(meant), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pretrained values that go nowhere
             model = make()
     except Exception:  # whatever it is: built with values it happens again, or does not

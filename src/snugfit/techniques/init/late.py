@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from snugfit.techniques.expert_stacks import is_stack
+
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
 
-LATE_KINDS = (nn.Linear, nn.Embedding)
-"""Modules that can draw their weights alone, and have most of them."""
 _SOURCE, _STORED = "snugfit_source", "snugfit_stored"
 
 
@@ -82,8 +82,18 @@ def bring(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
                 module._parameters[name] = made[waiting]
 
 
+def drawn_alone(module: nn.Module, weight: Tensor) -> bool:
+    """Returns whether a parameter can be drawn when it is asked for: those of layers that have most of a model's weights.
+
+    Args:
+        module: Its module.
+        weight: The parameter.
+    """
+    return isinstance(module, nn.Linear | nn.Embedding) or is_stack(module, weight)
+
+
 def await_draws(model: Any, *, without_values: bool = False) -> bool:
-    """Says of a model of transformers that its linear layers and embeddings draw their values when they are asked for.
+    """Says of a model of transformers that linear layers, embeddings and experts draw their values when asked for them.
 
     Args:
         model: Those weights are on meta, and were initialised there.
@@ -95,7 +105,7 @@ def await_draws(model: Any, *, without_values: bool = False) -> bool:
     reads: dict[nn.Parameter, Callable[[], Tensor]] = {}
     written: set[int] = set()
     for weight, module, owner in _with_owners(model):
-        if weight.is_meta and isinstance(module, LATE_KINDS):
+        if weight.is_meta and drawn_alone(module, weight):
             name = next(key for key, value in module._parameters.items() if value is weight)
             written.add(weight._version - _drawn(module, name, owner, "meta")._version)
             reads[weight] = functools.partial(_drawn, module, name, owner, "cpu")
@@ -123,13 +133,15 @@ def _with_owners(model: Any) -> Iterator[tuple[nn.Parameter, nn.Module, Any]]:
 
 @torch.no_grad()
 def _drawn(module: nn.Module, name: str, owner: Any, device: str) -> nn.Parameter:
-    """Fresh values of a parameter, as its module and the model draw them."""
+    """Fresh values of a parameter, as its module and the model draw them; its siblings get no memory."""
     twin = copy.copy(module)
     twin._parameters = {
-        key: None if value is None else nn.Parameter(torch.empty(value.shape, dtype=value.dtype, device=device))
+        key: None
+        if value is None
+        else nn.Parameter(torch.empty(value.shape, dtype=value.dtype, device=device if key == name else "meta"))
         for key, value in module._parameters.items()
     }
-    twin.reset_parameters()  # type: ignore[operator]
+    getattr(twin, "reset_parameters", lambda: None)()
     owner._init_weights(twin)
     weight = twin._parameters[name]
     assert weight is not None

@@ -1,13 +1,18 @@
 """Quantised frozen weights under adapters: nf4 holds four of 16 bits, int8 eight, and each product unpacks one layer.
 
-Saves the weights of all linear layers but the head: of 2 bytes a weight in bf16 stay 0.56 (nf4), 0.52 (nf4 with
-`double_quantize`) or 1.0 (int8); with LoRA on top this is QLoRA. Embeddings, norms and the head keep their precision.
+Saves the weights of all linear layers but the head, and of a mixture's experts: of 2 bytes a weight in bf16 stay 0.56
+(nf4), 0.52 (nf4 with `double_quantize`) or 1.0 (int8); with LoRA on top this is QLoRA. Embeddings, norms and the head keep
+their precision, and what else of matrices stays as it is gets counted in a note, or in a warning where it is much.
 Costs unpacking a layer in forward and twice in backward with checkpointing, and one unpacked layer as a temporary: the
 saving is nothing for a model whose largest layer is most of it.
 
 Weights are quantised one layer at a time before the model moves to its device: the device never holds the full model,
 and the host frees each full weight as soon as it is packed. Of a named `hf:` model, or with weights from a file, it does not
 hold the full model either: a layer is read, or drawn, when it is packed (`techniques/init/late.py`).
+
+Experts whose matrices are stacked in one parameter, as transformers holds them, are packed too. Their code reads an object
+in the parameter's place (`frozen_stack.py`), whichever way it multiplies: expert by expert, as a batch or by groups of rows.
+By groups the whole stack of a layer is unpacked for a product (1.75 GiB of Mixtral's), expert by expert one matrix.
 
 Quantised weights cannot take small updates, so they are frozen, and an adapter must be trained beside them. Merging is
 refused: rounding the sum to 4 bits would lose most of what was learned. The adapters load onto the full model

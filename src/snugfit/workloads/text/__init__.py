@@ -18,7 +18,7 @@ from snugfit.workloads.options import refuse
 from snugfit.workloads.tasks import CAUSAL_LM, TEXT_CLASSIFICATION
 from snugfit.workloads.text import causal, chats, documents, embedded
 from snugfit.workloads.text.classification import LabelledRows, has_labels, label_order, labelled_rows
-from snugfit.workloads.text.columns import prompt_columns, text_column
+from snugfit.workloads.text.columns import prompt_columns, text_column, warn_of_preferences
 from snugfit.workloads.text.limits import Cut, check_ids
 from snugfit.workloads.text.packing import PackedTexts
 from snugfit.workloads.text.padded import PaddedTexts
@@ -232,9 +232,12 @@ def _alike(count: int) -> tuple[Indices, Indices]:
 def _encoded_rows(table: Table, kept: Indices, options: TextOptions, tokenizer: Any) -> Iterator[Ids]:
     chat = chats.chat_column(table, options.prompt_column, options.text_column)
     if chat is not None:
-        turns = picked(StoredColumn(len(table), lambda: chats.turns_of(table, chat)), kept)
-        return chats.encode_chats(tokenizer, shown(turns, f"turning {len(kept)} conversations into tokens", len(kept)))
+        warn_of_preferences(table, chat)
+        rows = picked(StoredColumn(len(table), lambda: chats.chats_of(table, chat)), kept)
+        return chats.encode_chats(tokenizer, shown(rows, f"turning {len(kept)} conversations into tokens", len(kept)))
     columns = prompt_columns(table, options.prompt_column, options.text_column)
+    if columns is not None:
+        warn_of_preferences(table, columns[1])
     if columns is None:
         texts = texts_of(table, text_column(table, options.text_column))
         return causal.encode_texts(tokenizer, picked(texts, kept))

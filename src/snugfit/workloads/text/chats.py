@@ -1,36 +1,35 @@
 """Conversations for `causal-lm`: a column of turns becomes token ids, and of those what the assistant says is learned.
 
 A turn is `{"role": ..., "content": ...}` (the `messages` of most data sets) or `{"from": ..., "value": ...}` (the
-`conversations` of ShareGPT, whose human and gpt are user and assistant). They are written as the tokenizer's chat template
-has it. Without a template a turn is one line, `role: content`, and the end token stands behind what the assistant says.
+`conversations` of ShareGPT, whose human and gpt are user and assistant); whatever else it has (`tool_calls`, `name`,
+`reasoning_content`, ...) goes to the template as it is, and a column `tools` beside it. How a conversation is written, and
+what of it is said by the assistant, is in `chat_spans.py`.
 
-The conversation is cut where an assistant's turn begins and ends, and the pieces are turned into tokens apart, so that no
-token is half learned. A template that writes earlier turns otherwise once a later one follows (some leave out their
-reasoning) cannot be cut everywhere; then only the last turn of the assistant is learned.
+The text is turned into tokens once, as `apply_chat_template` does it, and what is learned is found by the places of the
+tokens in the text: a token of which any character is said is learned, as in transformers' masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from snugfit.errors import InputError
+from snugfit.workloads.text.chat_spans import Chat, Turn, written
 from snugfit.workloads.text.ragged import Ids
 from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tables import Table
 from snugfit.workloads.text.tokenizer import encode, end_id
 
-CHAT = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
+CHAT = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "chosen")
 """Names of columns that hold conversations, the most telling first."""
+TOOLS = "tools"
+"""Name of the column with the tools that the assistant of a conversation may call."""
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 """Words for a role that data sets use -> the word that templates know."""
-ASSISTANT = "assistant"
-
-Piece = tuple[str, bool]
-"""A stretch of text, and whether it is learned."""
-Turn = dict[str, str]
 
 
 def is_chat(values: Column) -> bool:
@@ -48,81 +47,102 @@ def chat_column(table: Table, prompt: str | None, text: str | None) -> str | Non
     return next((name for name in names if name in table.columns and is_chat(table.columns[name])), None)
 
 
-def turns_of(table: Table, column: str) -> Iterator[list[Turn]]:
-    """Yields the conversations of a column; a row that has none, or a turn that is not understood, is named."""
-    for row, value in enumerate(table.columns[column]):
+def chats_of(table: Table, column: str) -> Iterator[Chat]:
+    """Yields the conversations of a column; a row that has none, or a turn that is not understood, is named.
+
+    Where the table has a column of conversations named `prompt`, each goes before the one of its row.
+    """
+    known = {name.lower(): name for name in table.columns}
+    asked = known.get("prompt")
+    columns = [asked, column] if asked not in (None, column) and is_chat(table.columns[asked]) else [column]
+    tools: Iterable[Any] = table.columns[known[TOOLS]] if TOOLS in known else [None] * len(table)
+    for row, (*parts, given) in enumerate(zip(*(table.columns[name] for name in columns), tools, strict=True)):
         where = f"data {table.name!r}, {table.where(row)}"
-        if not isinstance(value, list | tuple | np.ndarray) or not len(value):
-            raise InputError(f"{where}: {column} is {str(value)[:80]!r}; give a list of turns, or remove the row.")
-        yield [_turn(turn, f"{where}: {column}[{at}]") for at, turn in enumerate(value)]
+        turns: list[Turn] = []
+        for name, value in zip(columns, parts, strict=True):
+            if not isinstance(value, list | tuple | np.ndarray) or not len(value):
+                raise InputError(f"{where}: {name} is {str(value)[:80]!r}; give a list of turns, or remove the row.")
+            turns += [_turn(turn, f"{where}: {name}[{at}]") for at, turn in enumerate(value)]
+        yield Chat(turns, _tools(given, where))
 
 
 def _turn(turn: Any, where: str) -> Turn:
-    given = turn if isinstance(turn, dict) else {}
-    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    given = {key: value for key, value in turn.items() if value is not None} if isinstance(turn, dict) else {}
+    role, content = given.pop("role", given.pop("from", None)), given.pop("content", given.pop("value", None))
     if not isinstance(role, str) or not role.strip():
         raise InputError(
             f'{where} is {str(turn)[:80]!r}; a turn is {{"role": "user", "content": "..."}} or '
             '{"from": "human", "value": "..."}.'
         )
-    if not isinstance(content, str):
-        raise InputError(
-            f"{where}: the content of {role!r} is a {type(content).__name__}, not text. Images, tools and other parts "
-            "cannot be learned; remove the row."
-        )
-    word = role.strip().lower()
-    return {"role": ROLES.get(word, word), "content": content}
-
-
-def pieces_of(tokenizer: Any, turns: list[Turn]) -> list[Piece]:
-    """Cuts a conversation, written by the tokenizer's chat template if it has one, into what is learned and what is read."""
-    if not getattr(tokenizer, "chat_template", None):
-        return [piece for turn in turns for piece in _plain(turn, tokenizer)]
-
-    def written(count: int, *, asking: bool = False) -> str:
-        try:
-            return str(tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=asking))
-        except Exception as error:  # a template is a program of its author's
+    calls = given.get("tool_calls")
+    if calls is not None and not all(map(_is_call, calls if isinstance(calls, list) and calls else [None])):
+        if calls == []:
+            del given["tool_calls"]
+        else:
             raise InputError(
-                f"the tokenizer's chat template refuses a conversation of {', '.join(turn['role'] for turn in turns)}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Change the data or the template."
-            ) from error
-
-    whole = written(len(turns))
-    speaks = [at for at, turn in enumerate(turns) if turn["role"] == ASSISTANT]
-    for chosen in (speaks, speaks[-1:]):
-        borders = [(written(at, asking=True), written(at + 1)) for at in chosen]
-        if all(whole.startswith(end) and end.startswith(start) for start, end in borders):
-            pieces: list[Piece] = []
-            done = 0
-            for start, end in borders:
-                pieces += [(whole[done : len(start)], False), (whole[len(start) : len(end)], True)]
-                done = len(end)
-            return [*pieces, (whole[done:], False)]
-    raise InputError(
-        "the tokenizer's chat template writes the last turn so that what the assistant says cannot be told apart. Give the "
-        "data as prompt and completion."
-    )
+                f"{where}: the tool_calls of {role!r} are {str(calls)[:80]!r}; give a list of "
+                '{"type": "function", "function": {"name": "...", "arguments": {...}}}.'
+            )
+    if content is not None and not isinstance(content, str):
+        raise InputError(
+            f"{where}: the content of {role!r} is a {type(content).__name__}, not text. Images and other parts cannot be "
+            "learned; remove the row."
+        )
+    if content is None and "tool_calls" not in given:
+        raise InputError(f"{where}: {role!r} has neither content nor tool_calls; give one of them, or remove the row.")
+    word = role.strip().lower()
+    said = {} if content is None else {"content": content}
+    return {"role": ROLES.get(word, word), **said, **given}
 
 
-def _plain(turn: Turn, tokenizer: Any) -> list[Piece]:
-    if turn["role"] != ASSISTANT:
-        return [(f"{turn['role']}: {turn['content']}\n", False)]
-    end = getattr(tokenizer, "eos_token", None) or ""
-    return [(f"{ASSISTANT}: ", False), (turn["content"] + end, True), ("\n", False)]
+def _is_call(call: Any) -> bool:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def encode_chats(tokenizer: Any, conversations: Iterable[list[Turn]]) -> Iterator[Ids]:
+def _tools(given: Any, where: str) -> list[Any] | None:
+    """The tools of a row, which some data sets hold as JSON."""
+    tools = given
+    if isinstance(given, str) and given.strip():
+        try:
+            tools = json.loads(given)
+        except ValueError:
+            tools = [None]
+    if tools is None or not len(tools):
+        return None
+    if not isinstance(tools, list | tuple | np.ndarray) or not all(isinstance(tool, dict) for tool in tools):
+        raise InputError(
+            f"{where}: {TOOLS} is {str(given)[:80]!r}; give a list of JSON schemas of functions, or remove the column."
+        )
+    return list(tools)
+
+
+def encode_chats(tokenizer: Any, chats: Iterable[Chat]) -> Iterator[Ids]:
     """Yields conversations as token ids."""
-    starts = None if getattr(tokenizer, "chat_template", None) else ~_first_ids(tokenizer)
-    for turns in conversations:
-        pieces = [piece for piece in pieces_of(tokenizer, turns) if piece[0]]
-        encoded = encode(tokenizer, [text for text, _ in pieces], special=False, show=False)
-        ids: list[Ids] = [] if starts is None else [starts]
-        for one, (_, learned) in zip(encoded, pieces, strict=True):
-            held = np.asarray(one, dtype=np.int32)
-            ids.append(held if learned else ~held)
-        yield np.concatenate(ids)
+    front = None if getattr(tokenizer, "chat_template", None) else ~_first_ids(tokenizer)
+    for chat in chats:
+        text, spans = written(tokenizer, chat)
+        ids, begins, ends = _with_places(tokenizer, text, sorted({place for span in spans for place in span}))
+        said = np.zeros(len(ids), dtype=bool)
+        for start, end in spans:
+            said |= (ends > start) & (begins < end)
+        held = np.where(said, ids, ~ids).astype(np.int32)
+        yield held if front is None else np.concatenate([front, held])
+
+
+def _with_places(tokenizer: Any, text: str, borders: Sequence[int]) -> tuple[Ids, np.ndarray, np.ndarray]:
+    """The ids of a text, and each token's first character and the one behind it; only between which borders, if unknown."""
+    if getattr(tokenizer, "is_fast", False):
+        made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        offsets = np.asarray(made["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return np.asarray(made["input_ids"], dtype=np.int32), offsets[:, 0], offsets[:, 1]
+    texts = [text, *(text[:border] for border in borders)]
+    whole, *fronts = (np.asarray(ids) for ids in encode(tokenizer, texts, special=False, show=False))
+    places = np.zeros(len(whole), dtype=np.int64)
+    for border, front in zip(borders, fronts, strict=True):
+        same = whole[: len(front)] != front[: len(whole)]
+        places[int(same.argmax()) if same.any() else len(front) :] = border
+    return whole.astype(np.int32), places, places + 1
 
 
 def _first_ids(tokenizer: Any) -> Ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snugfit.errors import InputError, nearest
+from snugfit.errors import InputError, nearest, warn
 from snugfit.workloads.text.tables import Table
 
 TEXT = (
@@ -59,6 +59,21 @@ def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[
     prompt = _column(table, prompt, PROMPT, what="prompt", option="--prompt-column")
     names = tuple(name for name in (*COMPLETION, *TEXT) if name != prompt.lower())
     return prompt, _column(table, text, names, what="completion", option="--text-column")
+
+
+def warn_of_preferences(table: Table, learned: str) -> None:
+    """Says that answers which were preferred to others are trained on as answers, where a table has both.
+
+    Args:
+        table: The table.
+        learned: The column that is learned.
+    """
+    ignored = _first(table, ("rejected",))
+    if learned.lower() == "chosen" and ignored is not None:
+        warn(
+            f"data {table.name!r} is preference data: what is in {learned!r} is learned like any answer, and {ignored!r} is "
+            "ignored. No preference is trained."
+        )
 
 
 def _column(table: Table, wanted: str | None, names: Sequence[str], *, what: str, option: str) -> str:

@@ -1,0 +1,32 @@
+"""Experts whose matrices are stacked in parameters of three dimensions, found by structure and never by the model's name.
+
+The first dimension is the number of experts that the module itself states. Transformers holds all its mixtures so
+(Mixtral, Qwen, DeepSeek, gpt-oss, ...), as [experts, outputs, inputs] or [experts, inputs, outputs].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_stack(module: torch.nn.Module, weight: Any) -> bool:
+    """Returns whether a tensor of a module holds the matrices of all its experts.
+
+    Args:
+        module: Any module.
+        weight: A parameter of it, or what stands in its place; None is none.
+    """
+    stated = {getattr(module, name, None) for name in ("num_experts", "num_local_experts")} - {None}
+    return weight is not None and len(weight.shape) == 3 and weight.shape[0] in stated
+
+
+def stacks_of(module: torch.nn.Module) -> list[str]:
+    """Returns the names of the parameters of a module that hold the matrices of all its experts.
+
+    Args:
+        module: Any module.
+    """
+    return [name for name, weight in module._parameters.items() if is_stack(module, weight)]
