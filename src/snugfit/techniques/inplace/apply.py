@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +103,7 @@ class _Part:
         self._part = part
         self.activations: list[tuple[nn.Module, tuple[nn.Module, ...]]] = []
         self._state = ForwardState(part)
-        self._forwards = [(vars(module), vars(module).get("forward")) for module in part.modules()]
+        self._forwards = [(module, _own_forward(module)) for module in part.modules()]
         self._traced = self._state.settings(_NOT_READ)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Part:
@@ -130,14 +129,15 @@ class _Part:
     def _is_as_traced(self) -> bool:
         if hooks_everywhere() or self._state.settings(_NOT_READ) != self._traced:
             return False
-        return all(_own_forward(table.get("forward")) is _own_forward(was) for table, was in self._forwards)
+        return all(_own_forward(module) is was for module, was in self._forwards)
 
 
-def _own_forward(forward: Any) -> Any:
-    """The caller's own replacement of a forward method, under what techniques have put around it."""
+def _own_forward(module: nn.Module) -> Any:
+    """The caller's own replacement of a forward method, under what techniques have put around it; None where there is none."""
+    forward = vars(module).get("forward")
     while isinstance(forward, WrappedForward):
         forward = forward.forward
-    return None if isinstance(forward, types.MethodType) else forward
+    return None if getattr(forward, "__func__", None) is type(module).forward else forward
 
 
 def _nothing_proved() -> _Part:
