@@ -85,7 +85,7 @@ def is_hooked(module: torch.nn.Module) -> bool:
 
 def hooks_everywhere() -> bool:
     """Returns whether there are hooks that see every module."""
-    return bool(modules.module._has_any_global_hook())
+    return bool(modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def without_modes() -> Any:

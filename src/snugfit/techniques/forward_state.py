@@ -80,7 +80,7 @@ class ForwardState:
         self._overwritten: set[Place] = set()
 
     def take(self) -> Contents:
-        """Returns what every holder has, with copies of tensors that passes write into; before `learn`, of all small ones."""
+        """Returns what every holder has, with copies of tensors that passes write into (before `learn`: all small ones)."""
         contents = Contents(self._held(), {})
         for place, tensor in _tensors(contents.held):
             if self._is_copied(place, tensor):
@@ -142,7 +142,7 @@ class ForwardState:
             but: Names of attributes that are left out.
         """
         found: list[Any] = []
-        for holder, content in self._held():
+        for _, content in self._held():
             for key, value in _entries(content):
                 if key not in but:
                     found += (one if type(one) in _SCALARS else type(one) for one in (key, value))

@@ -71,7 +71,7 @@ def globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def modules_of(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, dict[str, Any]]]:
-    """Yields the imported modules that a function's code names, where they are the person's own, and what it may name in them."""
+    """Yields the person's own imported modules that a function's code names, and what it may name in them."""
     names = _names(function.__code__)
     for value in globals_of(function).values():
         if isinstance(value, types.ModuleType) and is_written_here(value.__name__):

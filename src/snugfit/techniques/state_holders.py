@@ -19,7 +19,9 @@ LARGE = 4096
 """Entries of a container that is looked into and copied; of a larger one only what was added is taken off again."""
 LARGE_ARRAY_BYTES = 2**20
 """NumPy's arrays up to this size are copied; what writes into them cannot be seen."""
-PLAIN = frozenset({bool, int, float, complex, str, bytes, types.NoneType, Tensor, nn.Parameter, torch.dtype, torch.device})
+PLAIN = frozenset(
+    {bool, int, float, complex, str, bytes, types.NoneType, Tensor, nn.Parameter, torch.dtype, torch.device}
+)
 """Types in which nothing lies."""
 _FOREIGN = frozenset(
     {"torch", "numpy", "logging", "threading", "builtins", "_thread", "weakref", "re", "functools", "snugfit"}
@@ -260,12 +262,13 @@ def holder_of(value: Any) -> Holder | None:
     Args:
         value: Anything.
     """
-    kind = _kind(type(value))
-    return None if kind is None else kind(value)
+    kind: Any = type(value)
+    made = _kind(kind)
+    return None if made is None else made(value)
 
 
 @functools.cache
-def _kind(kind: type) -> Callable[[Any], Holder | None] | None:
+def _kind(kind: Any) -> Callable[[Any], Holder | None] | None:
     """How objects of a type become holders."""
     if issubclass(kind, dict):
         return lambda one: Table(one) if len(one) <= LARGE else Long(one)

@@ -127,7 +127,7 @@ def separation(
 
 
 def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:
-    """Whether passes leave something behind: with the same random numbers the next one gives something else, or moves buffers."""
+    """Whether passes leave something behind: with the same random numbers the next gives something else or moves buffers."""
     with untouched(parts):
         drawn = random_state.capture()
         first = look(samples)

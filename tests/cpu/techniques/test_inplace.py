@@ -216,7 +216,9 @@ def test_what_code_is_told_to_keep_later_is_not_overwritten(way, checkpoint, nob
     for recipe in (Recipe(), Recipe(inplace=True, checkpoint=checkpoint)):
         nobody_told()
         torch.manual_seed(0)
-        net = Net(_straight if way in ("a replaced method", "another wiring", "a hook of all modules") else _kept_where_told)
+        net = Net(
+            _straight if way in ("a replaced method", "another wiring", "a hook of all modules") else _kept_where_told
+        )
         net.double().hidden, net.told, net.object = None, {"keeps": False}, types.SimpleNamespace(keeps=False)
 
         def forward(net, batch):
@@ -271,6 +273,8 @@ def test_slopes_that_backward_needs_the_input_for(activation):
     assert all(overwrites(net, net.relu, x))
     net.relu.negative_slope = -0.3
     assert not any(overwrites(net, net.relu, x))
+
+
 KEEPING = {
     "attribute": (_kept_by_attribute, lambda net: net.hidden),
     "list": (_kept_in_a_list, lambda net: net.bank[-1]),

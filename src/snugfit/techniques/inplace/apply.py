@@ -14,7 +14,7 @@ from snugfit.private_torch import hooks_everywhere, is_hooked
 from snugfit.techniques.base import ModelTechnique, WrappedForward
 from snugfit.techniques.checkpoint.apply import chosen_blocks
 from snugfit.techniques.forward_state import ForwardState
-from snugfit.techniques.inplace.proof import GAINING, Proof, could_overwrite, proofs
+from snugfit.techniques.inplace.proof import Proof, could_overwrite, proofs
 
 _FLAG = "_overwrites"
 """Attribute of an activation module: whether it overwrites its input now. A recomputed block has it as it was."""
@@ -95,8 +95,8 @@ class _Activation:
 class _Part:
     """Runs a part of the model; what was proved of it holds while the part is as it was and no hook looks in.
 
-    A trace knows one way through the code, that of the flags and numbers which the code could read then. And it knows nothing
-    of a caller who calls the part's modules one by one.
+    A trace knows one way through the code, that of the flags and numbers which the code could read then. And it knows
+    nothing of a caller who calls the part's modules one by one.
     """
 
     def __init__(self, part: nn.Module) -> None:
@@ -133,7 +133,7 @@ class _Part:
 
 
 def _own_forward(module: nn.Module) -> Any:
-    """The caller's own replacement of a forward method, under what techniques have put around it; None where there is none."""
+    """The caller's own replacement of a forward method, under what techniques have put around it, or None."""
     forward = vars(module).get("forward")
     while isinstance(forward, WrappedForward):
         forward = forward.forward
