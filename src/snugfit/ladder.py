@@ -46,18 +46,16 @@ class Rung:
     workload: Workload
     """What is learned and how."""
 
-    def fidelity_against(self, first: Rung, *, batch_norm: bool = False, dropout: bool = False) -> Fidelity:
+    def fidelity_against(self, first: Rung, **traits: bool) -> Fidelity:
         """Returns how close this rung stays to the first.
 
         Args:
             first: The first rung of the ladder.
-            batch_norm: Whether the model has batch norm.
-            dropout: Whether the model has dropout.
+            **traits: What is known of the model, such as `batch_norm`, by the name of the workload's field.
 
         Returns:
             The level and the fields that lower it.
         """
-        traits = {"batch_norm": batch_norm, "dropout": dropout}
         return fidelity(self.recipe, self.workload.replace(**traits), first.workload.replace(**traits))
 
 

@@ -117,6 +117,9 @@ class Workload(SettingsBase):
     dropout: bool = False
     """Trait of the model: it draws random masks, so microbatches draw other masks than the whole batch."""
 
+    half_weights: bool = False
+    """Trait of the model: some of its own trained weights have 16 bits, so gradients of microbatches add up in these."""
+
     SUBJECT = "training settings"
 
     @property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
+import sys
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -67,6 +70,11 @@ def _overwritten(block, x):
 def _slow(block, x):
     block.scale = 0.9999 * block.scale + 0.0001 * x.detach().abs().mean()
     return block.body(x / block.scale)
+
+
+def _only_kept(block, x):
+    block.scale = 0.9 * block.scale + 0.1 * x.detach().abs().mean()  # evaluation takes it
+    return block.body(x)
 
 
 def _plain_tensor(block, number):
@@ -225,6 +233,99 @@ def _overwrites_its_weight(block, x):
     return x + block.down(torch.tanh(F.linear(x, block.up.weight.clone(), block.up.bias)))
 
 
+def _late(block, x):
+    if not hasattr(block, "scale"):
+        block.register_buffer("scale", x.detach().abs().mean())
+    return _overwritten(block, x)
+
+
+def _count_of_class(block, x):
+    Shared.calls += 1
+    Shared.add(x.square().mean())
+    return block.body(x) * (1 + 0.01 * Shared.calls)
+
+
+class Shared:
+    """What all blocks share through a class, as mixtures of experts do with their penalties."""
+
+    calls, penalties = 0, []
+
+    @classmethod
+    def add(cls, penalty) -> None:
+        cls.penalties.append(penalty)
+
+
+class Slots:
+    __slots__ = ("calls", "penalties")
+
+    def __init__(self) -> None:
+        self.calls, self.penalties = 0, []
+
+
+class Rows(list):
+    """A list of one's own."""
+
+
+Pair = collections.namedtuple("Pair", "rows counts")
+
+
+def _odd(block, number):
+    block.slots, block.pair, block.made = Slots(), Pair(Rows(), np.zeros(2)), collections.defaultdict(collections.deque)
+    block.penalties = []
+
+
+def _oddly_kept(block, x):
+    block.slots.calls += 1
+    block.pair.rows.append(block.slots.calls)
+    block.pair.counts[1] += len(block.pair.rows)
+    block.made[block.slots.calls % 2].append(block.slots.calls)
+    block.slots.penalties.append(x.square().mean())
+    factor = block.slots.calls + len(block.pair.rows) + block.pair.counts[1] + sum(map(len, block.made.values()))
+    return block.body(x) * (1 + 0.01 * factor)
+
+
+class Follower(nn.Module):
+    """A module that is nobody's child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+
+def _beside(block, number):
+    block.beside, block.above = [Follower()], []
+
+
+def _kept_beside(block, x):
+    mean = block.beside[0].mean
+    mean.mul_(0.9).add_(0.1 * x.detach().abs().mean())
+    block.above[0].penalties.append(x.square().mean())
+    file.seen.append(1.0)
+    return block.body(x / (1 + mean.clone())) * (1 + 0.01 * len(file.seen))
+
+
+def _walk_below(model, x):
+    model.penalties = []
+    for block in model.blocks:
+        block.above[:] = [model]
+        x = block(x)
+    return x
+
+
+file = sys.modules["file_of_stateful_models"] = types.ModuleType("file_of_stateful_models")
+"""As an imported file that keeps a list."""
+
+
+def _tuple(block, number):
+    block.state = (torch.zeros(WIDTH, dtype=torch.float64), 0)
+
+
+def _reassigned_tuple(block, x):
+    mean, calls = block.state
+    block.state = (0.9 * mean + 0.1 * x.detach().mean(0), calls + 1)
+    return block.body(x - block.state[0]) * (1 + 0.01 * calls)
+
+
 def _unseen(block, number):
     block.count = itertools.count(1)
 
@@ -241,10 +342,15 @@ def _added(model, output, batch):
             loss = loss + 0.1 * penalty
         if hasattr(block, "penalties"):
             block.penalties.clear()
+        if hasattr(block, "slots"):
+            loss = loss + 0.1 * sum(block.slots.penalties)
+            block.slots.penalties.clear()
         if hasattr(block, "hidden"):
             loss = loss + 0.1 * block.hidden.square().mean()
         if getattr(block, "features", None):
             loss = loss + 0.1 * block.features["up"].square().mean()
+    loss = loss + 0.1 * sum(Shared.penalties) + 0.1 * sum(getattr(model, "penalties", ()))
+    Shared.penalties.clear()
     return loss
 
 
@@ -252,6 +358,7 @@ KINDS: dict[str, tuple[Callable, Callable, Callable | None]] = {
     "buffer reassigned": (_buffer, _rebound, None),
     "buffer overwritten": (_buffer, _overwritten, None),
     "buffer that moves slowly": (_buffer, _slow, None),
+    "buffer for evaluation": (_buffer, _only_kept, None),
     "tensor attribute": (_plain_tensor, _centred, None),
     "counter": (_counter, _counted, None),
     "running statistics by hand": (_statistics, _normed_by_hand, None),
@@ -270,6 +377,11 @@ KINDS: dict[str, tuple[Callable, Callable, Callable | None]] = {
     "hook that keeps": (_hooks, _body, None),
     "overwrites its input": (_leaky, _overwrites_its_input, None),
     "overwrites its weight": (_nothing, _overwrites_its_weight, None),
+    "buffer registered late": (_nothing, _late, None),
+    "shared through a class": (_nothing, _count_of_class, None),
+    "odd containers": (_odd, _oddly_kept, None),
+    "beside and above": (_beside, _kept_beside, _walk_below),
+    "tuple": (_tuple, _reassigned_tuple, None),
     "counts where nobody sees": (_unseen, _unseen_counted, None),
 }
 """Name -> what makes a block, what it does, and how the model goes through its blocks."""
@@ -282,6 +394,7 @@ REFUSED = "counts where nobody sees"
 def make(kind: str) -> Stack:
     """A model of a kind, the same each time, with all random numbers at their start."""
     SEEN.clear()
+    Shared.calls, Shared.penalties, file.seen = 0, [], []
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -307,12 +420,20 @@ def forward(model: Stack, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
 
 def left_behind(model: Stack) -> dict[str, object]:
     """What passes have left, to be held against a plain run's."""
-    found: dict[str, object] = {"seen": len(SEEN), "python": random.random(), "numpy": float(np.random.rand())}
+    found: dict[str, object] = {
+        "seen": (len(SEEN), len(file.seen), Shared.calls, len(Shared.penalties)),
+        "python": random.random(),
+        "numpy": float(np.random.rand()),
+    }
     for number, block in enumerate(model.blocks):
         found[f"{number}.calls"] = getattr(block, "calls", None)
         found[f"{number}.penalties"] = len(getattr(block, "penalties", ()))
         if hasattr(block, "meter"):
             found[f"{number}.meter"] = (block.meter.calls, dict(block.meter.by_size))
+        if hasattr(block, "slots"):
+            found[f"{number}.odd"] = (block.slots.calls, list(block.pair.rows), block.pair.counts.tolist(), block.made)
+        if hasattr(block, "beside"):
+            found[f"{number}.beside"] = block.beside[0].mean.item()
         if hasattr(block, "own"):
             found[f"{number}.own"] = (block.own.get_state().sum().item(), block.python.random(), block.numpy.normal())
         if hasattr(block, "weight"):

@@ -17,6 +17,8 @@ TABLE = [
     ({"microbatch_size": 4}, {"dropout": True}, "different (microbatch_size)"),
     ({"microbatch_size": 4}, {"batch_norm": True}, "different (microbatch_size)"),
     ({"microbatch_size": 4}, {"batch_size": None, "dropout": True}, "different (microbatch_size)"),
+    ({"microbatch_size": 4}, {"coupled_samples": False, "half_weights": True}, "rounding (microbatch_size)"),
+    ({"microbatch_size": 16}, {"half_weights": True}, "exact"),
     (
         {"microbatch_size": 4, "precision": "bf16-true"},
         {"coupled_samples": False},

@@ -1040,3 +1040,21 @@ def test_one_of_two_processes_that_cut_layers():
     """styles_of_transposed, taken_apart, lying_as, forget_layouts"""
     done = run_code(_ONE_OF_TWO_THAT_CUT)
     assert done.stdout.strip().endswith("well"), done.stderr
+
+
+def test_hooks_are_seen():
+    layer, hook = torch.nn.Linear(2, 2), lambda *_: None
+    assert not private_torch.is_hooked(layer) and not private_torch.hooks_everywhere()
+    for register in (
+        layer.register_forward_hook,
+        layer.register_forward_pre_hook,
+        layer.register_full_backward_hook,
+        layer.register_full_backward_pre_hook,
+    ):
+        handle = register(hook)
+        assert private_torch.is_hooked(layer)
+        handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    assert private_torch.hooks_everywhere() and not private_torch.is_hooked(layer)
+    handle.remove()
+    assert not private_torch.hooks_everywhere()

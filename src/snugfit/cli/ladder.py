@@ -276,7 +276,7 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
         return {**entry, "run_dir": None, "predicted": predicted, "seconds": document["step_seconds"]}
     entry |= {name: document[name] for name in _TAKEN_OVER}
     settings = document["workload"]["settings"]
-    traits = {name: settings[name] for name in ("batch_norm", "dropout")}
+    traits = {name: settings[name] for name in ("batch_norm", "dropout", "half_weights")}
     entry["workload"] = {**entry["workload"], **traits}
     entry["fidelity"] = dataclasses.asdict(rung.fidelity_against(ladder.first, **traits))
     return entry

@@ -25,7 +25,7 @@ from snugfit.workload import Workload
 if TYPE_CHECKING:
     from snugfit.simulator.request import NamedModel
 
-_TRAITS = ("batch_norm", "dropout")
+_TRAITS = ("batch_norm", "dropout", "half_weights")
 PYTHON_ONLY = ("keep_gradients", "keep_outputs")
 """Fields of the workload that make no difference to a run from the command line."""
 

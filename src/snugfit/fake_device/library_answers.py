@@ -20,6 +20,7 @@
   filled when a model is built. A model that travelled here was built elsewhere, so it is asked for what it says itself.
   Source: `transformers/utils/output_capturing.py`, _CanRecordRegistry.
 - *LBFGS.* How long it goes on: `line_search.py`.
+- *Packed sequences of torch.* How long they are: `packed_sequences.py`.
 - *Arguments of distributions.* torch.distributions looks whether parameters and samples are valid. They are taken to be.
   Source: `torch/distributions/distribution.py`, Distribution.__init__ and _validate_sample.
 
@@ -38,6 +39,7 @@ import torch
 from torch.distributions import Distribution
 
 from snugfit.fake_device.line_search import lbfgs_goes_on
+from snugfit.fake_device.packed_sequences import packed_sequences
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.replaced import Change
 from snugfit.private_torch import FakeTensor
@@ -70,6 +72,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
         *_recorded_outputs(),
         *lbfgs_goes_on(values, answered),
+        *packed_sequences(),
         (Distribution, "__init__", _valid(Distribution.__init__, values)),
         (Distribution, "_validate_sample", _valid(Distribution._validate_sample, values)),
     ]

@@ -158,6 +158,7 @@ def _checked(
             real = False
         else:
             real = True
+        traits = model_traits(model, loss, forward)
         found = separation(
             loss_of_samples,
             batch,
@@ -166,7 +167,7 @@ def _checked(
             split=split,
             size=samples,
             loss_weight=arguments.get("loss_weight") or "samples",
-            quiet=any(model_traits(model, loss, forward).values()),
+            quiet=traits["batch_norm"] or traits["dropout"],
         )
     except Exception as error:  # the caller's own split, with a batch of random values
         found, real = Separation(separates=None, sentence=str(error)), False

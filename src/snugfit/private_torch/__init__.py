@@ -73,6 +73,21 @@ class DirectMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Returns whether a hook of a module may see what goes in or comes out, or looks at it in backward.
+
+    Args:
+        module: Any module.
+    """
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own)
+
+
+def hooks_everywhere() -> bool:
+    """Returns whether there are hooks that see every module."""
+    return bool(modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
 def without_modes() -> Any:
     """Returns a context in which operators run for real, whatever modes are active."""
     return _python_dispatch._disable_current_modes()

@@ -32,7 +32,7 @@ from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, READ, TEXT_TASKS, Task
 from snugfit.workloads.text import TASK_OF_DATA
 from snugfit.workloads.text.packing import check_borders
 
-TRAITS = ("batch_norm", "dropout")
+TRAITS = ("batch_norm", "dropout", "half_weights")
 """Fields of the workload that are read off the model."""
 _TEXT_OPTIONS = ("seq_len", "packing", "text_column", "label_column", "prompt_column")
 _IMAGE_OPTIONS = ("image_size", "strict")

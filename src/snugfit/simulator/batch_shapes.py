@@ -109,6 +109,12 @@ def _skeleton(batch: Any) -> Any:
 
 
 def _without_memory(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        raise InputError(
+            "the batch holds a nested tensor, and operators on nested tensors are not simulated. Estimate and plan with a "
+            "padded batch, which takes at least as much memory: torch.nested.to_padded_tensor(tensor, 0.0). Trainer.step "
+            "takes it as it is."
+        )
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.Tensor):

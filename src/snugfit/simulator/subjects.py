@@ -16,7 +16,7 @@ from snugfit.workload import Workload
 
 BATCH_SIZE = 64
 """Samples of an update of a model by its name, where nobody says."""
-_FOUND_OUT = ("batch_size", "weights", "batch_norm", "dropout")
+_FOUND_OUT = ("batch_size", "weights", "batch_norm", "dropout", "half_weights")
 """Fields of a workload that the recording itself is told or finds out."""
 
 

@@ -33,7 +33,7 @@ class Fields:
 
 
 def _follows(recipe: Recipe, workload: Workload) -> Changes:
-    in_fp32 = splits(recipe, workload) and recipe.true_precision is not None
+    in_fp32 = splits(recipe, workload) and (recipe.true_precision is not None or workload.half_weights)
     return {"accumulate_dtype": "fp32" if in_fp32 else "as-is"}
 
 

@@ -1,57 +1,65 @@
 """What code keeps from one forward pass to the next, taken down and put back: for passes that are run once more.
 
-Attributes and buffers of modules (and of plain objects that they hold), lists, dicts, sets and deques in them, variables of
-closures, containers that a forward method or a hook names among its globals, generators of random numbers of their own, and
-the global ones of Python and NumPy. Torch's are the business of whoever runs the pass. What is reassigned, appended or
-removed is put back by itself; a tensor that is written into needs a copy from before. Parameters are no such state.
+Attributes and buffers of modules and of other objects (slots too), lists, dicts, sets, deques, NumPy's arrays, variables of
+closures, attributes of classes and globals that code of the person's own names, generators of random numbers of their own,
+and the global ones of Python and NumPy. Torch's are the business of whoever runs the pass. Modules and code are found once
+(`reachable.py`), what lies in them anew at each pass, since passes make lists and put them there. What is reassigned,
+appended or removed is put back by itself; a tensor that is written into needs a copy from before. Parameters are no such
+state.
 
-Not looked into are the insides of libraries' objects, containers of more than `LARGE` entries (their length is watched) and
-what code reaches by the name of another module.
+Not put back: iterators that were drawn from, and what lies in containers of more than `LARGE` entries.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
+import inspect
 import pickle
-import random
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from snugfit.private_torch import FakeTensor
 from snugfit.techniques.packed_weight import PackedWeight
+from snugfit.techniques.reachable import globals_of, is_written_here, modules_of, own_attributes, reachable
+from snugfit.techniques.state_holders import (
+    GLOBAL_NUMBERS,
+    PLAIN,
+    Attributes,
+    Buffers,
+    Holder,
+    Names,
+    Numbers,
+    Table,
+    Variable,
+    holder_of,
+)
 
 MOST = 4096
 """Holders of state that are looked into, the nearest first."""
-LARGE = 4096
-"""Entries of a container that is copied each time."""
-_TABLES = (dict, OrderedDict, defaultdict, Counter)
-_ROWS = (list, deque)
-_CONTAINERS = frozenset({*_TABLES, *_ROWS, set})
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 """What torch itself keeps in a module: in buffers passes write, the rest they leave alone."""
-_FOREIGN = ("torch", "numpy", "logging", "threading", "builtins", "_thread", "weakref", "re", "functools", "snugfit")
-"""Libraries whose objects are not looked into."""
-_ABSENT = object()
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_SCALARS = (bool, int, float, str, bytes, types.NoneType, types.FunctionType)
+"""Types whose values decide by themselves which way code goes."""
+_SMALL = 2**20
+"""Bytes of a tensor that is copied before it is known whether passes write into it; kernels may do so without a word."""
 
 Place = tuple[int, Any]
-"""Number of a holder, and the key or index in it."""
+"""Who holds a tensor (`id`), and the key or index there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contents:
     """What each holder had at a moment."""
 
-    held: list[Any]
-    """By holder; the objects themselves."""
+    held: list[tuple[Holder, Any]]
+    """The objects themselves."""
     copies: dict[Place, Tensor]
     """Numbers of tensors that passes write into."""
 
@@ -60,21 +68,36 @@ class ForwardState:
     """The state that a module reaches."""
 
     def __init__(self, module: nn.Module, without_buffers: Iterable[nn.Module] = ()) -> None:
-        """Finds everything that can hold state.
+        """Finds all modules and code that can hold state.
 
         Args:
             module: A module, those inside of it included.
             without_buffers: Those of them whose buffers are somebody else's business.
         """
-        self._holders = [*_of_all(), *_holders(list(module.modules()), set(without_buffers))]
-        self._overwritten: frozenset[Place] | None = None
+        self._fixed: list[Holder] = [*GLOBAL_NUMBERS, *_fixed(module, set(without_buffers))]
+        self._buffers = {id(holder.one) for holder in self._fixed if isinstance(holder, Buffers)}
+        self._still: dict[int, object] = {}
+        self._seen: set[Place] | None = None
+        self._overwritten: set[Place] = set()
 
     def take(self) -> Contents:
-        """Returns what every holder has, with copies of tensors that passes write into; before `learn`, of all tensors."""
-        held = [holder.take() for holder in self._holders]
-        places = [place for place, _ in _tensors(held)] if self._overwritten is None else self._overwritten
-        entries = ((place, _entry(held[place[0]], place[1])) for place in places)
-        return Contents(held, {place: one.detach().clone() for place, one in entries if isinstance(one, Tensor)})
+        """Returns what every holder has, with copies of tensors that passes write into (before `learn`: all small ones)."""
+        contents = Contents(self._held(), {})
+        for place, tensor in _tensors(contents.held):
+            if self._is_copied(place, tensor):
+                contents.copies[place] = tensor.detach().clone()
+        return contents
+
+    def about_to_write(self, before: Contents, storage: int) -> None:
+        """Copies what lies in a storage that the first pass is about to write into.
+
+        Args:
+            before: From `take`, before that pass.
+            storage: Its `_cdata`.
+        """
+        for place, tensor in _tensors(before.held):
+            if place not in before.copies and tensor.untyped_storage()._cdata == storage:
+                before.copies[place] = tensor.detach().clone()
 
     def learn(self, before: Contents, written: Container[int]) -> None:
         """Finds out from a first pass which tensors passes write into, and puts everything back.
@@ -83,21 +106,22 @@ class ForwardState:
             before: From `take`, before that pass.
             written: Storages (`_cdata`) that operators have said they write into.
         """
-        drawn = [
-            not isinstance(holder, _Numbers) or pickle.dumps(holder.take()) != pickle.dumps(old)
-            for holder, old in zip(self._holders, before.held, strict=True)
-        ]
+        # Asking a generator takes longer than all the rest, so those that were not drawn from are left alone.
+        for holder, old in before.held:
+            if isinstance(holder, Numbers) and pickle.dumps(holder.take()) == pickle.dumps(old):
+                self._still[id(holder.one)] = holder.one
+        self._fixed = [holder for holder in self._fixed if id(holder.one) not in self._still]
         self.put(before)
-        changed = {}
-        for (at, key), copy in before.copies.items():
-            tensor = before.held[at][key]
+        tensors = dict(_tensors(before.held))
+        self._seen = set(tensors)
+        fixed = {id(holder.one) for holder, content in before.held if isinstance(content, tuple)}
+        for place, copy in before.copies.items():
+            tensor = tensors[place]
             # Kernels change running statistics without saying so.
             if tensor.untyped_storage()._cdata in written or not same_numbers(tensor, copy):
-                changed[at, key] = tensor
                 _write_back(tensor, copy)
-        self._overwritten = frozenset(changed)
-        # Asking a generator takes longer than all the rest, so those that were not drawn from are left alone.
-        self._holders = [holder if moved else _NOTHING for holder, moved in zip(self._holders, drawn, strict=True)]
+                if place[0] not in fixed:  # nothing can be put in the place of a tuple's tensor: `written` will tell
+                    self._overwritten.add(place)
 
     def put(self, contents: Contents) -> None:
         """Puts back what every holder had, but not the numbers in tensors.
@@ -105,8 +129,25 @@ class ForwardState:
         Args:
             contents: From `take`.
         """
-        for holder, old in zip(self._holders, contents.held, strict=True):
+        for holder, old in contents.held:
             holder.put(old)
+
+    def draws(self) -> bool:
+        """Returns, after `learn`, whether the first pass drew random numbers of Python or NumPy."""
+        return any(isinstance(holder, Numbers) for holder in self._fixed)
+
+    def settings(self, but: Container[str]) -> list[Any]:
+        """Returns what code can decide by: plain values by name, and which other ones there are.
+
+        Args:
+            but: Names of attributes that are left out.
+        """
+        found: list[Any] = []
+        for _, content in self._held():
+            for key, value in _entries(content):
+                if key not in but:
+                    found += (one if type(one) in _SCALARS else type(one) for one in (key, value))
+        return found
 
     @contextmanager
     def as_it_was(self, contents: Contents) -> Iterator[None]:
@@ -118,15 +159,14 @@ class ForwardState:
         Yields:
             Nothing.
         """
-        now = Contents([holder.take() for holder in self._holders], {})
-        then = Contents([_copied(one) for one in contents.held], {})
-        for (at, key), copy in contents.copies.items():
-            then.held[at][key] = copy.clone()
-        self.put(then)
+        now = self._held()
+        known = {id(holder.one) for holder, _ in now}
+        now += [(holder, holder.take()) for holder, _ in contents.held if id(holder.one) not in known]
+        self.put(_with_copies(contents))
         try:
             yield
         finally:
-            self.put(now)
+            self.put(Contents(now, {}))
 
     def written(self, before: Contents) -> dict[Place, int]:
         """Returns how often each tensor that nobody copies was written into.
@@ -142,7 +182,64 @@ class ForwardState:
         Args:
             place: From `written`.
         """
-        return str(self._holders[place[0]].name(place[1]))
+        owner = next((holder.title for holder in self._fixed if id(holder.one) == place[0]), "what it holds")
+        return f"{owner}.{place[1]}" if isinstance(place[1], str) else f"{owner}[{place[1]!r}]"
+
+    def _held(self) -> list[tuple[Holder, Any]]:
+        """All holders and what they have: those that are known, and what lies in them."""
+        held: list[tuple[Holder, Any]] = []
+        seen = {id(holder.one) for holder in self._fixed} | self._still.keys()
+        waiting = list(self._fixed)
+        for holder in waiting:  # it grows
+            content = holder.take()
+            held.append((holder, content))
+            for value in holder.inside(content):
+                if type(value) not in PLAIN and id(value) not in seen and len(waiting) < MOST:
+                    found = holder_of(value)
+                    if found is not None:
+                        seen.add(id(value))
+                        waiting.append(found)
+        return held
+
+    def _is_copied(self, place: Place, tensor: Tensor) -> bool:
+        if place in self._overwritten:
+            return True
+        if place[0] in self._buffers:
+            return self._seen is None or place not in self._seen  # some are registered late
+        return self._seen is None and tensor.nbytes <= _SMALL
+
+
+def _fixed(module: nn.Module, without_buffers: set[nn.Module]) -> Iterator[Holder]:
+    """The modules that a module reaches, and what code can hold: each once, and nothing that passes may throw away."""
+    names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    own_forwards = [inspect.unwrap(vars(one)["forward"]) for one in module.modules() if "forward" in vars(one)]
+    for one in reachable([module, *own_forwards]):
+        if isinstance(one, nn.Module):
+            # Torch's own layers keep state in buffers only, as long as nobody gives them another forward method.
+            own = not type(one).__module__.startswith("torch.nn.") or "forward" in vars(one)
+            if own:
+                yield Table(vars(one), type(one).__name__, _OF_MODULES)
+            # Packed weights are frozen, and a copy of a block's would be large.
+            if (own or one._buffers) and one not in without_buffers and not isinstance(one, PackedWeight):
+                yield Buffers(one._buffers, type(one).__name__)
+        elif isinstance(one, types.CellType):
+            yield Variable(one)
+        elif isinstance(one, type) and is_written_here(one.__module__):
+            yield Attributes(one, tuple(own_attributes(one)), one.__name__)
+        elif isinstance(one, types.FunctionType | types.MethodType | functools.partial):
+            yield from filter(None, map(holder_of, _arguments(one)))
+            if isinstance(one, types.FunctionType) and is_written_here(one.__module__):
+                files = [(one.__globals__, globals_of(one)), *((vars(file), named) for file, named in modules_of(one))]
+                for table, named in files:
+                    held = {name for name, value in named.items() if not isinstance(value, _CODE)}
+                    names.setdefault(id(table), (table, set()))[1].update(held)
+    yield from (Names(table, tuple(named)) for table, named in names.values() if named)
+
+
+def _arguments(code: Any) -> tuple[Any, ...]:
+    if isinstance(code, types.FunctionType):
+        return code.__defaults__, code.__kwdefaults__
+    return (code.__self__,) if isinstance(code, types.MethodType) else (code.args, code.keywords)
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
@@ -165,229 +262,33 @@ def _write_back(tensor: Tensor, numbers: Tensor) -> None:
             tensor.data = numbers.clone()
 
 
-def _tensors(held: list[Any]) -> Iterator[tuple[Place, Tensor]]:
-    for at, content in enumerate(held):
-        if isinstance(content, dict | list):
-            for key, value in content.items() if isinstance(content, dict) else enumerate(content):
-                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference():
-                    yield (at, key), value
-
-
-def _entry(content: Any, key: Any) -> Any:
+def _entries(content: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(content, dict):
-        return content.get(key)
-    return content[key] if isinstance(content, list) and key < len(content) else None
+        return content.items()
+    return enumerate(content) if isinstance(content, list | tuple) else ()
 
 
-def _copied(content: Any) -> Any:
-    return content.copy() if isinstance(content, dict | list | set) else content
+def _tensors(held: list[tuple[Holder, Any]]) -> Iterator[tuple[Place, Tensor]]:
+    for holder, content in held:
+        for key, value in _entries(content):
+            if isinstance(value, Tensor) and _is_state(value):
+                yield (id(holder.one), key), value
 
 
-class _Table:
-    """A dict: of a module or another object, or one of their own; only some entries of it where `keys` says so."""
-
-    def __init__(self, table: dict[Any, Any], title: str, but: frozenset[str] = frozenset()) -> None:
-        self._table, self._title, self._but = table, title, but
-
-    def take(self) -> dict[Any, Any]:
-        if not self._but:
-            return dict(self._table)
-        return {key: value for key, value in self._table.items() if key not in self._but}
-
-    def put(self, old: dict[Any, Any]) -> None:
-        table, but = self._table, self._but
-        for key in [key for key in table if key not in old and key not in but]:
-            del table[key]
-        for key, value in old.items():
-            if table.get(key, _ABSENT) is not value:
-                table[key] = value
-
-    def name(self, key: Any) -> str:
-        return f"{self._title}.{key}" if isinstance(key, str) else f"{self._title}[{key!r}]"
+def _is_state(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_inference()
 
 
-class _Row:
-    """A list or a deque."""
-
-    def __init__(self, row: Any, title: str) -> None:
-        self._row, self._title = row, title
-
-    def take(self) -> list[Any]:
-        return list(self._row)
-
-    def put(self, old: list[Any]) -> None:
-        row = self._row
-        if len(row) != len(old) or any(one is not other for one, other in zip(row, old, strict=True)):
-            row.clear()
-            row.extend(old)
-
-    def name(self, key: Any) -> str:
-        return f"{self._title}[{key}]"
-
-
-class _Set:
-    """A set."""
-
-    def __init__(self, members: set[Any], title: str) -> None:
-        self._members, self._title = members, title
-
-    def take(self) -> set[Any]:
-        return set(self._members)
-
-    def put(self, old: set[Any]) -> None:
-        if self._members != old:
-            self._members.clear()
-            self._members.update(old)
-
-    def name(self, key: Any) -> str:
-        return self._title
-
-
-class _Variable:
-    """A variable of an enclosing function."""
-
-    def __init__(self, cell: types.CellType, title: str) -> None:
-        self._cell, self._title = cell, title
-
-    def take(self) -> Any:
-        return _content(self._cell)
-
-    def put(self, old: Any) -> None:
-        self._cell.cell_contents = old
-
-    def name(self, key: Any) -> str:
-        return self._title
-
-
-class _Numbers:
-    """A generator of random numbers."""
-
-    def __init__(self, take: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        self.take, self.put = take, put
-
-
-class _Nothing:
-    """In the place of what need not be kept."""
-
-    def take(self) -> None:
-        return None
-
-    def put(self, old: None) -> None:
-        return None
-
-
-_NOTHING = _Nothing()
-
-
-def _of_all() -> list[_Numbers]:
-    """The global generators of Python and NumPy."""
-    return [
-        _Numbers(random.getstate, random.setstate),
-        _Numbers(functools.partial(np.random.get_state, legacy=False), np.random.set_state),
-    ]
-
-
-def _holders(modules: list[nn.Module], without_buffers: set[nn.Module]) -> Iterator[Any]:
-    """The holders that modules reach, the nearest first, each once."""
-    seen: dict[int, object] = {}
-    waiting: deque[tuple[object, str]] = deque((module, type(module).__name__) for module in modules)
-    while waiting and len(seen) < MOST:
-        one, title = waiting.popleft()
-        if id(one) in seen:
-            continue
-        seen[id(one)] = one  # kept, so that no other object gets its id
-        yield from _as_holder(one, title, without_buffers)
-        waiting.extend((held, name) for held, name in _held_by(one, title) if _may_hold(held))
-
-
-def _may_hold(value: object) -> bool:
-    kind = type(value)
-    if kind in _CONTAINERS:
-        return len(value) <= LARGE  # type: ignore[arg-type]
-    if kind is tuple:
-        return 0 < len(value) <= LARGE  # type: ignore[arg-type]
-    if isinstance(value, types.FunctionType | types.MethodType | functools.partial | random.Random):
-        return True
-    if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState):
-        return True
-    if isinstance(value, nn.Module | Tensor | type | types.ModuleType) or kind.__module__.split(".")[0] in _FOREIGN:
-        return False
-    return hasattr(value, "__dict__")
-
-
-def _as_holder(one: Any, title: str, without_buffers: set[nn.Module]) -> Iterator[Any]:
-    if isinstance(one, nn.Module):
-        # Torch's own layers keep state in buffers only, as long as nobody gives them another forward method.
-        if not type(one).__module__.startswith("torch.nn.") or "forward" in vars(one):
-            yield _Table(vars(one), title, _OF_MODULES)
-        # Packed weights are frozen, and a copy of a block's would be large.
-        if one._buffers and one not in without_buffers and not isinstance(one, PackedWeight):
-            yield _Table(one._buffers, title)
-    elif type(one) in _TABLES:
-        yield _Table(one, title)
-    elif type(one) in _ROWS:
-        yield _Row(one, title)
-    elif type(one) is set:
-        yield _Set(one, title)
-    elif isinstance(one, torch.Generator):
-        yield _Numbers(one.get_state, one.set_state)
-    elif isinstance(one, random.Random):
-        yield _Numbers(one.getstate, one.setstate)
-    elif isinstance(one, np.random.RandomState):
-        yield _Numbers(one.get_state, one.set_state)
-    elif isinstance(one, np.random.Generator):
-        bits = one.bit_generator
-        yield _Numbers(lambda: bits.state, functools.partial(setattr, bits, "state"))
-    elif isinstance(one, types.FunctionType):
-        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
-            if name in _assigned(one.__code__):
-                yield _Variable(cell, name)
-    elif not isinstance(one, tuple | types.MethodType | functools.partial):
-        yield _Table(vars(one), title)
-
-
-def _held_by(one: Any, title: str) -> Iterator[tuple[object, str]]:
-    if isinstance(one, nn.Module):
-        yield from ((value, f"{title}.{name}") for name, value in vars(one).items() if name not in _OF_MODULES)
-        for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values()):
-            yield hook, title
-        if not type(one).__module__.startswith("torch."):
-            yield type(one).forward, title
-    elif type(one) in _TABLES:
-        yield from ((value, f"{title}[{key!r}]") for key, value in one.items())
-    elif type(one) in (*_ROWS, tuple):
-        yield from ((value, f"{title}[{at}]") for at, value in enumerate(one))
-    elif isinstance(one, types.FunctionType):
-        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
-            yield _content(cell), name
-        for name in _named(one.__code__):
-            value = one.__globals__.get(name)
-            if type(value) in _CONTAINERS or isinstance(value, random.Random | torch.Generator | np.random.Generator):
-                yield value, name
-    elif isinstance(one, types.MethodType):
-        yield one.__func__, title
-        yield one.__self__, title
-    elif isinstance(one, functools.partial):
-        yield from ((part, title) for part in (one.func, one.args, one.keywords))
-    elif hasattr(one, "__dict__"):
-        yield from ((value, f"{title}.{name}") for name, value in vars(one).items())
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _named(code: types.CodeType) -> frozenset[str]:
-    """The globals that code reads, functions inside of it included."""
-    own = frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL")
-    return own.union(*(_named(part) for part in code.co_consts if isinstance(part, types.CodeType)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigned(code: types.CodeType) -> frozenset[str]:
-    """The variables of enclosing functions that code assigns to."""
-    return frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "STORE_DEREF")
+def _with_copies(contents: Contents) -> Contents:
+    """What was held, with new copies of the tensors that passes write into."""
+    places: dict[int, list[Any]] = {}
+    for one, key in contents.copies:
+        places.setdefault(one, []).append(key)
+    held = []
+    for holder, content in contents.held:
+        if id(holder.one) in places:
+            content = content.copy()
+            for key in places[id(holder.one)]:
+                content[key] = contents.copies[id(holder.one), key].clone()
+        held.append((holder, content))
+    return Contents(held, {})

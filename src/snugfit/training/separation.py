@@ -5,8 +5,8 @@ for statistics of the batch taken by hand, for a loss that divides by a quantity
 a mean; and random numbers drawn in the forward pass are others for a piece than for the whole. None of this shows in the
 model's structure, so the model's own code runs: a few samples at once, the same samples in two pieces, and the first piece
 once more; and so with a few samples of the batch's end. A second pass with the same random numbers, which sees what the
-first has left behind, must give the same to the bit. Losses are compared, and gradients at some thousand places of all
-parameters.
+first has left behind, must give the same to the bit, and leave all buffers where the first has left them. Losses are
+compared, and gradients at some thousand places of all parameters.
 
 Where a second run of the same piece differs, random numbers were drawn. Layers known to draw masks or to take statistics
 are then put into evaluation mode, and after them the whole model, so that what couples samples is still seen beside them.
@@ -47,8 +47,8 @@ ROUGH = 3e-2
 _NOISE = 10
 """What two passes from the same state may differ by, times this, is what kernels without a fixed order do."""
 _MOVES = (
-    "what the model or loss keeps from one forward pass to the next (running scales, counters) changes what it computes, "
-    "and microbatches make more passes."
+    "what the model or loss keeps from one forward pass to the next (running scales, counters) moves with every pass, and "
+    "microbatches make more passes."
 )
 
 
@@ -134,16 +134,29 @@ def _in_turn(look: Callable[[Any], _Look], samples: Sequence[Any], parts: Sequen
 
 
 def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:
-    """Whether a pass sees what an earlier one has left behind: with the same random numbers, it gives something else."""
+    """Whether passes leave something behind: with the same random numbers the next gives something else or moves buffers."""
     with untouched(parts):
         drawn = random_state.capture()
         first = look(samples)
+        before = {place: buffer.detach().clone() for place, buffer in _buffers(parts).items()}
         random_state.restore(drawn)
         off = _difference(first, look(samples))
+        moved = any(not _equal(buffer, before[place]) for place, buffer in _buffers(parts).items() if place in before)
+    if moved:  # by the second pass: the first one may only have made them
+        return True
     if off == 0:
         return False
     with untouched(parts):
         return off > _NOISE * _difference(first, look(samples))
+
+
+def _buffers(parts: Sequence[object]) -> dict[tuple[nn.Module, str], Tensor]:
+    modules = captured_modules(*parts)
+    return {(module, name): one for module in modules for name, one in module._buffers.items() if one is not None}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.layout != torch.strided or (one.shape == other.shape and torch.equal(one, other))
 
 
 def _difference(one: _Look, other: _Look) -> float:

@@ -8,9 +8,8 @@ For checks that run the caller's own code on a few samples. Put back by value ar
   is about to write to them, so that weights take no memory twice; `tensor.data = ...` and `.grad` are put back as well;
 - NumPy's arrays up to `MOST_ARRAY_BYTES`.
 
-Not put back: iterators that were drawn from, files, loggers, what an imported module keeps under a name of its own
-(`losses.bank`), state inside of installed packages' modules, tensors of a class of their own (DTensor, torchao's), and
-writes of compiled code or of kernels that do not declare them.
+Not put back: iterators that were drawn from, files, loggers, state inside of installed packages' modules, tensors of a class
+of their own (DTensor, torchao's), and writes of compiled code or of kernels that do not declare them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.private_torch.writes import BeforeWrites
+from snugfit.techniques.reachable import globals_of, is_written_here, modules_of, own_attributes, reachable, slots_of
 from snugfit.training import random_state
-from snugfit.training.reachable import globals_of, is_written_here, own_attributes, reachable, slots_of
 
 MOST_ARRAY_BYTES = 2**24
 """NumPy's arrays up to this size are copied; what writes to them cannot be seen."""
@@ -66,6 +65,7 @@ class _Kept:
         self.copied_before_written = _CopiedBeforeWritten([*tensors, *[t.grad for t in tensors if t.is_leaf]])
         self._restores: list[Restore] = [_tensor(tensor) for tensor in tensors]
         self._restores += [_buffer(buffer) for buffer in buffers]
+        self._restores += [_table(module._buffers) for module in modules]  # also those that have none yet
         for one in objects:
             if id(one) not in tables:
                 self._restores.extend(_ways_back(one))
@@ -105,6 +105,7 @@ def _ways_back(one: Any) -> Iterator[Restore]:
     elif isinstance(one, types.FunctionType):
         if is_written_here(one.__module__):
             yield _named(one.__globals__, globals_of(one))
+            yield from (_named(vars(module), names) for module, names in modules_of(one))
     elif isinstance(one, type):
         if is_written_here(one.__module__):
             yield _attributes(one, tuple(own_attributes(one)))

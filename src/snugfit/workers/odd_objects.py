@@ -6,7 +6,7 @@
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
 - a progress bar of tqdm: as one that shows nothing;
 - code that goes by value: with the file that it is in, which messages name and cloudpickle leaves out since 3.1.3;
-- an enum of an extension (pybind11's, which pickle cannot read back): by its class and name;
+- an enum of an extension (pybind11's, which pickle cannot read back) and its class: by where it is imported from;
 - anything else that cannot be pickled, or not be read back (an open file, a running generator, a logger of a run): as a
   stand-in that lets the rest work, and says what it is and where when something asks it for anything.
 """
@@ -97,9 +97,11 @@ def reduce(value: Any) -> Reduced | None:
         if names is not None:
             return _blank, (private_torch.plain_class(value),), (vars(value), names), None, None, _fill
         return None
-    members = getattr(kind, "__members__", None)
-    if isinstance(members, dict) and getattr(value, "name", None) in members and not isinstance(value, enum.Enum):
-        return _member, (*_import_path(kind), value.name)
+    if isinstance(value, type):  # code names the class itself, which is not where it says
+        return (_member, _import_path(value)) if _is_foreign_enum(value) else None
+    if _is_foreign_enum(kind) and getattr(value, "name", None) in kind.__members__:
+        module, name = _import_path(kind)
+        return _member, (module, f"{name}.{value.name}")
     path = private_torch.registry_path(value)
     return None if path is None else (_from_registry, path)
 
@@ -148,8 +150,12 @@ def _code(make: Callable[..., types.CodeType], parts: tuple[Any, ...], file: str
     return make(*parts).replace(co_filename=file)
 
 
-def _member(module: str, name: str, member: str) -> Any:
-    return operator.attrgetter(f"{name}.{member}")(importlib.import_module(module))
+def _is_foreign_enum(kind: Any) -> bool:
+    return isinstance(getattr(kind, "__members__", None), dict) and not issubclass(kind, enum.Enum)
+
+
+def _member(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def _blank(kind: Any) -> Any:

@@ -15,6 +15,8 @@ from torch.nn.modules import dropout as torch_dropout
 from snugfit.private_torch import BatchNorm, InstanceNorm
 from snugfit.workloads.captured_modules import captured_modules
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def model_traits(model: torch.nn.Module, *functions: object) -> dict[str, bool]:
     """Returns what a training step does that depends on how its batch is cut.
@@ -25,14 +27,15 @@ def model_traits(model: torch.nn.Module, *functions: object) -> dict[str, bool]:
             it, count in the mode that they are in: nobody puts these into training mode.
 
     Returns:
-        `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks. Both keys
-        fit the fields of `Workload`.
+        `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks. `half_weights`:
+        some trained weights have 16 bits. The keys fit the fields of `Workload`.
     """
     own = set(model.modules())
     modules = [module for module in captured_modules(model, *functions) if module in own or _is_in_training(module)]
     return {
         "batch_norm": any(uses_batch_statistics(module) for module in modules),
         "dropout": any(draws_masks(module) for module in modules),
+        "half_weights": any(weight.requires_grad and weight.dtype in HALF for weight in model.parameters()),
     }
 
 

@@ -27,7 +27,7 @@ def test_the_set_of_options_is_pinned():
     expected = {info.option for info in field_infos(Recipe).values()} | switches
     expected |= {"--no-" + option[2:] for option in switches}
     # Read off the model, or of use in Python only.
-    unsaid = {"--batch-norm", "--dropout", "--keep-gradients", "--keep-outputs"}
+    unsaid = {"--batch-norm", "--dropout", "--half-weights", "--keep-gradients", "--keep-outputs"}
     expected |= {info.option for info in field_infos(Workload).values()} - unsaid - {"--evaluate"}
     expected |= {"--no-coupled-samples", "--no-evaluate"}
     assert found == expected

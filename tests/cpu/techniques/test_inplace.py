@@ -1,6 +1,8 @@
 """In-place activations: only where nobody else reads the input."""
 
 import copy
+import sys
+import types
 import warnings
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, SnugfitWarning
+from snugfit.techniques.base import WrappedForward
 from snugfit.techniques.inplace.proof import proofs
 
 
@@ -36,13 +39,15 @@ def safe_modules(model):
 
 def overwrites(model, module, x):
     """Whether a module overwrites its input in a pass of a model."""
-    seen = []
-    forward = module.forward
-    module.forward = lambda y: (out := forward(y), seen.append(out.data_ptr() == y.data_ptr()))[0]
+    seen, forward = [], module.forward
+    wrapped = isinstance(forward, WrappedForward)  # a forward method that is replaced later would end every proof
+    owner, name = (forward, "around") if wrapped else (module, "forward")
+    call = getattr(owner, name)
+    setattr(owner, name, lambda *args: (out := call(*args), seen.append(out.data_ptr() == args[-1].data_ptr()))[0])
     try:
         model(x)
     finally:
-        module.forward = forward
+        setattr(owner, name, call)
     return seen
 
 
@@ -145,7 +150,131 @@ def _kept_when_told(net, x):
     return net.relu(y)
 
 
+def _kept_where_told(net, x):
+    y = net.conv(x)
+    if net.told["keeps"] or net.object.keeps or type(net).keeps_all or TOLD or told.keeps:
+        net.hidden = y
+    return net.relu(y)
+
+
+def _straight(net, x):
+    return net.relu(net.conv(x))
+
+
 KEPT = {}
+TOLD = []
+told = sys.modules["settings_of_test_inplace"] = types.ModuleType("settings_of_test_inplace")
+"""As an imported file of settings."""
+
+
+def _replaced(net):
+    """A forward method of one of torch's layers, replaced by one that keeps what it gives."""
+    forward = type(net.conv).forward
+
+    def kept(conv, x):
+        net.hidden = forward(conv, x)
+        return net.hidden
+
+    net.conv.forward = types.MethodType(kept, net.conv)
+
+
+TELLING = {
+    "a table": lambda net: net.told.update(keeps=True),
+    "an object": lambda net: setattr(net.object, "keeps", True),
+    "a class": lambda net: setattr(Net, "keeps_all", True),
+    "a global": lambda net: TOLD.append(1),
+    "a file": lambda net: setattr(told, "keeps", True),
+    "a replaced method": _replaced,
+    "another wiring": lambda net: setattr(net, "wiring", _kept_by_attribute),
+    "a hook of all modules": lambda net: HOOKS.append(
+        nn.modules.module.register_module_forward_hook(
+            lambda module, args, output: setattr(net, "hidden", output) if module is net.conv else None
+        )
+    ),
+}
+"""How a part is told, behind a trace's back, to keep what an activation would overwrite."""
+HOOKS = []
+
+
+@pytest.fixture
+def nobody_told():
+    def reset():
+        while HOOKS:
+            HOOKS.pop().remove()
+        TOLD.clear()
+        told.keeps = Net.keeps_all = False
+
+    reset()
+    yield reset
+    reset()
+
+
+@pytest.mark.parametrize("checkpoint", ["none", ("conv", "relu")], ids=str)
+@pytest.mark.parametrize("way", TELLING)
+def test_what_code_is_told_to_keep_later_is_not_overwritten(way, checkpoint, nobody_told):
+    results = []
+    for recipe in (Recipe(), Recipe(inplace=True, checkpoint=checkpoint)):
+        nobody_told()
+        torch.manual_seed(0)
+        net = Net(
+            _straight if way in ("a replaced method", "another wiring", "a hook of all modules") else _kept_where_told
+        )
+        net.double().hidden, net.told, net.object = None, {"keeps": False}, types.SimpleNamespace(keeps=False)
+
+        def forward(net, batch):
+            output = net(batch)
+            return output.square().mean() + (0 if net.hidden is None else net.hidden.square().mean())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SnugfitWarning)
+            trainer = snugfit.prepare(net, recipe, forward=forward, optimizer="sgd", lr=0.1, device="cpu")
+        draw = torch.Generator().manual_seed(1)
+        x = [torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=draw) for _ in range(4)]
+        losses = [trainer.step(x[0]).item()]
+        TELLING[way](net)
+        results.append([*losses, *(trainer.step(one).item() for one in x[1:])])
+    assert results[0] == pytest.approx(results[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("when", ["before prepare", "later"])
+@pytest.mark.parametrize("hooked", ["conv", "relu"])
+def test_hooks_of_backward_are_kept(hooked, when):
+    """They look at what passes as a view, which torch lets nobody overwrite."""
+    results = []
+    for recipe in (Recipe(), Recipe(inplace=True)):
+        torch.manual_seed(0)
+        net, seen = Net(_straight).double(), []
+        layer = net.get_submodule(hooked)
+
+        def hook(layer=layer, seen=seen):
+            layer.register_full_backward_hook(lambda module, given, got: seen.append(float(got[0].sum())))
+
+        if when == "before prepare":
+            hook()
+        trainer = snugfit.prepare(
+            net, recipe, loss=lambda output, batch: output.square().mean(), optimizer="sgd", lr=0.1, device="cpu"
+        )
+        x = torch.ones(2, 3, 4, 4, dtype=torch.float64)
+        losses = [trainer.step(x).item()]
+        if when == "later":
+            hook()
+        results.append([*losses, trainer.step(x).item(), *seen])
+    assert results[0] == pytest.approx(results[1], rel=1e-12) and seen
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(-0.3), nn.ELU(-0.5)], ids=str)
+def test_slopes_that_backward_needs_the_input_for(activation):
+    net = Net(_straight)
+    net.relu = activation
+    assert safe_modules(net) == []
+    net.relu = nn.LeakyReLU(0.3)
+    snugfit.prepare(net, Recipe(inplace=True), loss=lambda output, batch: output.square().mean(), device="cpu")
+    x = torch.randn(2, 3, 4, 4)
+    assert all(overwrites(net, net.relu, x))
+    net.relu.negative_slope = -0.3
+    assert not any(overwrites(net, net.relu, x))
+
+
 KEEPING = {
     "attribute": (_kept_by_attribute, lambda net: net.hidden),
     "list": (_kept_in_a_list, lambda net: net.bank[-1]),

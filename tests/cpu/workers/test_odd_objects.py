@@ -88,6 +88,7 @@ def estimated(pool, model, loss=entropy):
     [
         (SDPBackend.MATH, lambda thing: sdpa_kernel(thing).__enter__()),
         ({"kernels": [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]}, lambda thing: sdpa_kernel(thing["kernels"])),
+        (lambda x: SDPBackend.MATH, lambda thing: sdpa_kernel(thing(1)).__enter__()),
         (torch.distributed.ReduceOp.SUM, lambda thing: {torch.distributed.ReduceOp.SUM: 1}[thing]),
         (threading.Lock(), lambda thing: thing.acquire() and thing.release()),
         (threading.Event(), None),
@@ -100,6 +101,7 @@ def estimated(pool, model, loss=entropy):
     ids=[
         "enum of an extension",
         "in a dict",
+        "its class in code",
         "nested enum",
         "lock",
         "event",

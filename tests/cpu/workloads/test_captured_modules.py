@@ -128,17 +128,17 @@ def test_a_captured_module_counts_in_the_mode_that_it_is_in(style):
     loss = style(teacher)
     assert loss(torch.zeros(16, 3), BATCH) > 0
     assert teacher in captured_modules(loss)
-    assert model_traits(small(), loss) == {"batch_norm": True, "dropout": False}
+    assert model_traits(small(), loss) == {"batch_norm": True, "dropout": False, "half_weights": False}
     teacher.eval()
-    assert model_traits(small(), loss) == {"batch_norm": False, "dropout": False}
+    assert model_traits(small(), loss) == {"batch_norm": False, "dropout": False, "half_weights": False}
 
 
 def test_dropout_and_single_layers_in_training_mode_count():
     teacher = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5)).eval()
     loss = closure(teacher)
-    assert model_traits(small(), None, loss) == {"batch_norm": False, "dropout": False}
+    assert model_traits(small(), None, loss) == {"batch_norm": False, "dropout": False, "half_weights": False}
     teacher[1].train()
-    assert model_traits(small(), None, loss) == {"batch_norm": False, "dropout": True}
+    assert model_traits(small(), None, loss) == {"batch_norm": False, "dropout": True, "half_weights": False}
 
 
 def test_batch_norm_without_running_statistics_takes_those_of_the_batch_in_any_mode():

@@ -26,7 +26,7 @@ from snugfit.workloads.traits import model_traits
 )
 def test_library_models(spec, arguments, batch_norm, dropout):
     traits = model_traits(build_model(spec, model_args=arguments))
-    assert traits == {"batch_norm": batch_norm, "dropout": dropout}
+    assert traits == {"batch_norm": batch_norm, "dropout": dropout, "half_weights": False}
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,13 @@ def test_library_models(spec, arguments, batch_norm, dropout):
     ],
 )
 def test_layers(module, dropout):
-    assert model_traits(module) == {"batch_norm": False, "dropout": dropout}
+    assert model_traits(module) == {"batch_norm": False, "dropout": dropout, "half_weights": False}
 
 
 def test_batch_statistics():
     assert model_traits(torch.nn.SyncBatchNorm(2))["batch_norm"]
+    half = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+    assert model_traits(half)["half_weights"] and not model_traits(half.requires_grad_(False))["half_weights"]
     assert not model_traits(torch.nn.GroupNorm(1, 2))["batch_norm"]
     assert not model_traits(torch.nn.InstanceNorm2d(2))["batch_norm"]
     assert model_traits(torch.nn.InstanceNorm2d(2, track_running_stats=True))["batch_norm"]

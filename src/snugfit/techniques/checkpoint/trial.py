@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from snugfit.errors import InputError, about
 from snugfit.private_torch import tree_leaves, tree_map
 from snugfit.private_torch.writes import BeforeWrites
 from snugfit.techniques.forward_state import ForwardState, same_numbers
@@ -41,7 +42,8 @@ def tried(
     """
     inputs = {_storage(one): "its input" for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
     weights = {_storage(weight): f"its weight {name!r}" for name, weight in block.named_parameters()}
-    before, writes = state.take(), _Writes({**weights, **inputs})
+    before = state.take()
+    writes = _Writes({**weights, **inputs}, lambda storage: state.about_to_write(before, storage))
     try:
         with around, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never), writes:
             output = forward(*args, **kwargs)
@@ -84,9 +86,9 @@ class _Refused(Exception):
 class _Writes(BeforeWrites):
     """Notes the storages that operators write into, and ends the pass before one is written that has a name here."""
 
-    def __init__(self, named: dict[int, str]) -> None:
+    def __init__(self, named: dict[int, str], about_to_write: Callable[[int], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._named = named
+        self._named, self._about_to_write = named, about_to_write
         self.written: set[int] = set()
 
     def about_to_write(self, tensor: Tensor) -> None:
@@ -94,7 +96,9 @@ class _Writes(BeforeWrites):
         storage = _storage(tensor)
         if storage in self._named:
             raise _Refused(f"it writes into {self._named[storage]}")
-        self.written.add(storage)
+        if storage not in self.written:
+            self._about_to_write(storage)
+            self.written.add(storage)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -102,4 +106,9 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _never(_: Any) -> Any:
-    raise AssertionError("a trial goes not backward")
+    with about("checkpoint"):
+        raise InputError(
+            "checkpoint: a block's forward method puts what it computes where snugfit cannot take it away again, and the "
+            "loss uses it, so the block cannot be run twice. Nothing was updated. Keep such values in attributes, lists or "
+            "dicts of the model, name the blocks to checkpoint without this one, or set checkpoint='none'."
+        )

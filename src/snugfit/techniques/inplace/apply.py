@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from snugfit.errors import InputError, warn
+from snugfit.private_torch import hooks_everywhere, is_hooked
 from snugfit.techniques.base import ModelTechnique, WrappedForward
 from snugfit.techniques.checkpoint.apply import chosen_blocks
-from snugfit.techniques.inplace.proof import GAINING, Proof, proofs
+from snugfit.techniques.forward_state import ForwardState
+from snugfit.techniques.inplace.proof import Proof, could_overwrite, proofs
 
-_PLAIN = (bool, int, float, str, type(None))
 _FLAG = "_overwrites"
 """Attribute of an activation module: whether it overwrites its input now. A recomputed block has it as it was."""
+_NOT_READ = frozenset({"training", "forward", _FLAG})
+"""Attributes of modules that are looked at otherwise."""
 
 
 class InPlace(ModelTechnique):
@@ -62,10 +65,7 @@ class InPlace(ModelTechnique):
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:
         """Returns whether a model has any activation that could overwrite its input, without the proof that it may."""
-        return any(
-            type(module) in GAINING and not module.inplace and getattr(module, "p", 1.0) > 0
-            for module in model.modules()
-        )
+        return any(could_overwrite(module) and getattr(module, "p", 1.0) > 0 for module in model.modules())
 
     @classmethod
     def undo(cls, model: nn.Module) -> None:
@@ -95,17 +95,16 @@ class _Activation:
 class _Part:
     """Runs a part of the model; what was proved of it holds while the part is as it was and no hook looks in.
 
-    A trace knows one way through the code, that of the flags and numbers which the modules had then. And it knows nothing of
-    a caller who calls the part's modules one by one.
+    A trace knows one way through the code, that of the flags and numbers which the code could read then. And it knows
+    nothing of a caller who calls the part's modules one by one.
     """
 
     def __init__(self, part: nn.Module) -> None:
         self._part = part
         self.activations: list[tuple[nn.Module, tuple[nn.Module, ...]]] = []
-        self._tables = [
-            vars(module) for module in part.modules() if not type(module).__module__.startswith("torch.nn.")
-        ]
-        self._traced = self._settings()
+        self._state = ForwardState(part)
+        self._forwards = [(module, _own_forward(module)) for module in part.modules()]
+        self._traced = self._state.settings(_NOT_READ)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Part:
         """In a copy of the model nothing is proved: its activations run as they are."""
@@ -117,29 +116,29 @@ class _Part:
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs the forward method."""
-        if torch.compiler.is_compiling() or not self._part.training or self._settings() != self._traced:
+        if torch.compiler.is_compiling() or not self._part.training or not self._is_as_traced():
             return forward(*args, **kwargs)
         for module, watched in self.activations:
-            setattr(module, _FLAG, not _hooked(watched))
+            setattr(module, _FLAG, could_overwrite(module) and not any(map(is_hooked, watched)))
         try:
             return forward(*args, **kwargs)
         finally:
             for module, _ in self.activations:
                 setattr(module, _FLAG, False)
 
-    def _settings(self) -> list[Any]:
-        """What decides the way through the code: plain attributes of the modules, and which others there are."""
-        return [
-            value if type(value) in _PLAIN else name
-            for table in self._tables
-            for name, value in table.items()
-            if name not in ("training", "forward", _FLAG)
-        ]
+    def _is_as_traced(self) -> bool:
+        if hooks_everywhere() or self._state.settings(_NOT_READ) != self._traced:
+            return False
+        return all(_own_forward(module) is was for module, was in self._forwards)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """The caller's own replacement of a forward method, under what techniques have put around it, or None."""
+    forward = vars(module).get("forward")
+    while isinstance(forward, WrappedForward):
+        forward = forward.forward
+    return None if getattr(forward, "__func__", None) is type(module).forward else forward
 
 
 def _nothing_proved() -> _Part:
     return _Part(nn.Module())
-
-
-def _hooked(modules: Iterable[nn.Module]) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)

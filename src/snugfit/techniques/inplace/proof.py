@@ -41,7 +41,7 @@ def proofs(model: nn.Module) -> dict[nn.Module, Proof]:
     Returns:
         Module -> on what grounds.
     """
-    candidates = {module for module in model.modules() if type(module) in GAINING and not module.inplace}
+    candidates = {module for module in model.modules() if could_overwrite(module)}
     if not candidates:
         return {}
     found: dict[nn.Module, Proof | None] = {}
@@ -58,7 +58,20 @@ def proofs(model: nn.Module) -> dict[nn.Module, Proof]:
                         found[module] = _joined(found[module], proof) if module in found else proof
         finally:
             state.learn(before, ())  # the code may have drawn numbers, and given symbols to lists of its own
+    if state.draws():
+        return {}  # the next pass may go another way
     return {module: proof for module, proof in found.items() if proof is not None}
+
+
+def could_overwrite(module: Any) -> bool:
+    """Returns whether a module is an activation that torch can let overwrite its input, and that does not yet.
+
+    Args:
+        module: Any module; with a negative slope backward needs the input's sign.
+    """
+    if type(module) not in GAINING or module.inplace:
+        return False
+    return bool(getattr(module, "negative_slope", 0.0) >= 0 and getattr(module, "alpha", 0.0) >= 0)
 
 
 def _proof(
@@ -68,7 +81,8 @@ def _proof(
     source = node.args[0] if node.args else None
     if not isinstance(source, torch.fx.Node) or source.op != "call_module" or len(source.users) != 1 or source in kept:
         return None
-    if not isinstance(modules[str(source.target)], _PRODUCERS):
+    producer = modules[str(source.target)]
+    if not isinstance(producer, _PRODUCERS) or "forward" in vars(producer):  # a trace does not go into torch's layers
         return None
     ends = str(source.target), str(node.target)
     here, there = (_ancestors(name) for name in ends)

@@ -87,7 +87,9 @@ TECHNIQUE = Technique(
         ),
         "gradients of microbatches add up in 16 bits; accumulate_dtype=fp32 keeps them.": (
             "rounding",
-            lambda r, w: splits(r, w) and r.true_precision is not None and r.accumulate_dtype == "as-is",
+            lambda r, w: (
+                splits(r, w) and (r.true_precision is not None or w.half_weights) and r.accumulate_dtype == "as-is"
+            ),
         ),
     },
     may_change="batch",

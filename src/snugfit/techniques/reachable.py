@@ -1,9 +1,9 @@
 """What code can reach and change while it runs: the objects that models and functions hold, however deep.
 
 Followed are containers, attributes (slots too), closures, default arguments, bound methods, `functools.partial`, hooks; and
-of code that is nobody's installed package also the globals that it names and the classes that it is written in. Not looked
-into are objects of Python's own library and of torch that are no modules (queues, loaders, loggers, threads: what they hold
-belongs to something that goes on outside), and what code reaches by the name of an imported module (`losses.bank`).
+of code that is nobody's installed package also the globals that it names, those of imported modules of the person's own
+(`losses.bank`), and the classes that it is written in. Not looked into are objects of Python's own library and of torch that
+are no modules (queues, loaders, loggers, threads: what they hold belongs to something that goes on outside).
 """
 
 from __future__ import annotations
@@ -70,6 +70,14 @@ def globals_of(function: types.FunctionType) -> dict[str, Any]:
     return {name: held[name] for name in _names(function.__code__) if name in held}
 
 
+def modules_of(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, dict[str, Any]]]:
+    """Yields the person's own imported modules that a function's code names, and what it may name in them."""
+    names = _names(function.__code__)
+    for value in globals_of(function).values():
+        if isinstance(value, types.ModuleType) and is_written_here(value.__name__):
+            yield value, {name: vars(value)[name] for name in names if name in vars(value)}
+
+
 def _held_by(part: Any) -> Iterator[Any]:
     kind = type(part)
     if isinstance(part, dict):
@@ -88,6 +96,8 @@ def _held_by(part: Any) -> Iterator[Any]:
             yield from part.__closure__ or ()
         if is_written_here(part.__module__):
             yield from globals_of(part).values()
+            for _, named in modules_of(part):
+                yield from named.values()
     elif isinstance(part, classmethod | staticmethod):
         yield part.__func__
     elif isinstance(part, property):
