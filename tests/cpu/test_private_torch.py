@@ -1013,6 +1013,36 @@ def test_one_of_three_processes_that_are_not_there():
     assert done.stdout.strip().endswith("well"), done.stderr
 
 
+_ALONE_BY_GLOO = """
+import tempfile
+import torch
+import torch.distributed as dist
+from snugfit.private_torch.gloo import letting_go
+
+dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meeting", rank=0, world_size=1)
+with letting_go():
+    parts, whole = torch.ones(4), torch.arange(4.0)
+    dist.all_reduce(parts)
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
+        scatter = getattr(dist, name, dist.reduce_scatter_tensor)
+        out = torch.zeros(4)
+        scatter(out, whole)
+        assert torch.equal(out, whole)
+        work = scatter(out, whole * 2, async_op=True)
+        work.wait()
+        assert torch.equal(out, whole * 2)
+    assert parts._use_count() == 1 and torch._C._storage_Use_Count(parts.untyped_storage()._cdata) <= 2
+dist.destroy_process_group()
+print("well")
+"""
+
+
+def test_gloo_lets_go():
+    """letting_go"""
+    done = run_code(_ALONE_BY_GLOO)
+    assert done.stdout.strip().endswith("well"), done.stderr
+
+
 _ONE_OF_TWO_THAT_CUT = """
 import torch
 from torch.distributed.device_mesh import init_device_mesh

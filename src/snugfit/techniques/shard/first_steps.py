@@ -213,8 +213,8 @@ def _fingerprint(tensor: Tensor | None) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    norm = torch.linalg.vector_norm(tensor, dtype=torch.float64)
-    return torch.stack([tensor.sum(dtype=torch.float64), norm])
+    # In its own format: in another one torch would make a copy of it, as large as the weight.
+    return torch.stack([tensor.sum(), torch.linalg.vector_norm(tensor)]).double()
 
 
 def _alike(one: list[float], other: list[float]) -> bool:
