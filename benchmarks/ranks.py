@@ -3,24 +3,18 @@
     python -m benchmarks.ranks [--only WORDS]
 
 Processes on this machine's CPU, over gloo, take steps by real training; tensors are counted by the allocator's events.
-Gloo's own threads let go of a collective's tensors some time after it is done, later on a busy machine, which no card does;
-where they are the last, torch's profiler never reports the release. So each process waits after a collective, also after
-one of cut layers, until they have: what is measured is what training holds.
+Each process waits for gloo's threads as runs do (`private_torch/gloo.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import multiprocessing
-import operator
 import os
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,18 +25,15 @@ import torch
 
 import snugfit
 from benchmarks.results_file import RESULTS, write
-from snugfit.attributes import attributes_set
 from snugfit.measure.meter import meter_for
+from snugfit.private_torch.gloo import letting_go
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import share_of
-from snugfit.techniques.microbatch.apply import cut, map_tensors, tensors_of
+from snugfit.techniques.microbatch.apply import cut, map_tensors
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 
 SAMPLES, STEPS = 16, 4
-_PAUSE_SECONDS = 0.0005
-_WAITED_FOR = ("all_gather_into_tensor", "all_gather_single", "broadcast")
-_SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")
 SECONDS = 300
 """After which a process that does not answer is given up."""
 
@@ -143,56 +134,6 @@ def rows() -> Iterator[tuple[int, str, str, dict[str, Any]]]:
 
 
 # -- a process
-
-
-def _users(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many hold each tensor, and its storage."""
-    storages = [torch._C._storage_Use_Count(one.untyped_storage()._cdata) for one in tensors]  # type: ignore[attr-defined]
-    return storages + [one._use_count() for one in tensors]  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def letting_go() -> Iterator[None]:
-    """Collectives return when nobody else holds their tensors any more."""
-    import torch.distributed as dist
-    import torch.distributed._functional_collectives as functional
-
-    def wait_until(let_go: Callable[[], bool]) -> None:
-        end = time.monotonic() + 5
-        while time.monotonic() < end and not let_go():
-            time.sleep(_PAUSE_SECONDS)
-
-    def patient(collective: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(collective)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            held = list(tensors_of([*args, *kwargs.values()]))
-            before = _users(held)
-            work = collective(*args, **kwargs)
-            if work is None:
-                wait_until(lambda: not any(map(operator.lt, before, _users(held))))
-            return work
-
-        return call
-
-    def reduce_scatter(output: Any = None, input: Any = None, op: Any = None, group: Any = None, **named: Any) -> None:
-        """What gloo does for it, with the copy where it can be seen."""
-        output = named.get("output_tensor", output)
-        copy = named.get("input_tensor", input).clone()
-        all_reduce(copy, op=op, group=group)
-        output.copy_(copy.chunk(dist.get_world_size(group))[dist.get_rank(group)])
-
-    def wrapped(tensor: torch.Tensor) -> torch.Tensor:
-        """What DTensor's collectives have made, on its way out: when gloo has let go of it, nobody has it but Python."""
-        functional.wait_tensor(tensor)
-        wait_until(lambda: tensor._use_count() == 1)  # type: ignore[attr-defined]
-        return wrap(tensor)
-
-    wrap = functional._maybe_wrap_tensor
-    all_reduce = patient(dist.all_reduce)
-    changes = {name: patient(getattr(dist, name)) for name in _WAITED_FOR if hasattr(dist, name)}
-    changes |= {name: reduce_scatter for name in _SCATTER if hasattr(dist, name)} | {"all_reduce": all_reduce}
-    with attributes_set([dist], **changes), attributes_set([functional], _maybe_wrap_tensor=wrapped):
-        yield
 
 
 def measured(rank: int, ranks: int, subject: Subject, fields: Mapping[str, Any]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 import warnings
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import snugfit
 
-SAMPLES, WIDTH, CLASSES, STEPS = 12, 6, 3, 4
+SAMPLES, WIDTH, CLASSES, STEPS = 12, 6, 3, 3
 ALL = frozenset(["none", "gradients", "full", "hybrid:2"])
 CUT = ALL - {"none"}
 
@@ -364,6 +365,10 @@ class Case:
     close: float = 1e-9
     seeded: bool = True
     """Whether each process builds the model from the same seed."""
+    late: bool = False
+    """Whether it can only be refused before the second update."""
+    make: object = None
+    """Makes the optimizer, where it is an instance or a function, of a list of parameters."""
 
 
 CASES = {
@@ -431,7 +436,10 @@ def built(case, seed=5):
 def optimizer_of(case, model, loss, parameters=None):
     """An optimizer of two groups, with the state of an earlier step where it is an instance."""
     own = list(loss.parameters()) if isinstance(loss, nn.Module) else []
+    own += [one for holder in (loss, *model.modules()) for one in getattr(holder, "beside", [])]
     weights = list(model.parameters()) if parameters is None else list(parameters)
+    if case.make is not None:
+        return case.make(weights + own)
     made = torch.optim.AdamW([{"params": weights[:3], "lr": 0.02}, {"params": weights[3:] + own}], lr=0.01)
     if case.optimizer == "instance":
         generator = torch.Generator().manual_seed(9)
@@ -496,12 +504,26 @@ def trained(case, shard, rank, world):
     return values(trainer.model, loss)
 
 
-def matrix(rank, world, meeting, names, shards):
-    """Returns for each case and way to share what came of it: weights, or a message."""
+def matrix(rank, world, meeting, cases, name, shards):
+    """Returns for each way to share what came of a case of a module: weights, or a message."""
     warnings.simplefilter("ignore")
-    found = {}
+    case = importlib.import_module(cases).CASES[name]
     with among_others(rank, world, meeting):
-        for name in names:
-            for shard in shards:
-                found[name, shard] = trained(CASES[name], shard, rank, world)
-    return found
+        return {shard: trained(case, shard, rank, world) for shard in shards}
+
+
+class Noisy(Block):
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+def fidelity_of_noise(rank, world, meeting):
+    """Returns what is said of a model that draws numbers for each sample, before its first step and after it."""
+    warnings.simplefilter("ignore")
+    with among_others(rank, world, meeting):
+        model, _ = built(Case(net_of(Noisy)))
+        trainer = snugfit.prepare(model, snugfit.Recipe(), loss=cross_entropy, device="cpu", batch_size=SAMPLES)
+        before = str(trainer.fidelity)
+        trainer.step(share(batches()[0], rank, world))
+        trainer.finish()
+        return before, str(trainer.fidelity)

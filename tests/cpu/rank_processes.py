@@ -96,16 +96,6 @@ class Ranks:
         self._ends, self._processes = [], []
 
 
-def gloo_lets_go():
-    """Returns a context in which collectives return when gloo's threads hold nothing of theirs any more."""
-    root = str(Path(__file__).parents[2])
-    if root not in sys.path:
-        sys.path.append(root)
-    from benchmarks.ranks import letting_go
-
-    return letting_go()
-
-
 @contextlib.contextmanager
 def card_among_others(rank, world, meeting, seed, **card):
     """This rank's card, with a process group over all ranks; yields the card."""

@@ -8,7 +8,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import transformers
-from rank_processes import SECONDS, gloo_lets_go
+from rank_processes import SECONDS
 from small_models import cross_entropy, make_batches, make_model
 from torch.distributed.tensor import DTensor
 from torchvision.models import VisionTransformer
@@ -16,6 +16,7 @@ from torchvision.models import VisionTransformer
 import snugfit
 from snugfit.ladder_presets import PRESETS
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.private_torch.gloo import letting_go
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.joining import processes_here
 from snugfit.techniques.batch_share import share_of
@@ -188,7 +189,7 @@ def built(rank, world, meeting, name, fields):
         torch.manual_seed(3 + rank)  # only the first process's draws may count
         warm_up()
         events.start()
-        with gloo_lets_go():
+        with letting_go():
             trainer = snugfit.prepare(MODELS[name], snugfit.Recipe(**fields), loss=cross_entropy, device="cpu")
         events.stop()
         state = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}

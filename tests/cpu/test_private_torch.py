@@ -960,31 +960,48 @@ class Parts(torch.nn.Module):
     def forward(self, x):
         return self.used(x)
 
-model, seen, ways = Parts(), [], []
+class Watch:
+    def __init__(self, model):
+        self.names = {weight: name for name, weight in model.named_parameters()}
+        self.seen, self.ways, self.collected = {}, [], []
+
+    def gradients(self, weights, here):
+        self.seen.update(zip([self.names[weight] for weight in weights], here, strict=True))
+
+    def before(self, number, way):
+        self.ways.append((number, way))
+
+    def whole(self, weights, *, there):
+        self.collected.append(([self.names[share] for share, _ in weights], [tuple(one.shape) for _, one in weights], there))
+
+model = Parts()
 fully_shard(model, mesh=mesh)
-names = {weight: name for name, weight in model.named_parameters()}
-collectives.watch_shared_out(
-    model,
-    lambda weights, here: seen.extend(zip([names[weight] for weight in weights], here, strict=True)),
-    lambda number, way: ways.append((number, way)),
-)
+watch = Watch(model)
+collectives.watch_shared_out(model, watch)
 model(torch.randn(2, 4)).sum().backward()
-assert dict(seen) == {"used.weight": True, "used.bias": True, "spare.weight": False, "spare.bias": False}
+assert watch.seen == {"used.weight": True, "used.bias": True, "spare.weight": False, "spare.bias": False}
 assert all(weight.grad is not None and bool((weight.grad.to_local() == 0).all()) for weight in model.spare.parameters())
-assert ways[0] == (0, "collects the weights") and ways[-1] == (0, "adds up the gradients")
+assert watch.ways[0] == (0, "collects the weights") and watch.ways[-1] == (0, "adds up the gradients")
+names, shapes, _ = watch.collected[0]
+assert dict(zip(names, shapes, strict=True))["used.weight"] == tuple(model.used.weight.shape)
+assert [there for *_, there in watch.collected] == [True, False]
+watch.ways.clear()
+torch.func.functional_call(model, {"used.weight": torch.zeros(model.used.weight.shape)}, (torch.randn(2, 4),))
+assert (0, "has other weights") in watch.ways
 
 class Hidden(Parts):
     def forward(self, box):
         box["x"] = self.used(box["x"])
 
-model, ways, box = torch.nn.Sequential(Hidden()), [], {"x": torch.randn(2, 4)}
+model, box = torch.nn.Sequential(Hidden()), {"x": torch.randn(2, 4)}
 fully_shard(model[0], mesh=mesh, reshard_after_forward=False)
 fully_shard(model, mesh=mesh, reshard_after_forward=False)
-collectives.watch_shared_out(model, lambda weights, here: None, lambda number, way: ways.append((number, way)))
+watch = Watch(model)
+collectives.watch_shared_out(model, watch)
 model[0](box)
 box["x"].sum().backward()
 model[0]._get_fsdp_state()._fsdp_param_group.post_backward()
-assert (1, "misses the backward pass") in ways or (0, "misses the backward pass") in ways, ways
+assert (1, "misses the backward pass") in watch.ways or (0, "misses the backward pass") in watch.ways, watch.ways
 print("well")
 """
 
@@ -993,6 +1010,36 @@ def test_one_of_three_processes_that_are_not_there():
     """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares,
     watch_shared_out"""
     done = run_code(_ONE_OF_THREE)
+    assert done.stdout.strip().endswith("well"), done.stderr
+
+
+_ALONE_BY_GLOO = """
+import tempfile
+import torch
+import torch.distributed as dist
+from snugfit.private_torch.gloo import letting_go
+
+dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meeting", rank=0, world_size=1)
+with letting_go():
+    parts, whole = torch.ones(4), torch.arange(4.0)
+    dist.all_reduce(parts)
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
+        scatter = getattr(dist, name, dist.reduce_scatter_tensor)
+        out = torch.zeros(4)
+        scatter(out, whole)
+        assert torch.equal(out, whole)
+        work = scatter(out, whole * 2, async_op=True)
+        work.wait()
+        assert torch.equal(out, whole * 2)
+    assert parts._use_count() == 1 and torch._C._storage_Use_Count(parts.untyped_storage()._cdata) <= 2
+dist.destroy_process_group()
+print("well")
+"""
+
+
+def test_gloo_lets_go():
+    """letting_go"""
+    done = run_code(_ALONE_BY_GLOO)
     assert done.stdout.strip().endswith("well"), done.stderr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -117,9 +117,36 @@ def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
         dist.destroy_process_group = destroy
 
 
-def watch_shared_out(
-    model: torch.nn.Module, gradients: Callable[[list[Any], list[bool]], None], before: Callable[[int, str], None]
-) -> None:
+class Watch(Protocol):
+    """Told of what `fully_shard` does with the units of a model."""
+
+    def gradients(self, weights: list[Any], here: list[bool]) -> None:
+        """Called before the gradients of a unit arrive added up.
+
+        Args:
+            weights: Its parameters, as torch shares them out.
+            here: Whether this process has a gradient of each.
+        """
+
+    def before(self, number: int, way: str) -> None:
+        """Called before processes are asked for something.
+
+        Args:
+            number: The unit's.
+            way: "collects the weights", "adds up the gradients"; "misses the backward pass", where its gradients have come
+                without it being collected for them; or "has other weights", where somebody has put some in their place.
+        """
+
+    def whole(self, weights: list[tuple[Any, Any]], *, there: bool) -> None:
+        """Called when a unit has been collected, and before that is let go of.
+
+        Args:
+            weights: Its parameters as torch shares them out, each with the whole.
+            there: Whether they have just come.
+        """
+
+
+def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
     """Lets `fully_shard` send zeros for parameters that this process has no gradient of where others perhaps have one.
 
     Torch sends only what is there, and processes with other gradients than the others then wait in vain, or mix them up.
@@ -128,10 +155,7 @@ def watch_shared_out(
 
     Args:
         model: The model, shared out or not.
-        gradients: Called with the parameters of a unit, as torch shares them out, and whether this process has a gradient of
-            each, before what all have of them arrives there.
-        before: Called with a unit's number and "collects the weights", "adds up the gradients", or, where its gradients have
-            come without the unit being collected for them, "misses the backward pass".
+        watch: Told of what is done.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -141,24 +165,36 @@ def watch_shared_out(
         groups = getattr(state, "_fsdp_param_groups", None)  # a single group, by another name, in the first versions
         for group in [state._fsdp_param_group] if groups is None else groups:
             if group is not None:
-                after = functools.partial(_filled, group, group.post_backward, gradients, before, number)
-                collect = functools.partial(_told, group.unshard, before, number)
-                vars(group).update(post_backward=after, unshard=collect)
+                vars(group).update(
+                    post_backward=functools.partial(_filled, group, group.post_backward, watch, number),
+                    unshard=functools.partial(_collected, group, group.unshard, watch, number),
+                    _to_unsharded=functools.partial(_came, group, group._to_unsharded, watch),
+                    _to_sharded=functools.partial(_goes, group, group._to_sharded, watch),
+                )
 
 
-def _told(unshard: Callable[..., None], before: Callable[[int, str], None], number: int, *args: Any) -> None:
-    before(number, "collects the weights")
+def _collected(group: Any, unshard: Callable[..., None], watch: Watch, number: int, *args: Any) -> None:
+    for param in group.fsdp_params:
+        info = param._module_info
+        weight = info.module._parameters.get(info.param_name)
+        if weight is not param.sharded_param and weight is not getattr(param, "_unsharded_param", None):
+            watch.before(number, "has other weights")
+    watch.before(number, "collects the weights")
     unshard(*args)
 
 
-def _filled(
-    group: Any,
-    post_backward: Callable[..., None],
-    gradients: Callable[[list[Any], list[bool]], None],
-    before: Callable[[int, str], None],
-    number: int,
-    *args: Any,
-) -> None:
+def _came(group: Any, to_unsharded: Callable[[], None], watch: Watch) -> None:
+    to_unsharded()
+    watch.whole([(param.sharded_param, param._unsharded_param) for param in group.fsdp_params], there=True)
+
+
+def _goes(group: Any, to_sharded: Callable[[], None], watch: Watch) -> None:
+    if group.is_unsharded:
+        watch.whole([(param.sharded_param, param._unsharded_param) for param in group.fsdp_params], there=False)
+    to_sharded()
+
+
+def _filled(group: Any, post_backward: Callable[..., None], watch: Watch, number: int, *args: Any) -> None:
     params = [param for param in group.fsdp_params if group.reduce_grads and hasattr(param, "_unsharded_param")]
     trained = [param for param in params if param._unsharded_param.requires_grad]
     there = [
@@ -167,12 +203,12 @@ def _filled(
     if any(there):
         # Torch has not seen this unit's backward pass begin, in which it collects the weights once more.
         unseen = group._training_state.name != "PRE_BACKWARD"
-        before(number, "misses the backward pass" if unseen else "adds up the gradients")
+        watch.before(number, "misses the backward pass" if unseen else "adds up the gradients")
         for param, here in zip(trained, there, strict=True):
             if not here:
                 whole = param._unsharded_param
                 whole.grad = torch.zeros_like(whole, dtype=getattr(whole, "grad_dtype", None))
-        gradients([param.sharded_param for param in trained], there)
+        watch.gradients([param.sharded_param for param in trained], there)
     post_backward(*args)
 
 

@@ -92,6 +92,12 @@ def carry_out(
         meter = meter_for(device)
         memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
         around.enter_context(chosen.limited(device))
+        if processes.count > 1 and device.type == CPU:
+            from snugfit.private_torch.gloo import (
+                letting_go,
+            )  # loads torch's collectives, which one process never needs
+
+            around.enter_context(letting_go())
         built = around.enter_context(_measuring(meter, None if given is None else given.model))
         trainer = build_trainer(chosen, request, data, device, task, total_steps)
         built()

@@ -5,6 +5,7 @@ A module that lies in a list or a dict is none of the model's own for torch: its
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_CODE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _DEEPEST = 4
 """Objects within objects beyond which nobody looks."""
 
@@ -66,6 +67,13 @@ def _inside(path: str, value: Any, put: Any, seen: set[int], deeper: int) -> Ite
             yield from _inside(f"{path}.{name}", one, partial(setattr, value, name), seen, deeper)
     elif not deeper:
         return
+    elif isinstance(value, types.FunctionType):  # what a function of the model's own reaches
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing is in it yet
+                put_in = partial(setattr, cell, "cell_contents")
+                yield from _inside(f"{path}.{name}", cell.cell_contents, put_in, seen, deeper - 1)
+    elif isinstance(value, partial):
+        yield from _inside(path, [value.func, value.args, value.keywords], None, seen, deeper)
     elif isinstance(value, dict):
         for key, one in list(value.items()):
             yield from _inside(f"{path}[{key!r}]", one, partial(value.__setitem__, key), seen, deeper - 1)

@@ -98,6 +98,8 @@ class GivenOptimizer:
                 # a weight that an adapter stands around has another name, and may be unfrozen
                 now = whole = weight if name is None or id(weight) in there else current.get(name)
                 if whole is not None and reducer is not None:
+                    if name is None:  # the model's come with it
+                        reducer.ranks.from_first(whole)
                     now = reducer.share_of(whole, name or _place_of(number, at))
                 if now is not weight and weight in state:
                     old = state.pop(weight)

@@ -22,9 +22,11 @@ from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.ranks import Ranks, builds_here, check_ranks, ranks_here
+from snugfit.techniques.shard.same_model import check_same, described_module, described_optimizer
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
+from snugfit.training.elementwise import check_elementwise
 from snugfit.training.given_model import Plan, check_lazy, place_of, recipe_and_fallbacks
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.microbatch_check import MicrobatchCheck
@@ -146,7 +148,7 @@ def prepare(
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
-        reducer = None if setup.ranks is None else _shared_out(model, setup, loss)
+        reducer = None if setup.ranks is None else _shared_out(model, setup, loss, given)
         named = trained_parameters(model)
         if reducer is not None:
             rows = {f"{name}.weight" for name in sparse_embeddings(model)}
@@ -156,9 +158,12 @@ def prepare(
         elif not isinstance(optimizer, str | Optimizer) and recipe.optimizer is None:
             given = GivenOptimizer(optimizer(list(named.values())), named, by_function=True)
             if reducer is not None:  # it may have others beside the model's
+                check_same(described_optimizer(given.optimizer), reducer.ranks)
                 given.follow(model, {name for name, _ in model.named_parameters(remove_duplicate=False)}, reducer)
         if given is not None:
             check_takes_no_closure(given.optimizer)
+            if reducer is not None and recipe.optimizer is None and any(map(reducer.is_cut, named)):
+                check_elementwise(given.optimizer, None if isinstance(optimizer, str | Optimizer) else optimizer)
         builder = UpdateBuilder(model, setup, named, given, sparse, reducer)
         rebuild = Rebuild(model, builder, None if given is None else given.optimizer)
     passes = Passes(
@@ -192,10 +197,19 @@ def _ranks(place: torch.device, recipe: Recipe, workload: Workload) -> Ranks | N
     return Ranks(place, shard=group_size(recipe, workload.ranks), tensor=recipe.tensor_parallel)
 
 
-def _shared_out(model: nn.Module, setup: Setup, loss: Loss | None) -> Reducer:
+def _shared_out(model: nn.Module, setup: Setup, loss: Loss | None, given: GivenOptimizer | None) -> Reducer:
     """Shares a model out among the processes, and returns what adds its gradients up."""
     from snugfit.techniques.shard.apply import spread  # loads torch's sharding, which one process never needs
 
+    assert setup.ranks is not None
+    described = {
+        **{f"recipe.{name}": repr(value) for name, value in setup.recipe.to_mapping().items()},
+        **{f"settings.{name}": repr(value) for name, value in setup.workload.to_mapping().items()},
+        **described_module(model, "the model"),
+        **(described_module(loss, "the loss") if isinstance(loss, nn.Module) else {}),
+        **(described_optimizer(given.optimizer) if given is not None else {}),
+    }
+    check_same(described, setup.ranks)
     with about("shard"):
         return spread(model, setup, loss if isinstance(loss, nn.Module) else None)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError, TrainingError
+from snugfit.errors import InputError, TrainingError, warn
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
 from snugfit.techniques.shard.ranks import Ranks
@@ -189,12 +189,13 @@ class Trainer:
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
                 reducer = self.update.gradients.reducer
-                with nullcontext() if reducer is None else reducer.first_steps.step():
+                with nullcontext() if reducer is None else reducer.watched(first=not self.steps_done):
                     marked = pieces if reducer is None else self._marked(pieces, reducer)
                     loss = one_by_one(marked, self._forward_pass, self._backward_pass)
                 if self._kept is not None:
                     self._kept.join(self._passes.shares(pieces), mean=self.ranks is not None)
                 if self.ranks is not None:
+                    self._note_draws(drew=reducer is not None and reducer.first_steps.drew)
                     loss = self.ranks.total(loss)
                 self.phase = "optimizer"
                 with phase("optimizer"):
@@ -211,6 +212,15 @@ class Trainer:
         self.steps_done = step
         self._rebuild.handle.stepped()
         return loss
+
+    def _note_draws(self, *, drew: bool) -> None:
+        """Takes note of random numbers that several processes draw, each for its share of the batch."""
+        if drew and not self.workload.dropout:
+            self.workload = self._recovery.choices.workload = self.workload.replace(dropout=True)
+            warn(
+                "the model draws random numbers in its passes. Each process draws them for its share of the batch, so the "
+                "update is not that of one process, as with dropout."
+            )
 
     def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[tuple[Any, float | Tensor]]:
         """The pieces; who adds gradients up is told which is the last before its passes begin."""

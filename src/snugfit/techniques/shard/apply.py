@@ -8,6 +8,7 @@ processes (`ranks.py`). Where nothing is shared out, the model stays as it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +56,7 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
     if ranks.sharers == 1:  # all take the same samples, and have cut the layers
         settle(model, device=setup.device, dtype=None)
         return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward)
+    outside: list[str] = []
     arrive = Arrival(ranks, sent=not each_builds(recipe))
     if recipe.shard == "none":
         arrive(model)
@@ -65,6 +67,7 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
             offload = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
         for unit in (*units(model, recipe.shard_unit), model):
             arrive(unit)
+            _watch_plain(model, unit, outside)
             try:
                 fully_shard(
                     unit,
@@ -83,7 +86,7 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
     if loss is not None:
         arrive(loss)
         arrive.attributes(loss)
-    return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward)
+    return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward, outside=outside)
 
 
 def check_shareable(model: nn.Module) -> None:
@@ -97,7 +100,9 @@ def check_shareable(model: nn.Module) -> None:
     """
     for name, weight in model.named_parameters():
         before, after = hooks_of(weight)
-        if weight.dim() == 0:
+        if weight.numel() == 0:
+            why = f"{name!r} is empty"
+        elif weight.dim() == 0:
             why = f"{name!r} has no dimension. Make it torch.ones(1) in place of torch.tensor(1.0)"
         elif weight.is_complex():
             why = f"{name!r} is complex"
@@ -108,6 +113,18 @@ def check_shareable(model: nn.Module) -> None:
         else:
             continue
         raise InputError(f"torch cannot share out every parameter of this model: {why}. Or use shard='none'.")
+
+
+def _watch_plain(model: nn.Module, unit: nn.Module, outside: list[str]) -> None:
+    """Lets plain parameters, which will stand no longer in the model, tell when they get a gradient all the same."""
+    names = {weight: name for name, weight in model.named_parameters()}
+    for weight in unit.parameters():
+        if weight.requires_grad and own_part(weight) is weight:
+            weight.register_post_accumulate_grad_hook(partial(_used_outside, outside, names[weight]))  # type: ignore[no-untyped-call]
+
+
+def _used_outside(outside: list[str], name: str, _: Tensor) -> None:
+    outside.append(name)
 
 
 def units(model: nn.Module, unit: str) -> list[nn.Module]:

@@ -1,32 +1,32 @@
 """Whether processes that train a model together do the same with it, looked at in the first steps, before their updates.
 
 Torch collects weights and adds gradients up as the modules come, so a process that takes another way than the others waits
-for them in vain, or gets numbers of something else. And what a model changes in forward (a running mean of its own) stays in
-the process, which has seen its share of the batch only. Both end here, in one message in all processes.
+for them in vain, or gets numbers of something else. What a model changes in forward (a running mean of its own) stays in
+the process, which has seen its share of the batch only. All of it ends here, in one message in all processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from snugfit.errors import InputError
-from snugfit.private_torch import NormBase
-from snugfit.techniques.held_values import held_values
+from snugfit.private_torch.collectives import own_part
+from snugfit.techniques.shard.changes import Change, Changes
+from snugfit.techniques.shard.drawing import Drawing
 from snugfit.techniques.shard.ranks import Ranks, is_simulated
 
 STEPS = 3
 """Steps that are looked at: what chance decides (layer drop) may go well in one of them."""
 _WAYS = ("collects the weights", "adds up the gradients", "is through")
-_MISSED = "misses the backward pass"
-_OF_SHARDING = ("DTensor", "FSDP", "setStorage", "storage of size 0")
+_MISSED, _LENT = "misses the backward pass", "has other weights"
+_OF_SHARDING = ("DTensor", "FSDP", "setStorage", "storage of size 0", "RegisterPostBackward")
 """Words of torch's errors where a model uses weights that are not there."""
 _WHOLE = (
     "Shared-out weights are whole only while the forward method of their block, or of the model, runs, and in the backward "
@@ -49,23 +49,34 @@ def refusal(error: Exception) -> str:
 class FirstSteps:
     """What one process does in its first steps, beside the others."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, outside: list[str]) -> None:
         """Has seen nothing yet.
 
         Args:
             ranks: The processes.
             model: The model, shared out or not.
+            outside: Gets the names of parameters that have been used outside of the model that is shared out.
         """
-        self._ranks, self._model = ranks, model
+        self.drew = False
+        """Whether passes that were looked at have drawn random numbers."""
+        self._ranks = ranks
         self._left = 0 if is_simulated() else STEPS
         self._looking = False
-        self._names = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
-        self._at_first: dict[str, Any] = {}
-        self._evened_out = {id(one) for norm in model.modules() if isinstance(norm, NormBase) for one in norm.buffers()}
+        self._units = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+        self._names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
+        self._changes = Changes(model)
+        self._drawing = Drawing(ranks, model)
+        self._came: dict[Tensor, list[Tensor]] = {}
+        self._compared: list[tuple[str, Tensor, Tensor]] = []
+        self._outside = outside
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]], *, first: bool) -> Iterator[None]:
         """Context of the passes of a step, before its update.
+
+        Args:
+            shares: Name -> a parameter that is trained, and what this process holds of it, which gets the gradient.
+            first: Whether nothing has been updated yet.
 
         Yields:
             Nothing.
@@ -73,22 +84,26 @@ class FirstSteps:
         Raises:
             InputError: The processes do not do the same.
         """
-        before: dict[str, Any] = {}
-        if self._left:
-            self._at_first, before = self._at_first or self._held(), self._held()
-            self._looking = bool(self._names)
-        try:
+        if not self._left:
             yield
+            return
+        self._outside.clear()
+        self._compared.clear()
+        self._changes.begin()
+        self._looking = bool(self._units)
+        try:
+            with self._drawing.watched(first=first):
+                yield
             self.before(-1, _WAYS[2])
         except (RuntimeError, AssertionError, ValueError) as error:
-            if self._names and any(word in str(error) for word in _OF_SHARDING):
+            if self._units and any(word in str(error) for word in _OF_SHARDING):
                 raise InputError(refusal(error)) from error
             raise
         finally:
             self._looking = False
-        if self._left:
-            self._check_changes(before)
-            self._left -= 1
+            self._came.clear()
+        self._check(shares)
+        self._left -= 1
 
     def before(self, number: int, way: str) -> None:
         """Looks whether all processes are about to ask each other for the same.
@@ -99,11 +114,16 @@ class FirstSteps:
         """
         if way == _MISSED:
             raise InputError(
-                f"{self._names[number] or 'the model'!r} returns nothing that torch's sharding can see (it changes what it "
+                f"{self._units[number] or 'the model'!r} returns nothing that torch's sharding can see (it changes what it "
                 f"is given, or returns an object of a class of its own), so its backward pass goes wrong. {_WHOLE}"
             )
         if not self._looking:
             return
+        if way == _LENT:
+            raise InputError(
+                f"{self._units[number] or 'the model'!r} is called with other weights than its own "
+                f"(torch.func.functional_call), which sharding would not see. {_WHOLE}"
+            )
         told = self._ranks.agree([number, _WAYS.index(way)])
         other = next((place for place, one in enumerate(told) if one != told[0]), None)
         if other is None:
@@ -118,37 +138,96 @@ class FirstSteps:
 
     def _said(self, told: list[float]) -> str:
         number, way = int(told[0]), _WAYS[int(told[1])]
-        return way if number < 0 else f"{way} of {self._names[number] or 'the rest of the model'!r}"
+        return way if number < 0 else f"{way} of {self._units[number] or 'the rest of the model'!r}"
 
-    def _held(self) -> dict[str, Any]:
-        """What the model holds, by name: the object, which change of it this is, and its shape."""
-        held = {path: one.value for path, one in held_values(self._model).items()}
-        held |= {name: buffer for name, buffer in self._model.named_buffers() if id(buffer) not in self._evened_out}
-        tensors = {name: (one, one._version, one.shape) for name, one in held.items() if isinstance(one, Tensor)}
-        numbers = {name: (one, 0, None) for name, one in held.items() if isinstance(one, int | float | complex)}
-        return tensors | numbers
+    @torch.no_grad()
+    def whole(self, weights: list[tuple[Tensor, Tensor]], *, there: bool) -> None:
+        """Looks whether weights that are collected are the same when they are let go of: nobody else would see the change.
 
-    def _check_changes(self, before: dict[str, Any]) -> None:
-        """Compares what has changed, of what was there when training began; nothing else is kept for the next batch."""
-        now = self._held()
-        changed = {}
-        for name, (value, version, shape) in now.items():
-            stays = name in before and name in self._at_first and self._at_first[name][2] == shape
-            if stays and (value is not before[name][0] or version != before[name][1]):
-                changed[name] = _digest(value)
-        told = self._ranks.tell(changed)
-        for number, each in enumerate(told):
-            unlike = sorted(name for name in each.keys() | told[0].keys() if each.get(name) != told[0].get(name))
+        Args:
+            weights: Parameters of a unit, as the model has them and whole.
+            there: Whether they have just been collected.
+        """
+        trained = [(share, own_part(one)) for share, one in weights if one.requires_grad and one.is_floating_point()]
+        if not self._looking or not trained:
+            return
+        now = [_fingerprint(one) for _, one in trained]
+        before = self._came.pop(trained[0][0], None)
+        if there:
+            self._came[trained[0][0]] = now
+        elif before is not None:
+            names = [self._names[share] for share, _ in trained]
+            self._compared += zip(names, before, now, strict=True)
+
+    @torch.no_grad()
+    def _check(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]]) -> None:
+        """Compares what the passes have left in each process."""
+        written = [name for name, before, now in self._compared if not _alike(before.tolist(), now.tolist())]
+        told = self._ranks.tell((self._changes.found(), written, self._outside, self._drawing.drew))
+        self.drew = any(drew for *_, drew in told)
+        for _, written, outside, _ in told:
+            if outside:
+                raise InputError(
+                    f"parameter {outside[0]!r} is used by way of a list, a closure or another object that was made of it "
+                    "before its weights were shared out, where its gradient is lost. Reach it by way of the model in its "
+                    "forward method, or use shard='none'."
+                )
+            if written:
+                raise InputError(
+                    f"the model changes parameter {written[0]!r} in its passes, and what is changed on shared-out weights "
+                    "is lost. Use shard='none', or change it between steps."
+                )
+        for number, (changed, *_) in enumerate(told):
+            unlike = sorted(name for name in changed.keys() | told[0][0].keys() if not _fits(name, changed, told[0][0]))
             if unlike:
                 raise InputError(
                     f"the model changes {unlike[0]!r} in forward, by what it makes of its samples, and process {number} "
                     "makes something else of its share of the batch than the first one. One process would have seen all "
                     "samples. Add it up in forward (torch.distributed.all_reduce), or train with one process."
                 )
+        self._check_copies(shares)
+
+    def _check_copies(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]]) -> None:
+        """Compares weights and gradients of which several processes have the same."""
+        found = [_fingerprint(one) for _, share in shares.values() for one in (share, share.grad)]
+        numbers = torch.cat(found).tolist() if found else []
+        told = self._ranks.agree(numbers)
+        for place, (name, (weight, _)) in enumerate(shares.items()):
+            shared_out = self._ranks.is_shared_out(weight)
+            for number, each in enumerate(told):
+                other = self._ranks.first_with_copies_of(number, shared_out=shared_out)
+                at = slice(4 * place, 4 * place + 4)
+                if not _alike(each[at], told[other][at]):
+                    what = "weight" if not _alike(each[at][:2], told[other][at][:2]) else "gradient"
+                    raise InputError(
+                        f"the {what} of {name!r} is another one in process {number} than in process {other} after the "
+                        "passes of this step, and both hold the same parameter. The model writes into its weights by what "
+                        "its samples are, or code in one process does something else with them. Let all do the same."
+                    )
 
 
-def _digest(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    flat = value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
+def _fingerprint(tensor: Tensor | None) -> Tensor:
+    """Sum and norm of a tensor, without a copy of it."""
+    if tensor is None:
+        return torch.zeros(2, dtype=torch.float64)
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    # In its own format: in another one torch would make a copy of it, as large as the weight.
+    return torch.stack([tensor.sum(), torch.linalg.vector_norm(tensor)]).double()
+
+
+def _alike(one: list[float], other: list[float]) -> bool:
+    """Whether numbers of fingerprints agree, up to what adding up in another order makes of them."""
+    within = 1e-6 * max(map(abs, (*one, *other)), default=0.0)
+    return all(
+        a == b or abs(a - b) <= within or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _fits(name: str, one: Mapping[str, Change], other: Mapping[str, Change]) -> bool:
+    if name not in one or name not in other:
+        return not (one.get(name) or other[name]).there_at_first
+    return one[name].digest == other[name].digest or not (
+        one[name].there_at_first or one[name].shape == other[name].shape
+    )

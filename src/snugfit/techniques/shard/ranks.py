@@ -77,7 +77,7 @@ class Ranks:
         """
         self.count = dist.get_world_size()
         self.number = dist.get_rank()
-        self.tensor = tensor
+        self.tensor, self.shard = tensor, shard
         self.sharers = self.count // tensor
         """How many share the batch."""
         self.sharer = self.number // tensor
@@ -140,6 +140,15 @@ class Ranks:
     def is_shared_out(self, weight: Tensor) -> bool:
         """Returns whether processes hold shares of a parameter, and torch adds its gradients up."""
         return self._shards is not None and own_part(weight) is not weight
+
+    def first_with_copies_of(self, number: int, *, shared_out: bool) -> int:
+        """Returns the first process that holds the same of a parameter as another one.
+
+        Args:
+            number: The other one.
+            shared_out: Whether the parameter is.
+        """
+        return number % (self.tensor * (self.shard if shared_out else 1))
 
     def total(self, value: Tensor) -> Tensor:
         """Returns the sum of a tensor over all that share the batch."""

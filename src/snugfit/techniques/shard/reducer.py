@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 class Reducer:
     """Gives shares their gradients."""
 
-    def __init__(self, model: nn.Module, ranks: Ranks, *, dtype: torch.dtype | None, at_once: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        *,
+        dtype: torch.dtype | None,
+        at_once: bool,
+        outside: list[str] | None = None,
+    ) -> None:
         """Takes note of who adds up.
 
         Args:
@@ -40,11 +48,12 @@ class Reducer:
             ranks: The processes.
             dtype: Format in which gradients are added up; None: each in its own.
             at_once: Whether parameters are updated in the middle of backward, for which the processes talk about each.
+            outside: Gets the names of parameters that are used outside of the model that is shared out; None: nobody looks.
         """
         self.adds_up = True
         """Whether the next pass adds up; where it does not, gradients stay with the parameters until one does."""
         self._at_once = at_once
-        self._ranks = ranks
+        self.ranks = ranks
         self._active = False
         self._shares: dict[nn.Parameter, nn.Parameter] = {}
         self._names: dict[nn.Parameter, str] = {}
@@ -54,8 +63,8 @@ class Reducer:
         # Of what torch adds up: what this process has had a gradient of in this pass, and what others perhaps have.
         self._had: set[nn.Parameter] = set()
         self._unsure: list[tuple[nn.Parameter, Tensor]] = []
-        self.first_steps = FirstSteps(ranks, model)
-        watch_shared_out(model, self._note, self.first_steps.before)
+        self.first_steps = FirstSteps(ranks, model, [] if outside is None else outside)
+        watch_shared_out(model, self)
 
     def share_of(self, weight: nn.Parameter, name: str, *, sparse: bool = False) -> nn.Parameter:
         """Returns what this process holds of a parameter as a plain one, whose gradient is the sum's.
@@ -75,14 +84,31 @@ class Reducer:
             self._handles[weight] = weight.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
         return share
 
+    def is_cut(self, name: str) -> bool:
+        """Returns whether processes hold different parts of a parameter of the model."""
+        return name in self.ranks.cut or any(
+            name == own and self.ranks.is_shared_out(weight) for weight, own in self._names.items()
+        )
+
     def _comes_added_up(self, weight: nn.Parameter) -> bool:
-        return self._ranks.sharers == 1 or self._ranks.is_shared_out(weight)
+        return self.ranks.sharers == 1 or self.ranks.is_shared_out(weight)
 
     def beside(self) -> set[nn.Parameter]:
         """Returns the shares of which each process has all, where the model's are shared out."""
-        if not any(map(self._ranks.is_shared_out, self._shares)):
+        if not any(map(self.ranks.is_shared_out, self._shares)):
             return set()
         return {share for weight, share in self._shares.items() if weight in self._buckets}
+
+    def watched(self, *, first: bool) -> contextlib.AbstractContextManager[None]:
+        """Returns a context of the passes of a step, which are compared with those of the other processes.
+
+        Args:
+            first: Whether nothing has been updated yet.
+        """
+        shares = {
+            self._names[weight]: (weight, share) for weight, share in self._shares.items() if weight.requires_grad
+        }
+        return self.first_steps.step(shares, first=first)
 
     # -- a backward pass
 
@@ -109,32 +135,41 @@ class Reducer:
             self._unsure.clear()
             self._put_hooks_back()
 
-    def _arrived(self, weight: Tensor) -> None:
+    def _arrived(self, weight: nn.Parameter) -> None:
         """A gradient is there: this process's, or the sum's share where torch adds up."""
-        assert isinstance(weight, nn.Parameter)
-        if not self._active or not (self.adds_up or self._ranks.is_shared_out(weight)):
+        if not self._active or not (self.adds_up or self.ranks.is_shared_out(weight)):
             return
         if weight in self._buckets:
             self._buckets.arrived(weight)
             return
         gradient = self._taken(weight)
         assert gradient is not None
-        if weight in self._had or not self._ranks.is_shared_out(weight):
+        if weight in self._had or not self.ranks.is_shared_out(weight):
             self._hand_over(weight, gradient)
         elif not self._at_once:
             self._unsure.append((weight, gradient))
 
-    def _note(self, weights: list[nn.Parameter], here: list[bool]) -> None:
+    # What torch's sharding tells (`private_torch.collectives.Watch`).
+
+    def before(self, number: int, way: str) -> None:
+        """Called before processes are asked for something."""
+        self.first_steps.before(number, way)
+
+    def whole(self, weights: list[tuple[Tensor, Tensor]], *, there: bool) -> None:
+        """Called when a unit has been collected, and before that is let go of."""
+        self.first_steps.whole(weights, there=there)
+
+    def gradients(self, weights: list[nn.Parameter], here: list[bool]) -> None:
         """Takes note of which parameters of a unit have a gradient, before it arrives added up."""
-        there = self._ranks.any_of(here) if self._at_once else here
+        there = self.ranks.any_of(here) if self._at_once else here
         self._had.update(weight for weight, one in zip(weights, there, strict=True) if one)
 
     def _settle(self) -> None:
         """Hands over what another process had a gradient of, and this one none."""
-        shared_out = [weight for weight in self._shares if self._ranks.is_shared_out(weight)]
+        shared_out = [weight for weight in self._shares if self.ranks.is_shared_out(weight)]
         if not shared_out or self._at_once:
             return
-        told = self._ranks.any_of([weight in self._had for weight in shared_out])
+        told = self.ranks.any_of([weight in self._had for weight in shared_out])
         somewhere = {weight for weight, there in zip(shared_out, told, strict=True) if there}
         unsure, self._unsure = self._unsure, []
         for weight, gradient in unsure:
@@ -145,8 +180,8 @@ class Reducer:
         if weight.grad is None:
             return None
         gradient, weight.grad = own_part(lying_as(weight.grad, weight)).detach(), None
-        if self._names[weight] in self._ranks.seen_in_part:
-            self._ranks.add_up_layers(gradient)
+        if self._names[weight] in self.ranks.seen_in_part:
+            self.ranks.add_up_layers(gradient)
         return gradient
 
     def _hand_over(self, weight: nn.Parameter, gradient: Tensor) -> None:
@@ -178,7 +213,7 @@ class Reducer:
             own = self._handles[weight].id if weight in self._handles else None
             if before or len(after) > (own is not None):
                 self._hooks[weight] = dict(before), {key: hook for key, hook in after.items() if key != own}
-                if self._ranks.is_shared_out(weight):
+                if self.ranks.is_shared_out(weight):
                     raise InputError(hook_message(self._names[weight]))
                 for table, kept in zip((before, after), self._hooks[weight], strict=True):
                     for key in kept:

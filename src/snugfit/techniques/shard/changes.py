@@ -1,0 +1,74 @@
+"""What a model changes in its passes, of what it holds beside parameters: buffers, and tensors and numbers in attributes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.private_torch import NormBase
+from snugfit.techniques.held_values import held_values
+
+
+class Change(NamedTuple):
+    """A value that the next pass finds, as the passes have left it."""
+
+    digest: str
+    shape: tuple[int, ...]
+    there_at_first: bool
+    """Whether it was there when training began; else a pass has made it, and a later one has left it."""
+
+
+class Changes:
+    """Compares what a model holds before the passes of a step with what it holds after them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            model: The model. Statistics of torch's norm layers are left out: the processes even them out.
+        """
+        self._model = model
+        self._evened_out = {id(one) for norm in model.modules() if isinstance(norm, NormBase) for one in norm.buffers()}
+        self._at_first: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Takes note of what there is before the passes of a step."""
+        self._before = self._held()
+        self._at_first = self._at_first or self._before
+
+    def found(self) -> dict[str, Change]:
+        """Returns what they have changed of what was there when training began, and what earlier ones have made to stay.
+
+        What each pass makes anew (the last output, for who wants to look at it) no other pass reads, mostly.
+        """
+        found = {}
+        for name, (value, version, shape) in self._held().items():
+            if name not in self._before or (name in self._at_first and self._at_first[name][2] != shape):
+                continue
+            first, changed = (
+                name in self._at_first,
+                (id(value), version) != (id(self._before[name][0]), self._before[name][1]),
+            )
+            if first == changed and (first or isinstance(value, Tensor)):
+                found[name] = Change(_digest(value), tuple(shape or ()), first)
+        self._before = {}
+        return found
+
+    def _held(self) -> dict[str, Any]:
+        """What the model holds, by name: the object, which change of it this is, and its shape."""
+        held = {path: one.value for path, one in held_values(self._model).items()}
+        held |= {name: buffer for name, buffer in self._model.named_buffers() if id(buffer) not in self._evened_out}
+        tensors = {name: (one, one._version, one.shape) for name, one in held.items() if isinstance(one, Tensor)}
+        numbers = {name: (one, 0, None) for name, one in held.items() if isinstance(one, int | float | complex)}
+        return tensors | numbers
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    flat = value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
