@@ -114,6 +114,31 @@ def test_merged_adapter_beside_its_model_and_the_trainers_own_say_the_same(tmp_p
     assert own.equal(tokens_of(beside))
 
 
+@pytest.mark.parametrize("adapter", ["lora", "rslora"])
+def test_several_adapters_around_the_same_experts_are_all_merged(tmp_path, adapter):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    def mixture():
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return MixtralForCausalLM(MixtralConfig(**sizes, **heads))
+
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(1))
+    recipe = Recipe(adapter=adapter, adapter_rank=4, adapter_targets="*")
+    trainer = snugfit.prepare(mixture(), recipe, lr=1e-2, device="cpu")
+    for _ in range(3):
+        trainer.step({"input_ids": ids, "labels": ids})
+    trainer.save(tmp_path / "out")
+    own = trainer.model.eval()(input_ids=ids).logits
+    assert not torch.allclose(own, mixture().eval()(input_ids=ids).logits, rtol=0, atol=1e-3)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    beside = PeftModel.from_pretrained(mixture(), tmp_path / "out" / "adapter").eval()
+    for other in (merged, beside):
+        torch.testing.assert_close(other(input_ids=ids).logits, own, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("adapter", ["none", "dora"])
 def test_a_save_leaves_no_trace_in_training(tmp_path, adapter):
     one, other = (trainer_of({"adapter": adapter}, dtype=torch.float32) for _ in range(2))

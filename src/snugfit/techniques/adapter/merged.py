@@ -18,10 +18,13 @@ from snugfit.errors import InputError
 def adapted_everywhere(model: nn.Module) -> dict[str, Any]:
     """Returns the layers with an adapter beside them, a shared one under each of its names.
 
+    Of several adapters around one another (beside stacks of the same experts) it is the outermost.
+
     Args:
         model: Any module.
     """
-    return {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
+    every = {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
+    return {name: one for name, one in every.items() if not name.endswith(".base_layer")}
 
 
 def tensor_names(name: str, layer: Any) -> tuple[list[str], list[str]]:
@@ -49,22 +52,29 @@ def merged_weights(name: str, layer: Any, values: Mapping[str, Tensor]) -> dict[
         InputError: The adapter is not finite.
     """
     assert not any(value.is_meta for value in values.values()), name  # peft would add nothing, without a word
-    twin = _with_values(layer, f"{name}.", values)
+    twin = outer = _with_values(layer, f"{name}.", f"{name}.", values)
     try:
-        twin.merge(safe_merge=True)
+        while hasattr(outer, "lora_A"):
+            outer.merge(safe_merge=True)
+            outer = outer.base_layer
     except ValueError as error:
         raise InputError(f"the adapter of {name!r} cannot be merged: {error}.") from error
     return {f"{name}.{key}": value for key, value in twin.get_base_layer().state_dict().items()}
 
 
-def _with_values(module: nn.Module, prefix: str, values: Mapping[str, Tensor]) -> Any:
-    """A module of the same kind and settings with other values; what it keeps in tables of its own is its own, too."""
+def _with_values(module: nn.Module, plain: str, path: str, values: Mapping[str, Tensor]) -> Any:
+    """A module of the same kind and settings with other values; what it keeps in tables of its own is its own, too.
+
+    The plain model knows nothing of adapters in between, so what is inside of one has two paths: the plain model's, and that
+    of the next adapter inside.
+    """
     twin = copy.copy(module)
     vars(twin).update({name: copy.copy(one) for name, one in vars(twin).items() if isinstance(one, dict | list)})
     for name, weight in twin._parameters.items():
         if weight is not None:
-            twin._parameters[name] = nn.Parameter(values[prefix + name].detach(), requires_grad=False)
+            twin._parameters[name] = nn.Parameter(values[plain + name].detach(), requires_grad=False)
     for name, part in twin._modules.items():
-        if part is not None:  # the plain model knows nothing of the layer in between
-            twin._modules[name] = _with_values(part, prefix if name == "base_layer" else f"{prefix}{name}.", values)
+        if part is not None:
+            inside = f"{path if hasattr(module, 'lora_A') else plain}{name}."
+            twin._modules[name] = _with_values(part, plain if name == "base_layer" else inside, inside, values)
     return twin
