@@ -4,13 +4,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from rank_processes import gloo_lets_go
 from shard_tasks import MODELS, among_others, share
 from small_models import cross_entropy
 from text_models import LLAMA, build
 
 import snugfit
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.private_torch.gloo import letting_go
 
 STEPS = 3
 WIDE = {**LLAMA, "initializer_range": 0.3}
@@ -62,7 +62,7 @@ def refused(rank, world, meeting, folder):
 
 def peak_of_a_save(rank, world, meeting, folder):
     """Returns the most bytes of tensors that a save of 64 MiB in blocks of 4 MiB held here beside this rank's shares."""
-    with among_others(rank, world, meeting), gloo_lets_go():
+    with among_others(rank, world, meeting), letting_go():
         trainer = snugfit.prepare(MODELS["wide"], snugfit.Recipe(shard="full"), loss=cross_entropy, device="cpu")
         events = AllocatorEvents()
         warm_up()
