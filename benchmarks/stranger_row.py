@@ -281,6 +281,7 @@ def _plan(adopted: Adopted, pool: Pool, budget_bytes: int) -> Any:
     given = {"device": "cpu", "assume": adopted.assume, "pool": pool, "budget": budget_bytes}
     if adopted.step is not None:
         own = {"step": adopted.step, "optimizer": _optimizer(adopted, model, None), "steps": MEASURED_STEPS}
+        own |= {"pin": {"offload_activations": "all"}}  # these are so small that most plans would do nothing
         return snugfit.plan(model, batch, **own, **given)
     return snugfit.plan(model, batch, **_update(adopted), **adopted.arguments(), **given)
 

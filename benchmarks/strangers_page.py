@@ -16,8 +16,8 @@ Training steps of real repositories that nothing was tuned for, each adopted in 
 loop's memory (or the smallest budget that works) with exact techniques only, and trained by that plan. Twelve losses and
 all weights are held against the plain loop's: in float64 within 1e-9, or, where the code has float32 written into it, by
 SGD in float32 within 1e-4. Loops that keep their own backward and updates (games of two networks, rewards, MAML, LBFGS) are
-planned as they are written and trained behind `snugfit.apply`. Shapes are small. A sparse matrix in a batch is counted as a
-dense one, and that is said.
+planned as they are written, their activations on the host, and trained behind `snugfit.apply`. Shapes are small. A sparse
+matrix in a batch is counted as a dense one, and that is said.
 
 No foreign code is in this repository. `python -m benchmarks.strangers --sources DIR --commands` prints what fetches it, and
 without `--commands` measures again. Made from `benchmarks/results/strangers.json` by `make docs`.

@@ -229,7 +229,9 @@ def steps(fields, by_name, event):
     model.stem.requires_grad_(False)
     if not by_name:
         known = [weight for name, weight in model.named_parameters() if event == "unfrozen" or "stem" not in name]
-        kernels = {} if cls is Adafactor else {"foreach": False} if "optimizer_impl" in fields else {"fused": True}
+        # torch's fused SGD of before 2.15 leaves 16-bit weights on a processor as they are
+        unfused = cls is Adafactor or (cls is SGD and fields.get("precision") == "bf16-true")
+        kernels = {} if unfused else {"foreach": False} if "optimizer_impl" in fields else {"fused": True}
         optimizer, settings = cls(known, **settings, **kernels), {}
     trainer = snugfit.prepare(
         model, Recipe(**fields), loss=word_loss, device="cpu", coupled_samples=False, optimizer=optimizer, **settings
