@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.strangers import TOLERANCE, is_answered, is_right
 from benchmarks.zoo_page import off
-from snugfit.fake_device.read_values import ANSWER
 from snugfit.units import format_bytes
 
 _HEAD = """# Strangers
@@ -50,11 +49,7 @@ def strangers_page(results: dict[str, Any]) -> str:
         _list(f"{row['name']} ({row['repository']}): {_why(row)}" for row in rows if not is_answered(row)),
         "\n## What was assumed\n",
         "Of all: losses and gradients are finite. Besides:\n",
-        _list(
-            f"{row['name']}: {'; '.join(said)}"
-            for row in answered
-            if (said := [one for one in row["answered"] if one != ANSWER])
-        ),
+        _list(f"{row['name']}: {'; '.join(row['answered'])}" for row in answered if row["answered"]),
         "\n## Commits\n",
         _list(f"{name} at `{commit[:12]}`" for name, commit in {r["repository"]: r["commit"] for r in rows}.items()),
     ]
