@@ -105,7 +105,7 @@ def document(peak_bytes=1000):
         "seconds": 2.5,
         "samples_per_second": 100.0,
         "metrics": {"test_accuracy": 0.96},
-        "workload": {"settings": {"batch_norm": False, "dropout": True}},
+        "workload": {"settings": {"batch_norm": False, "dropout": True, "half_weights": False}},
     }
 
 

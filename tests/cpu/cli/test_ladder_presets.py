@@ -28,7 +28,7 @@ def climb(tmp_path, *words):
             return ESTIMATED
         return {
             "predicted": None, "measured": {"peak_tensor_bytes": 100}, "seconds": 1.0, "samples_per_second": 2.0,
-            "metrics": {}, "workload": {"settings": {"batch_norm": False, "dropout": True}},
+            "metrics": {}, "workload": {"settings": {"batch_norm": False, "dropout": True, "half_weights": False}},
         }  # fmt: skip
 
     out = tmp_path / "out"

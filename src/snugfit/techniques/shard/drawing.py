@@ -46,7 +46,7 @@ class Drawing:
             Nothing.
         """
         own = start = self._states()
-        if first:
+        if first and self._ranks.tensor == 1:  # cut layers have a rule of their own (`tensor_parallel/masks.py`)
             start = self._ranks.tell(own if self._ranks.number == 0 else None)[0]
         if start != own:
             self._put(start)
