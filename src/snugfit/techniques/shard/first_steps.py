@@ -207,14 +207,14 @@ class FirstSteps:
 
 
 def _fingerprint(tensor: Tensor | None) -> Tensor:
-    """Sum and norm of a tensor, without a copy of it."""
+    """Sum and norm of a tensor, on the host and without a copy of it: no prediction has room for those of all weights."""
     if tensor is None:
         return torch.zeros(2, dtype=torch.float64)
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     # In its own format: in another one torch would make a copy of it, as large as the weight.
-    return torch.stack([tensor.sum(), torch.linalg.vector_norm(tensor)]).double()
+    return torch.tensor([tensor.sum().item(), torch.linalg.vector_norm(tensor).item()], dtype=torch.float64)
 
 
 def _alike(one: list[float], other: list[float]) -> bool:
