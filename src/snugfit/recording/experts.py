@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from snugfit.techniques.expert_stacks import stacks_of
+from snugfit.expert_stacks import stacks_of
 
 if TYPE_CHECKING:
     import torch

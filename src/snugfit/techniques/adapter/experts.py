@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from snugfit.expert_stacks import is_stack
 from snugfit.library_imports import needed
-from snugfit.techniques.expert_stacks import is_stack
 from snugfit.techniques.frozen_stack import FrozenStack
 from snugfit.techniques.stacked_matrices import Matrices, Multiply
 

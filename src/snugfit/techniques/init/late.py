@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.techniques.expert_stacks import is_stack
+from snugfit.expert_stacks import is_stack
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe

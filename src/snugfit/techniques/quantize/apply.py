@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from snugfit.errors import InputError, listed, note, warn
+from snugfit.expert_stacks import stacks_of
 from snugfit.techniques.adapter.layers import load_peft
-from snugfit.techniques.expert_stacks import stacks_of
 from snugfit.techniques.frozen_linear import freeze_linear
 from snugfit.techniques.frozen_stack import freeze_stack
 from snugfit.techniques.linear_layers import embedding_weights, is_linear, linear_layers, tied_weights
