@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.measure.fresh import take_tuning
@@ -44,7 +45,7 @@ class CpuMeter:
         self._steps_done = 0
         self._next_read = 0.0
         self._process_read = False
-        self._held: dict[int, int] = {}
+        self._held: dict[StorageWeakRef, int] = {}
         self._model: torch.nn.Module | None = None
 
     def start(self, model: torch.nn.Module | None = None) -> None:
@@ -61,9 +62,10 @@ class CpuMeter:
         """Lets go of what a model that was there before no longer holds, such as weights that were cast."""
         if self._model is not None:
             self._off_the_record(self._events.cut)
+            # by reference: an address that is free again may be that of a new tensor
             left = _storages(self._model)
-            self._events.balance_bytes -= sum(size for place, size in self._held.items() if place not in left)
-            self._model = None
+            self._events.balance_bytes -= sum(size for one, size in self._held.items() if one not in left)
+            self._held, self._model = {}, None
 
     def after_step(self, steps_done: int) -> None:
         """Notes that a step ended."""
@@ -158,10 +160,10 @@ class CpuMeter:
         self._peak_bytes = max(self._peak_bytes, above_bytes - self._recorder_bytes)
 
 
-def _storages(model: torch.nn.Module) -> dict[int, int]:
-    """Address of each piece of memory of a model on the host -> its bytes; tied tensors once, this process's share."""
+def _storages(model: torch.nn.Module) -> dict[StorageWeakRef, int]:
+    """Each piece of memory of a model on the host -> its bytes; tied tensors once, this process's share."""
     from snugfit.private_torch.collectives import own_part  # loads meshes
 
     tensors = [*model.parameters(), *model.buffers()]
     storages = (own_part(tensor).untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return {StorageWeakRef(one): one.nbytes() for one in storages}  # type: ignore[no-untyped-call]
