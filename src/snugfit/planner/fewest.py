@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from snugfit.errors import DoesNotFitError, RecipeError
+from snugfit.errors import DoesNotFitError, RecipeError, note
 from snugfit.planner.plan_result import GpusTried, Plan
 from snugfit.planner.planner import Planner
+from snugfit.report.words import recipe_in_words
+from snugfit.units import format_bytes, format_seconds
 
 MOST = 512
 """No more GPUs than these are tried."""
@@ -69,6 +71,12 @@ def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int,
             if plan is None:
                 raise
             break
+        count = f"{gpus * machines} GPU{'s' if gpus * machines > 1 else ''}"
+        if found is None:
+            note(f"{count}: nothing fits {format_bytes(budget_bytes)} of each; trying more.")
+        elif plan is None and not last:
+            seconds = "" if found.step_seconds is None else f" in {format_seconds(found.step_seconds)} a step"
+            note(f"{count}: fits{seconds}, with {recipe_in_words(found.recipe)}. What more of them gain comes next.")
         plan = plan or found
         tried.append(
             GpusTried(

@@ -105,7 +105,7 @@ def test_numbers_are_doubled_while_each_gpu_has_a_sample():
     assert numbers(64, 4) == [(1, 4), (2, 4), (4, 4), (8, 4)]
 
 
-def test_the_fewest_gpus(planning_pool):
+def test_the_fewest_gpus(planning_pool, caplog):
     pins = {"checkpoint": "none", "offload_optimizer": False, "step_in_backward": False, "offload_parameters": "none"}
     pins |= {"microbatch_size": None, "offload_activations": "none"}
     pins |= {"adapter": "none"}
@@ -114,7 +114,9 @@ def test_the_fewest_gpus(planning_pool):
         needs = [one.laboratory.need(one.constraints.base().replace(shard="full")).need_bytes for one in (two, four)]
         assert needs[1] < 0.9 * needs[0]
         budget = two.budget_bytes(sum(needs) // 2)
-    plan = plan_for_fewest(lambda gpus, nodes: made(gpus, nodes=nodes), 4, 1, budget)
+    with caplog.at_level("INFO", "snugfit"):
+        plan = plan_for_fewest(lambda gpus, nodes: made(gpus, nodes=nodes), 4, 1, budget)
+    assert [text.split(" fits ")[0] for text in caplog.messages] == ["1 GPU: nothing", "2 GPUs: nothing"]
     assert [(tried.gpus, tried.fits) for tried in plan.gpus_tried] == [(1, False), (2, False), (4, True)]
     assert plan.estimate.gpus == 4 and plan.gpus_tried[-1].step_seconds == plan.step_seconds
     assert "How many GPUs" in plan.explain()
