@@ -39,12 +39,12 @@ _STEP = "step: "
 _FIRST, _TIMED_STEPS = 2, 10
 _PASSES = {"cuda": 1, "cpu": 3}
 """Each pass predicts and measures anew, on a CPU from its calibration on; the median counts. A shared machine is up to a
-fifth slower or faster for a minute at a time, between a prediction and its measurement too (docs/log.md)."""
+fifth slower or faster for a minute at a time, between a prediction and its measurement too (docs/log/2026-11-23.md)."""
 _ROUNDS = {"cuda": 1, "cpu": 5}
 """Each round takes steps of a model that is built anew, plain and checkpointed in turn."""
 _SHARE = {"cuda": 0.5, "cpu": 0.25}
 """Which of the measured steps counts, from the fastest on. A processor that is shared stays at full speed for 18 ms at the
-median (docs/log.md), less than many steps take: also those that begin and end at full speed hold slower moments."""
+median (docs/log), less than many steps take: also those that begin and end at full speed hold slower moments."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}

@@ -1,4 +1,4 @@
-"""Makes `docs/accuracy.md` and its figures from the result files of `benchmarks/gpu`; nothing in the page is typed.
+"""Makes `docs/accuracy.md`, the tables behind it and their figures from result files; nothing in the pages is typed.
 
 python -m benchmarks.report        (also by `make docs`)
 """
@@ -26,7 +26,9 @@ from benchmarks.report.tables import Row
 from benchmarks.results_file import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "accuracy.md"
+DOCS = ROOT / "docs"
+SUMMARY, TABLES = "accuracy.md", "accuracy"
+"""The page that is read first, and the folder of the pages behind it."""
 FIGURES = ROOT / "docs" / "figures"
 
 _SECTIONS: dict[str, Callable[[Sequence[Row], str], str]] = {
@@ -40,14 +42,28 @@ _SECTIONS: dict[str, Callable[[Sequence[Row], str], str]] = {
 }
 
 
-def page(results: Path = RESULTS) -> str:
-    """Returns the whole page.
+def pages(results: Path = RESULTS) -> dict[str, str]:
+    """Returns every page, by its path in `docs`: a summary, and the tables behind each of its parts.
 
     Args:
         results: Folder of all results.
     """
     found = folders(results)
-    cards = [folder for folder in found if not folder.name.startswith("cpu-")]
+    behind = {folder.name: place_section(folder) for folder in found} | {
+        "clock": clock_section(results, FIGURES),
+        "collectives": communication_section(results),
+        "several_gpus": ranks_section(results),
+        "vit_ladder": published(results),
+        "bert_large": guides(results),
+    }
+    behind = {name: text for name, text in behind.items() if text}
+    summary = [_intro(found), *(_summarised(name, text) for name, text in behind.items())]
+    made = {f"{TABLES}/{name}.md": _page(text) for name, text in behind.items()}
+    return {SUMMARY: "\n\n".join(summary) + "\n", **made}
+
+
+def _intro(found: Sequence[Path]) -> str:
+    """What is measured, and what is not."""
     count = len(PARTS["accuracy"].cases(Place(kind="cpu", card="cpu", torch_version="")))
     intro = (
         "# Accuracy of predictions\n\nMade by `make docs` from `benchmarks/results`; the rows are measured by `make bench` "
@@ -55,23 +71,30 @@ def page(results: Path = RESULTS) -> str:
         f"{count} configurations are the validation half, named by a checksum of their names when they were listed: those "
         "rows are never used to improve predictions, and both halves are shown apart."
     )
-    if cards:
-        intro += f"\n\nMeasured on: {', '.join(folder.name for folder in found)}."
-    else:
-        intro += (
-            "\n\n**No card has been measured yet.** Reserved bytes, the caching allocator, CUDA kernels and the clock of "
-            "cards rest on torch's sources and the published numbers below; what follows was measured on a CPU, where the "
-            "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
-        )
-    sections = [intro, *(place_section(folder) for folder in found)]
-    sections += [
-        clock_section(results, FIGURES),
-        communication_section(results),
-        ranks_section(results),
-        published(results),
-        guides(results),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    if any(not folder.name.startswith("cpu-") for folder in found):
+        return intro + f"\n\nMeasured on: {', '.join(folder.name for folder in found)}."
+    return intro + (
+        "\n\n**No card has been measured yet.** Reserved bytes, the caching allocator, CUDA kernels and the clock of "
+        "cards rest on torch's sources and the published numbers below; what follows was measured on a CPU, where the "
+        "same code predicts bytes of tensors. What allocators of real cards recorded is in [published.md](published.md)."
+    )
+
+
+def _summarised(name: str, text: str) -> str:
+    """The beginning of a part, and the row of all its configurations where it has one; its title leads to the tables."""
+    title, told = text.split("\n\n")[:2]
+    before, there, after = text.partition("\n| all |")
+    if there:
+        lines = before.splitlines()
+        ruled = max(place for place, line in enumerate(lines) if line.startswith("|---"))
+        told += "\n\n" + "\n".join([*lines[ruled - 1 : ruled + 1], f"| all |{after.splitlines()[0]}"])
+    return f"## [{title.removeprefix('## ')}]({TABLES}/{name}.md)\n\n{told}"
+
+
+def _page(section: str) -> str:
+    """A part as a page of its own, in a folder under that of the figures."""
+    lines = [line.removeprefix("#") if line.startswith("##") else line for line in section.splitlines()]
+    return "\n".join(lines).replace("](figures/", "](../figures/") + "\n"
 
 
 def folders(results: Path) -> list[Path]:
@@ -131,5 +154,12 @@ def _short(message: str) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)} from {', '.join(folder.name for folder in folders(RESULTS)) or 'no results'}")
+    """Writes the pages, and takes away those of results that are gone."""
+    made = pages()
+    (DOCS / TABLES).mkdir(exist_ok=True)
+    for path in (DOCS / TABLES).glob("*.md"):
+        if f"{TABLES}/{path.name}" not in made:
+            path.unlink()
+    for name, text in made.items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+    print(f"{SUMMARY} from {', '.join(folder.name for folder in folders(RESULTS)) or 'no results'}")

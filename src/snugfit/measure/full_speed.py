@@ -2,7 +2,7 @@
 
 A processor that is shared with other machines is slower for milliseconds to seconds at a time, and the load of this one does
 not show it: operators bound by code take 1.85 times as long then, those bound by arithmetic or memory 1.2 times
-(docs/log.md). So no factor takes it out of a time. But the few operators take either what they always take or nearly twice
+(docs/log). So no factor takes it out of a time. But the few operators take either what they always take or nearly twice
 as much, and who times something waits until they are fast.
 """
 

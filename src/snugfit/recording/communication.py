@@ -13,7 +13,7 @@ seconds to start, seconds for each step, and bytes over a share of the slowest l
 Each of the first two has a short protocol (flags travel with the data: quick steps, part of the bandwidth) and a long one.
 
 Every figure has its source beside it; three were fitted by `python -m benchmarks.communication` to all-reduces of 2 to 8
-A100 on NVLink, and to nothing else. What that says about other machines is in docs/accuracy.md.
+A100 on NVLink, and to nothing else. What that says about other machines is in docs/accuracy/collectives.md.
 
 Limits: ranks arrive together, and are spread evenly over machines; networks have no other users and switches no hot spots;
 kernels that run meanwhile are not slowed down; NCCL's tuning is not read from its environment.

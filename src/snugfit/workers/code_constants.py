@@ -19,26 +19,21 @@ def as_in_code(model: nn.Module) -> None:
     Args:
         model: The model, as it arrived.
     """
+    seen: set[int] = set()
     for module in model.modules():
         held = vars(module)
         for name, value in held.items():
-            if type(value) in _CHANGES:
-                held[name] = _interned(value)
+            if type(value) in (str, list, tuple):
+                held[name] = _interned(value, seen)
 
 
-def _interned(value: Any) -> Any:
-    change = _CHANGES.get(type(value))
-    return value if change is None else change(value)
-
-
-def _of_list(value: list[Any]) -> list[Any]:
-    value[:] = map(_interned, value)  # the same list: others may hold it
+def _interned(value: Any, seen: set[int]) -> Any:
+    if type(value) is str:
+        return sys.intern(value)
+    if type(value) is list and id(value) not in seen:
+        seen.add(id(value))  # it may hold itself
+        value[:] = [_interned(one, seen) for one in value]  # the same list: others may hold it
+    elif type(value) is tuple:
+        changed = tuple(_interned(one, seen) for one in value)
+        return value if all(map(operator.is_, value, changed)) else changed
     return value
-
-
-def _of_tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    changed = tuple(map(_interned, value))
-    return value if all(map(operator.is_, value, changed)) else changed
-
-
-_CHANGES: dict[type, Any] = {str: sys.intern, list: _of_list, tuple: _of_tuple}

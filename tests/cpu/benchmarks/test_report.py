@@ -57,7 +57,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(report, tmp_path, monk
     left_out.pop("measured")
     write(tmp_path / "cpu-torch9.9", [*ROWS, failed, left_out])
     (tmp_path / "published.json").write_text((report.RESULTS / "published.json").read_text(encoding="utf-8"), "utf-8")
-    page = report.page(tmp_path)
+    page = "".join(report.pages(tmp_path).values())
     assert "No card has been measured yet" in page and "abacus" in page and "2030-01-02" in page
     assert "| validation | 2 | 5.00 % | +0.00 % | -10.00 % | 1 of 2 |" in page
     assert "| tuning | 2 | 1.50 % | +2.00 % | +0.00 % | 2 of 2 |" in page
@@ -71,14 +71,17 @@ def test_the_page_says_what_was_measured_and_what_was_not(report, tmp_path, monk
     assert "- `e`: it broke" in page and "- `f`: not installed: x" in page
     assert (tmp_path / "figures" / "accuracy-cpu-torch9.9.png").stat().st_size > 1000
     write(tmp_path / "nvidia-h200-torch9.9", ROWS)
-    both = report.page(tmp_path)
+    both = "".join(report.pages(tmp_path).values())
     assert "No card has been measured yet" not in both
     assert "| `b` |" in both.partition("## cpu-")[0]  # on a card it is what it is called
 
 
-def test_the_page_in_the_repository_is_the_one_that_its_results_make(report, tmp_path, monkeypatch):
+def test_the_pages_in_the_repository_are_those_that_its_results_make(report, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "FIGURES", tmp_path)
-    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == report.page(), "run make docs"
+    there = [ROOT / "docs" / "accuracy.md", *(ROOT / "docs" / "accuracy").glob("*.md")]
+    found = {path.relative_to(ROOT / "docs").as_posix(): path.read_text(encoding="utf-8") for path in there}
+    assert found == report.pages(), "run make docs"
+    assert len(found["accuracy.md"].splitlines()) <= 60  # a summary
 
 
 @pytest.mark.parametrize(

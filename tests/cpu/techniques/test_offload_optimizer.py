@@ -66,10 +66,13 @@ def test_state_is_in_the_host_pool(name, copies):
     model = make_model("mlp", torch.float32)
     weights_bytes = sum(weight.nbytes for weight in model.parameters())
     trainer = trainer_of(model, name)
-    assert trainer.host_bytes == 2 * weights_bytes, "master copy and gradient buffer"
+    flags_bytes = 4 * len(list(model.parameters()))
+    assert trainer.host_bytes == 2 * weights_bytes + flags_bytes, (
+        "master copy, gradient buffer, and whether it was written"
+    )
     for batch in BATCHES[:2]:
         trainer.step(batch)
-    assert trainer.host_bytes == trainer.peak_host_bytes == copies * weights_bytes
+    assert trainer.host_bytes == trainer.peak_host_bytes == copies * weights_bytes + flags_bytes
     for state in trainer.state_dict()["optimizer"]["state"].values():
         assert all(value.dim() == 0 or value.device.type == "cpu" for value in state.values() if value is not None)
 
@@ -172,3 +175,34 @@ def test_a_scalar_parameter():
     model = Scaled()
     snugfit.prepare(model, Recipe(offload_optimizer=True), optimizer="sgd", lr=0.5, device="cpu").step(torch.ones(3))
     assert model.scale.item() == 0.5
+
+
+WRITES = {
+    "no_grad": lambda weight: torch.no_grad()(weight.clamp_)(-0.05, 0.05),
+    "data": lambda weight: weight.data.clamp_(-0.05, 0.05),
+    "data, another tensor": lambda weight: setattr(weight, "data", weight.data.clamp(-0.05, 0.05)),
+    "numpy": lambda weight: weight.detach().numpy().clip(-0.05, 0.05, out=weight.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("before_the_first", [False, True])
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_between_steps_counts(write, dtype, in_backward, before_the_first):
+    """As WGANs clip their critic: torch does not count writes by `data`."""
+    trained = []
+    for offload in (False, True):
+        model = make_model("mlp", dtype)
+        recipe = {"offload_optimizer": offload, "step_in_backward": in_backward}
+        trainer = trainer_of(model, "adamw", recipe, lr=1e-2)
+        for number, batch in enumerate(make_batches("mlp", 8, 4, dtype)):
+            if number or before_the_first:
+                for weight in model.parameters():
+                    WRITES[write](weight)
+            trainer.step(batch)
+        trainer.finish()
+        trained.append(model)
+    assert max(weight.abs().max() for weight in trained[0].parameters()) > 0.05  # a step behind the last write
+    for one, other in zip(*(model.parameters() for model in trained), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9 if dtype == torch.float64 else 1e-6)

@@ -18,3 +18,11 @@ def test_words_are_the_constants_of_code_again():
     as_in_code(there)
     assert there.kind is layers[0][0] is layers[0][1][1] is WORD
     assert layers is there[0].layers and layers == model[0].layers and there[0].free == (1, 2.0)
+
+
+def test_a_list_that_holds_itself():
+    model = nn.Linear(2, 2)
+    model.around = ["".join(WORD)]
+    model.around.append(model.around)
+    as_in_code(model)
+    assert model.around[0] is WORD and model.around[1] is model.around

@@ -5,8 +5,8 @@ host memory for state, weights and a gradient buffer (16 bytes a parameter), a c
 every weight back each step, and an update at the host's speed. Copies run on a second stream beside the updates of other
 parameters, and, with `step_in_backward`, beside the backward pass.
 
-What is written into a weight between two steps reaches the host's copy, as long as torch counts the write: `weight.clamp_()`
-under `torch.no_grad()` does, `weight.data.clamp_()` does not, and the next step would take it back.
+What is written into a weight between two steps reaches the host's copy: by `weight.clamp_()` under `torch.no_grad()`, which
+torch counts, or by `weight.data.clamp_()`, which the sum of the weight's bits tells (two reads of each weight a step).
 
 Wrong when: the host is slow or its memory small; many small steps, since every one moves all parameters. Takes adam, adamw
 and sgd; Adafactor's state is too small to be worth it. Fidelity: exact; on CPU bitwise that of torch's own kernel.

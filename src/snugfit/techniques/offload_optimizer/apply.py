@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.techniques.parameter_update import ParameterUpdate, tensors_of_state
+from snugfit.techniques.written_bits import sum_of_bits
 
 if TYPE_CHECKING:
     from snugfit.techniques.base import Setup
@@ -27,7 +28,9 @@ class HostUpdate(ParameterUpdate):
         """Copies the parameter to the host."""
         super().__init__(optimizer, weight, number)
         self._pool, self._copies = setup.pool, setup.copies
-        self._host, self._version = nn.Parameter(self._pool.copy_of(weight)), weight._version
+        self._host = nn.Parameter(self._pool.copy_of(weight))
+        self._version, self._bits = weight._version, sum_of_bits(weight)
+        self._as_sent = self._pool.empty((), torch.float32)
         self._gradient = self._host.grad = self._pool.empty(weight.shape, weight.dtype)
         self._arriving: tuple[Tensor, Any] | None = None
         self._pooled: dict[str, Tensor] = {}
@@ -37,8 +40,10 @@ class HostUpdate(ParameterUpdate):
         gradient = self.weight.grad
         assert gradient is not None
         self.weight.grad = None
+        as_sent = sum_of_bits(self.weight) == self._bits
         with self._copies.copying(after=self._copies.compute_mark()):
             self._gradient.copy_(gradient, non_blocking=True)
+            self._as_sent.copy_(as_sent, non_blocking=True)
         self._arriving = (gradient, self._copies.copy_mark())
 
     @property
@@ -64,7 +69,8 @@ class HostUpdate(ParameterUpdate):
     def step(self, bad: Tensor | None) -> None:
         """Updates the host's copy; the gradient must have arrived, so the flag is not looked at."""
         self._keep_state_in_pool()  # which somebody may have loaded
-        if self.weight._version != self._version:  # its owner has written into it since
+        # a number that a simulation reads is 1: there nobody writes
+        if self.weight._version != self._version or float(self._as_sent) != 1:  # its owner has written into it since
             self.reload()
         state = self.optimizer.state
         try:
@@ -81,8 +87,8 @@ class HostUpdate(ParameterUpdate):
         self._keep_state_in_pool()
         with self._copies.copying(after=self._copies.compute_mark()), torch.no_grad():
             self.weight.copy_(self._host, non_blocking=True)
-        self._version = self.weight._version
         self._copies.compute_waits_for(self._copies.copy_mark())
+        self._version, self._bits = self.weight._version, sum_of_bits(self.weight)
 
     def forget(self) -> None:
         """Frees a gradient that has left for an update that is not taken."""
@@ -97,7 +103,7 @@ class HostUpdate(ParameterUpdate):
         """Takes the parameter's present value and state, after they were loaded."""
         with torch.no_grad():
             self._host.copy_(self.weight)
-        self._version = self.weight._version
+        self._version, self._bits = self.weight._version, sum_of_bits(self.weight)
         self._keep_state_in_pool()
 
     def _keep_state_in_pool(self) -> None:
