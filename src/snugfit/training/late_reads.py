@@ -139,7 +139,8 @@ class _Reads(DirectMode):
             written = {position for position, _ in places_written(func)}  # what left for the host comes back so
             read = [one for position, one in enumerate(args) if position not in written]
             for tensor in tensors_of((read, kwargs)):
-                if tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._updated:
+                bits = not (tensor.is_floating_point() or tensor.is_complex())  # a sum of bits makes no gradient
+                if not bits and tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._updated:
                     raise refusal(self._updated[tensor.untyped_storage()._cdata])
         return func(*args, **kwargs)
 
