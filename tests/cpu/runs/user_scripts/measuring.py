@@ -11,7 +11,7 @@ from snugfit.private_torch.gloo import letting_go
 @contextlib.contextmanager
 def measured():
     """Gives a function to call after each step; writes the bytes to `bytes-RANK`."""
-    meter, done = meter_for("cpu", window_steps=8), 0
+    meter, done = meter_for("cpu"), 0
 
     def after_step():
         nonlocal done
