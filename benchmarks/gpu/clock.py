@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.gpu.training_run import TrainingRun
-    from snugfit.measure.full_speed import FullSpeed
 
 STEPS: tuple[Configuration, ...] = (
     line("vit_b_16", precision="bf16-mixed"),
@@ -43,8 +42,7 @@ fifth slower or faster for a minute at a time, between a prediction and its meas
 _ROUNDS = {"cuda": 1, "cpu": 5}
 """Each round takes steps of a model that is built anew, plain and checkpointed in turn."""
 _SHARE = {"cuda": 0.5, "cpu": 0.25}
-"""Which of the measured steps counts, from the fastest on. A processor that is shared stays at full speed for 18 ms at the
-median (docs/log), less than many steps take: also those that begin and end at full speed hold slower moments."""
+"""Which of the measured steps counts, from the fastest on: a processor that is shared is slower for moments of a step."""
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed."""
 _SIDE = {"cuda": 8192, "cpu": 640}
@@ -105,7 +103,7 @@ def measure(name: str, place: Place) -> dict[str, Any]:
 def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     import torch
 
-    from benchmarks.gpu.training_run import calibrated, full_speed_of
+    from benchmarks.gpu.training_run import calibrated
     from snugfit.techniques.blocks import find_blocks
 
     plain = configuration.run(place.kind)
@@ -114,11 +112,10 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     for _ in range(_PASSES[place.kind]):
         with calibrated(place):
             predicted = _predicted(runs, place)
-            full_speed = full_speed_of(place)
         seconds: list[list[float]] = [[] for _ in runs]
         for _ in range(_ROUNDS[place.kind]):
             for run, times in zip(runs, seconds, strict=True):
-                times += _step_seconds(run, place, full_speed)
+                times += _step_seconds(run, place)
         one: dict[str, float | None] = {}
         for name, times, expected in zip(("step", "checkpointed_step"), seconds, predicted, strict=True):
             one[f"{name}_seconds"] = sorted(times)[int(_SHARE[place.kind] * len(times))]
@@ -160,15 +157,12 @@ def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
     return [None if timing is None else timing.step_seconds for timing in timings]
 
 
-def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) -> list[float]:
-    """Seconds of steady steps; the batch is on the host, as a loader gives it.
-
-    Of a processor those that begin and end at full speed, unless there is none.
-    """
+def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
+    """Seconds of steady steps; the batch is on the host, as a loader gives it."""
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, timed_step, wait
+    from benchmarks.gpu.training_run import built, wait
     from snugfit.measure.processor import busy_clock
 
     device = torch.device(place.kind)
@@ -179,14 +173,15 @@ def _step_seconds(run: TrainingRun, place: Place, full_speed: FullSpeed | None) 
     for _ in range(_FIRST):
         trainer.step(batch)
 
-    def step() -> None:
+    wait(device)
+    seconds = []
+    for _ in range(_TIMED_STEPS):
+        started = now()
         trainer.step(batch)
         wait(device)
-
-    wait(device)
-    steps = [timed_step(step, now, full_speed) for _ in range(_TIMED_STEPS)]
+        seconds.append(now() - started)
     trainer.finish()
-    return [seconds for seconds, fast in steps if fast] or [seconds for seconds, _ in steps]
+    return seconds
 
 
 # -- constants

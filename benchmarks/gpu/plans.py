@@ -6,14 +6,12 @@ CPU by their tensor bytes and what they keep in the host pool, which is memory o
 gets no more memory than the budget, and what then runs out of it does not count as fitting. On a CPU with one thread the
 process's own time counts, so that other processes of the machine do not, and `snugfit calibrate` comes before the plan.
 All are timed in turn, round after round (on a CPU after each step). On a card they are compared within each round, and the
-median of the rounds' ratios counts; on a CPU, which may be shared and then slower for seconds at a time, the median of each
-one's steps at full speed.
+median of the rounds' ratios counts; on a CPU the median of each one's steps.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 import statistics
 import time
@@ -46,8 +44,6 @@ MOST_OTHERS = 14
 """Other recipes that are timed at most."""
 WARM_UP = 2
 ROUNDS = {"cuda": 3, "cpu": 60}
-_LEAST_AT_FULL_SPEED = 10
-"""Steps of each recipe that a processor must have taken at full speed for only those to count."""
 
 
 def cases(place: Place) -> Sequence[Case]:
@@ -251,32 +247,32 @@ def behind_fastest(rounds: Sequence[Sequence[Any]], others: Sequence[int]) -> fl
 
 
 def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[list[float | None]]:
-    """Seconds of a step by each recipe, in each round; of a CPU, one row: the median of each one's steps at full speed."""
+    """Seconds of a step by each recipe, in each round; of a CPU, one row: the median of each one's steps."""
     if place.kind != "cpu":
         return [[_step_seconds(configuration, recipe, place) for recipe in recipes] for _ in range(ROUNDS[place.kind])]
     import torch
 
     import snugfit
-    from benchmarks.gpu.training_run import built, full_speed_of, timed_step
+    from benchmarks.gpu.training_run import built
 
-    run, device, full_speed = configuration.run("cpu"), torch.device("cpu"), full_speed_of(place)
+    run, device = configuration.run("cpu"), torch.device("cpu")
     torch.manual_seed(0)
     trainers = [snugfit.prepare(built(run, device), recipe, device=device, **run.arguments) for recipe in recipes]
     batch = run.batch()
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    steps: list[list[tuple[float, bool]]] = [[] for _ in trainers]
+    steps: list[list[float]] = [[] for _ in trainers]
     numbers = list(range(len(trainers)))
     order = random.Random(0)
     for _ in range(WARM_UP + ROUNDS["cpu"]):
         order.shuffle(numbers)  # what ran before leaves its caches and heap to the next
         for number in numbers:
             trainers[number].step(batch)
-            steps[number].append(timed_step(functools.partial(trainers[number].step, batch), now, full_speed))
+            started = now()
+            trainers[number].step(batch)
+            steps[number].append(now() - started)
     for trainer in trainers:
         trainer.finish()
-    steady = [one[WARM_UP:] for one in steps]
-    enough = all(sum(fast for _, fast in one) >= _LEAST_AT_FULL_SPEED for one in steady)
-    return [[statistics.median(seconds for seconds, fast in one if fast or not enough) for one in steady]]
+    return [[statistics.median(one[WARM_UP:]) for one in steps]]
 
 
 def _step_seconds(configuration: Configuration, recipe: Recipe, place: Place) -> float | None:

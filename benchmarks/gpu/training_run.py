@@ -19,8 +19,6 @@ from benchmarks.gpu.part import Place
 from benchmarks.held_out import take_course
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.personality import Personality
-from snugfit.measure.full_speed import FullSpeed
-from snugfit.measure.host_speeds import host_speeds
 from snugfit.measure.meter import Meter, meter_for
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
@@ -33,8 +31,6 @@ from snugfit.workers.pool import Pool
 
 MORE_STEPS = 3
 """Steps after those that the simulation also takes; they are timed."""
-PATIENCE_SECONDS = 20.0
-"""Most seconds that steps wait, behind one calibration, for the full speed that a processor had in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,36 +245,6 @@ def calibrated(place: Place) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
         calibrate(torch.device("cpu"))
         yield
-
-
-def full_speed_of(place: Place) -> FullSpeed | None:
-    """Returns what waits for the speed at which a processor was calibrated; None where nothing waits.
-
-    Args:
-        place: Where.
-    """
-    few = host_speeds().few_operators_seconds if place.kind == "cpu" else None
-    return None if few is None else FullSpeed(few, PATIENCE_SECONDS)
-
-
-def timed_step(
-    step: Callable[[], object], now: Callable[[], float], full_speed: FullSpeed | None
-) -> tuple[float, bool]:
-    """Takes a step as soon as a processor is at full speed.
-
-    Args:
-        step: Takes it, and waits for its end.
-        now: The clock.
-        full_speed: Waits for full speed; None: nothing waits, and every speed is the full one.
-
-    Returns:
-        Its seconds, and whether it began and ended at full speed.
-    """
-    fast = full_speed is None or full_speed.wait()
-    started = now()
-    step()
-    seconds = now() - started
-    return seconds, fast and (full_speed is None or full_speed.is_here())
 
 
 def wait(device: torch.device) -> None:

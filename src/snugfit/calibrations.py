@@ -16,7 +16,7 @@ from typing import Any
 from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError, warn
 
-FORMAT = 6
+FORMAT = 7
 """Changes when what is measured, or how, changes: older files are then not found."""
 
 

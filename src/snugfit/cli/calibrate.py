@@ -5,10 +5,10 @@ Examples:
   snugfit calibrate --device cpu
   snugfit calibrate --json > calibration.json
 
-Measured are matrix products, convolutions, memory, launches, the link to the host and CUDA's context (of a processor:
-products, memory, and what stands around operators), and a small model's step against its prediction. What is kept holds
-for this device, this torch and this number of threads; `--device local`, `--device cpu` and `train --budget` use it from
-then on, and `snugfit devices local` (or `cpu`) shows it. Run it while nothing else runs.
+Measured are matrix products, convolutions, memory, launches, the link to the host and CUDA's context (of a processor, in
+seconds: products, memory, and what stands around an operator), and a small model's step against its prediction. What is
+kept holds for this device, this torch and this number of threads; `--device local`, `--device cpu` and `train --budget`
+use it from then on, and `snugfit devices local` (or `cpu`) shows it. Run it while nothing else runs.
 """
 
 from __future__ import annotations
@@ -112,17 +112,9 @@ def _rows(speeds: Mapping[str, Any]) -> list[tuple[str, str]]:
     found.append(
         ("matrix products", f"float32 up to {max(rate for _, rate in rates) / 1e9:.0f} GFLOP/s; of that {factors}")
     )
-    found.append(("memory", f"{1e-9 / speeds['byte_seconds'][-1][1]:.1f} GB/s read and written by long operators"))
-    names = ("operator_seconds", "backward_operator_seconds", "code_operator_seconds", "view_seconds", "module_seconds")
-    forward, backward, code, view, module = (format_seconds(speeds[name]) for name in names)
-    found.append(("around an operator", f"{forward} in forward, {backward} in backward, {code} where nothing is noted"))
-    found.append(("around a module", f"{module}; a view {view}"))
-    rest = ("pass_seconds", "gradient_seconds", "parameter_seconds", "step_seconds")
-    both, gradient, update, step = (format_seconds(speeds[name]) for name in rest)
-    found.append(("around a step", f"{step}; a forward and backward pass {both}"))
-    found.append(("around a parameter", f"{gradient} in backward, {update} in its update"))
-    again = format_seconds(speeds["kept_again_seconds"])
-    found.append(("around a checkpoint", f"{again} a tensor that is kept when a block is computed again"))
+    size, seconds = speeds["memory_seconds"][-1]
+    found.append(("memory", f"{size / seconds / 1e9:.1f} GB/s read and written by long operators"))
+    found.append(("around an operator", format_seconds(speeds["operator_seconds"])))
     return found
 
 

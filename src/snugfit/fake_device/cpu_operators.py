@@ -22,7 +22,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.errors import SnugfitWarning
-from snugfit.fake_device import operator_shrink, operator_truth
+from snugfit.fake_device import operator_shrink
 from snugfit.fake_device.dispatch_plan import BY_GRADIENT
 from snugfit.fake_device.kernels import AFTER_ALL, InnerBytes
 from snugfit.fake_device.operator_cache import OperatorCache
@@ -30,9 +30,7 @@ from snugfit.fake_device.operator_call import describe
 from snugfit.fake_device.operator_costs import Cost, tensors_in
 from snugfit.fake_device.operator_shrink import Size
 from snugfit.fake_device.operator_truth import CannotRun, Result, Truth, results_of
-from snugfit.measure.full_speed import FullSpeed
 from snugfit.measure.processor import Processor, this_processor
-from snugfit.recording.cpu_clock import kept_speeds
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
 """Libraries of operators that reach beyond this process."""
@@ -40,9 +38,6 @@ _NOT_RUN = (
     "_local_scalar_dense", "from_file", "record_stream", "set_", "resize_", "resize_as_", "_resize_output_", "_pin_memory",
     "_assert_async", "_assert_scalar", "_print", "fused_kernel",
 )  # fmt: skip
-
-_PATIENCE_SECONDS = 20.0
-"""Most seconds that a process waits for the machine's full speed."""
 
 
 class Inner(NamedTuple):
@@ -78,16 +73,6 @@ class CpuOperators:
         self.asked = 0
         """Calls that were not known."""
 
-    @functools.cached_property
-    def full_speed(self) -> FullSpeed | None:
-        """What waits for the machine's full speed; None where no calibration says what that is."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SnugfitWarning)  # one that cannot be used is told by who predicts with it
-            speeds = kept_speeds(self.processor.in_words(), torch.__version__)
-        if speeds is None or speeds.few_operators_seconds is None:
-            return None
-        return FullSpeed(speeds.few_operators_seconds, _PATIENCE_SECONDS)
-
     def ask(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], fakes: Sequence[torch.Tensor], cost: Cost
     ) -> Inner:
@@ -108,13 +93,11 @@ class CpuOperators:
             return NOTHING
         digest = call.digest() + _version(operator.namespace)
         answer = self._cache.get(digest)
-        if answer is None or self._may_be_too_long(answer):
+        if answer is None:
             self.asked += 1
             size = Size(max(cost.flops, _work(operator, args)), cost.read_bytes + cost.written_bytes)
-            missed = self.full_speed.missed if self.full_speed else 0
-            run = functools.partial(operator_truth.run, full_speed=self.full_speed)
             try:
-                truth, proved = operator_shrink.find(call, size, run)
+                truth, proved = operator_shrink.find(call, size)
             except CannotRun as error:
                 warnings.warn(
                     f"{operator} could not be run by itself on this processor ({error}); what it takes inside is "
@@ -124,16 +107,7 @@ class CpuOperators:
                 )
                 return NOTHING
             answer = _to_plain(truth, results_of(fakes), proved)
-            if self.full_speed is not None:
-                answer["at_full_speed"] = self.full_speed.missed == missed
             self._cache.put(digest, answer)
-        if not answer.get("at_full_speed", True):
-            warnings.warn(
-                "this machine computed more slowly than when it was calibrated, so predicted times may be too long. The "
-                "next command times those operators again; if the machine stays slower, run `snugfit calibrate` again.",
-                SnugfitWarning,
-                stacklevel=2,
-            )
         if not answer["proved"]:
             shapes = ", ".join("x".join(map(str, layout.shape)) for layout in call.layouts()[:3])
             warnings.warn(
@@ -144,14 +118,9 @@ class CpuOperators:
             )
         return _from_plain(answer, [result.nbytes for result in results_of(fakes)])
 
-    def _may_be_too_long(self, answer: dict[str, Any]) -> bool:
-        """Whether an operator was timed at a speed that is not known to be the full one, which can be waited for now."""
-        return self.full_speed is not None and self.full_speed.patience > 0 and not answer.get("at_full_speed")
-
     def forget(self) -> None:
-        """Drops all answers, so that they are asked again, behind the calibration that is kept then."""
+        """Drops all answers, so that they are asked again."""
         self._cache.forget()
-        self.__dict__.pop("full_speed", None)
 
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
         """Returns the results of a call whose fake version refuses arguments that the real one takes.

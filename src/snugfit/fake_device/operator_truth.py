@@ -4,8 +4,7 @@ Zeros stand for all values. They are valid wherever an operator reads indices or
 of whole numbers), ones are tried. The offsets of grouped matrix products are numbers of rows, so there every group gets
 the same share.
 
-The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. More are timed, behind
-others as in a step.
+The first run makes what a library keeps (oneDNN's compiled kernels, tables); the second one counts. A few more are timed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device.operator_call import Call
 from snugfit.fake_device.operator_costs import tensors_in
-from snugfit.measure.full_speed import FullSpeed
-from snugfit.measure.operator_seconds import seconds_in_a_step
+from snugfit.measure.operator_seconds import best_seconds
 from snugfit.measure.process_memory import keep_freed_memory
 from snugfit.private_torch.allocators import watched
 
@@ -83,12 +81,11 @@ def results_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
     return tuple(found)
 
 
-def run(call: Call, full_speed: FullSpeed | None = None) -> Truth:
+def run(call: Call) -> Truth:
     """Runs an operator twice and says what the second run took.
 
     Args:
         call: The operator and its arguments.
-        full_speed: Waits for the machine's full speed where it is timed; None: it is timed at the speed of the moment.
 
     Returns:
         What it took.
@@ -98,15 +95,15 @@ def run(call: Call, full_speed: FullSpeed | None = None) -> Truth:
     """
     with private_torch.nothing_above(call.gradients):
         try:
-            return _run(call, 0, full_speed)
+            return _run(call, 0)
         except Exception:
             try:
-                return _run(call, 1, full_speed)
+                return _run(call, 1)
             except Exception as error:
                 raise CannotRun(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
-def _run(call: Call, fill: int, full_speed: FullSpeed | None) -> Truth:
+def _run(call: Call, fill: int) -> Truth:
     args, kwargs = call.on(_CPU, fill)
     if call.operator._opname in _GROUPED:
         _share_rows(args, kwargs)
@@ -117,7 +114,7 @@ def _run(call: Call, fill: int, full_speed: FullSpeed | None) -> Truth:
     # A step does not wait for new pages in each run, as here where the heap shrinks behind every operator, or where this
     # process was started by one whose memory is read to the byte.
     keep_freed_memory()
-    return truth._replace(seconds=seconds_in_a_step(lambda: call.operator(*args, **kwargs), full_speed))
+    return truth._replace(seconds=best_seconds(lambda: call.operator(*args, **kwargs)))
 
 
 def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

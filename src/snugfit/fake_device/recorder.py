@@ -30,7 +30,6 @@ from snugfit.fake_device.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.fake_device.read_values import KNOWING, ReadValues
 from snugfit.fake_device.replaced import replaced
 from snugfit.fake_device.sparse_gradients import refuse_sparse
-from snugfit.measure.between_operators import Between, keeps_again
 from snugfit.measure.module_path import ModulePath
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import DirectMode, FakeTensor, collectives, dispatcher
@@ -86,7 +85,6 @@ class Recorder(RankOperators, DirectMode):
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
         self._state = _FORWARD
         self._marks: list[str] = []
-        self._between = Between()
         self._stream = 0
         self._last_run: dict[int, int] = {}
         self._streams_of_groups = {}
@@ -218,8 +216,6 @@ class Recorder(RankOperators, DirectMode):
             return args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
-        if keeps_again(func) and self.phase == _BACKWARD:
-            self._between.kept_again += 1
         if func is _add and private_torch.summed_in_place(args):
             func = _add_
         else:
@@ -240,8 +236,6 @@ class Recorder(RankOperators, DirectMode):
                     self._note(plan, fresh, module)
                     if known.knows:
                         self._know(func, args, found[1], fresh)
-                else:
-                    self._between.views += 1
                 follow(func, args, kwargs, found[1], result)
                 return self._ran(func, args, kwargs, result)
         if func.namespace == "profiler":  # a name for a stretch of code, which reaches no device
@@ -380,7 +374,6 @@ class Recorder(RankOperators, DirectMode):
         for tensor in fresh[seen:]:
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
         if not cost.kernels:
-            self._between.views += 1
             return
         in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
         if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
@@ -389,8 +382,7 @@ class Recorder(RankOperators, DirectMode):
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
             blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
-            line=fake_failure.place_outside() if plan.blocking else "", **self._between.take(self.modules.entered),
-            **cost._asdict(),
+            line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
         )  # fmt: skip
         self._last_run[stream] = self._builder.run(run)
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.device_kinds import CPU, CUDA, kind_of, module_of, wait_for
-from snugfit.measure.around_operators import issue_seconds
+from snugfit.measure.issue_seconds import issue_seconds
 from snugfit.measure.nvml import process_bytes
 
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")

@@ -24,8 +24,6 @@ class ModulePath:
         """Knows no names yet."""
         self.stack: list[str] = []
         """Paths of the modules whose forward is under way, outermost first."""
-        self.entered = 0
-        """Modules called so far."""
         self._names: dict[int, str] = {}
         self._owners: dict[int, str] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -92,7 +90,6 @@ class ModulePath:
             if self.stack and self.stack[-1]:
                 path = f"{self.stack[-1]}.{path}"
         self.stack.append(path)
-        self.entered += 1
         self._point(path)
 
     def _left(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:

@@ -22,7 +22,6 @@ CATEGORIES = ("weights", "gradients", "optimizer_state", "activations", "tempora
 
 ALLOC, FREE, RESIZE, WORKSPACE, MARK, EMPTY_CACHE = range(6)
 """Kinds of events: the first of the three columns. What subject and value mean is said at `Trace`."""
-GRAPH, ENGINE, CODE = "graph", "engine", "code"
 """Who calls an operator."""
 
 
@@ -145,17 +144,8 @@ class OperatorRun(NamedTuple):
     """What it takes on the processor that was asked, called from Python; None where none was."""
     collective: Collective | tuple[()] = ()
     """For a collective: what is sent; empty for everything else."""
-    kept_again: int = 0
-    """Tensors that a block which is computed again in backward kept since the operator before."""
     line: str = ""
     """For one that the host waits for: `file:line` of a person's code that asked for it; empty where snugfit's own did."""
-    caller: str = GRAPH
-    """Who called it: a forward pass that autograd notes (`GRAPH`), autograd itself in backward (`ENGINE`), or code of which
-    nothing is noted (`CODE`): an update, and what a `torch.autograd.Function` does."""
-    views: int = 0
-    """Operators since the one before that made a view or an empty tensor."""
-    modules: int = 0
-    """Modules called since the operator before."""
 
     @property
     def aligned(self) -> bool:

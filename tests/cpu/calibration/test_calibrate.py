@@ -24,9 +24,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path, monkeypatch):
-    """A folder of caches of its own; and a processor is measured once, where a minute is not the point."""
+    """A folder of caches of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(calibration, "_PASSES", 1)
 
 
 def estimated():
@@ -43,65 +42,6 @@ def test_what_is_kept_of_a_processor_is_what_the_clock_takes():
     assert as_data(host_speeds.host_speeds()) == as_data(kept["speeds"])
     assert kept["identity"]["torch"] == torch.__version__
     assert 1e-7 < estimated().step_seconds < 10
-
-
-def test_a_processor_is_measured_several_times_and_the_middle_of_each_number_counts(monkeypatch):
-    speeds = host_speeds.measured_speeds(torch.get_num_threads())
-    rates = iter([5.0, 3.0, 1.0, 2.0, 4.0])
-
-    @functools.cache
-    def measured(threads, patience):
-        rate = next(rates)
-        return dataclasses.replace(
-            speeds, pass_seconds=rate, product_rates=((1.0, 6.0 - rate),), dtype_factors={"float16": rate}
-        )
-
-    monkeypatch.setattr(calibration, "_PASSES", 5)
-    monkeypatch.setattr(calibration, "_APART_SECONDS", 0.0)
-    monkeypatch.setattr(calibration, "measured_speeds", measured)
-    found = calibration._speeds(1)
-    assert (found["pass_seconds"], found["product_rates"], found["dtype_factors"]) == (
-        3.0,
-        [[1.0, 3.0]],
-        {"float16": 3.0},
-    )
-    assert found["operator_seconds"] == speeds.operator_seconds and found["threads"] == speeds.threads
-
-
-def test_passes_that_knew_no_full_speed_do_not_count(monkeypatch):
-    speeds = host_speeds.measured_speeds(torch.get_num_threads())
-    monkeypatch.setattr(calibration, "_PASSES", 3)
-    monkeypatch.setattr(calibration, "_MOST_PASSES", 6)
-    monkeypatch.setattr(calibration, "_APART_SECONDS", 0.0)
-
-    def measure(*few):
-        left = iter(few)
-
-        @functools.cache
-        def measured(threads, patience):
-            seconds = next(left)
-            return dataclasses.replace(speeds, few_operators_seconds=seconds, pass_seconds=seconds)
-
-        monkeypatch.setattr(calibration, "measured_speeds", measured)
-        found = calibration._speeds(1)
-        assert found["few_operators_seconds"] == found["pass_seconds"]
-        return found["pass_seconds"], len(list(left))
-
-    assert measure(9.0, 8.9, 5.0, 9.1, 5.1, 5.2) == (5.1, 0)
-    assert measure(5.2, 5.0, 5.1, 1.0) == (5.1, 1)
-    assert measure(9.0, 9.0, 9.0, 1.0) == (9.0, 1)
-    assert measure(9.0, 9.0, 5.0, 9.0, 9.0, 5.4, 1.0) == (pytest.approx(5.2), 1)
-
-
-def test_only_a_calibration_waits_for_full_speed(monkeypatch):
-    def asked(seconds, patience):
-        raise InterruptedError(patience)
-
-    monkeypatch.setattr(host_speeds, "FullSpeed", asked)
-    with pytest.raises(InterruptedError, match=r"^0\.0$"):
-        host_speeds.measured_speeds.__wrapped__(1)
-    with pytest.raises(InterruptedError, match=r"^3\.0$"):
-        calibration._speeds(1)
 
 
 def test_operators_that_were_timed_before_are_asked_again():
@@ -162,7 +102,7 @@ def test_stopped_before_its_end_it_leaves_the_earlier_one(monkeypatch, capsys):
     kept = calibrate(CPU)
 
     @functools.cache
-    def stopped(threads, patience):
+    def stopped(threads):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(calibration, "measured_speeds", stopped)

@@ -6,12 +6,11 @@ import json
 
 import pytest
 
-from snugfit.calibration import calibrate as calibration
 from snugfit.calibration import verification
 from snugfit.calibration.calibrate import calibrate
 from snugfit.cli import main
 from snugfit.cli import verify as verify_command
-from snugfit.errors import InputError, SnugfitWarning
+from snugfit.errors import InputError
 from snugfit.training.run_dir import METRICS
 
 
@@ -68,16 +67,6 @@ def test_it_ends_in_time_and_says_what_is_left_out(monkeypatch, capsys):
     assert f"no time for {', '.join(found['left_out'])}; --minutes 6 " in shown.err
 
 
-def test_a_busy_processor_is_not_waited_for(monkeypatch):
-    clock = itertools.count(0, 25)
-    monkeypatch.setattr(calibration.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(calibration.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(calibration.measured_speeds, "__wrapped__", lambda *_: {"few_operators_seconds": 1.0})
-    monkeypatch.setattr(calibration, "as_data", lambda speeds: speeds)
-    with pytest.warns(SnugfitWarning, match=r"busy: \d of 7 passes in \d+ seconds count"):
-        assert calibration._speeds(1) == {"few_operators_seconds": 1.0}
-
-
 def test_a_model_that_cannot_be_run_is_one_message(monkeypatch, capsys):
     def refuses(*words, **settings):
         raise InputError("model 'nonesuch' is unknown")
@@ -93,7 +82,6 @@ def test_a_real_run_of_the_stock_model_takes_the_predicted_bytes(tmp_path, monke
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(verification, "STEPS", 11)
-    monkeypatch.setattr(calibration, "_PASSES", 1)
     calibrate(torch.device("cpu"))
     words = [verification.STOCK, "--image-size", str(verification.STOCK_IMAGE_SIZE), "--device", "cpu"]
     row = verification.verify("plain", {"precision": "bf16-mixed"}, words, batch_size=2)

@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-import types
 import warnings
 
 import patience
@@ -14,13 +13,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from snugfit import SnugfitWarning
-from snugfit.fake_device import cpu_operators, operator_shrink, operator_truth
+from snugfit.fake_device import operator_shrink, operator_truth
 from snugfit.fake_device.cpu_operators import CpuOperators
 from snugfit.fake_device.operator_costs import cost_of
 from snugfit.fake_device.operator_truth import results_of
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.measure.fresh import TUNED_ENVIRONMENT
-from snugfit.measure.full_speed import FullSpeed
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -261,55 +259,6 @@ def test_an_answer_is_asked_for_once_and_the_same_anywhere(tmp_path):
     assert all(0 < answer[0].seconds < 10 for answer in answers)
     bytes_alone = [(answer[0]._replace(seconds=None), *answer[1:]) for answer in answers]
     assert all(answer == bytes_alone[0] for answer in bytes_alone)
-
-
-@pytest.fixture
-def calibrated(monkeypatch):
-    """A calibration is kept; whether full speed comes is what the test says."""
-    speed = types.SimpleNamespace(comes=True)
-
-    class Scripted(FullSpeed):
-        def wait(self):
-            self.missed += not speed.comes
-            return speed.comes
-
-    speeds = types.SimpleNamespace(few_operators_seconds=1.0)
-    monkeypatch.setattr(cpu_operators, "kept_speeds", lambda processor, version: speeds)
-    monkeypatch.setattr(cpu_operators, "FullSpeed", Scripted)
-    return speed
-
-
-def test_what_was_timed_while_the_machine_was_slower_is_said_and_timed_again(calibrated, tmp_path):
-    operator, args = OPERATORS["mm"]()
-    calibrated.comes = False
-    slow = CpuOperators(tmp_path)
-    with pytest.warns(SnugfitWarning, match="computed more slowly than when it was calibrated"):
-        first, _ = ask(slow, operator, args, {})
-    assert first.seconds > 0
-    slow.full_speed.patience = 0.0
-    with pytest.warns(SnugfitWarning, match="computed more slowly"):
-        assert ask(slow, operator, args, {})[0] == first
-    assert slow.asked == 1
-    calibrated.comes = True
-    fast = CpuOperators(tmp_path)
-    second = ask(fast, operator, args, {})
-    assert ask(fast, operator, args, {}) == second == ask(CpuOperators(tmp_path), operator, args, {})
-    assert fast.asked == 1
-
-
-def test_what_was_timed_before_a_calibration_is_timed_again_after_it(request, machine, tmp_path):
-    operator, args = OPERATORS["mm"]()
-    ask(machine, operator, args, {})
-    assert machine.full_speed is None
-    request.getfixturevalue("calibrated")
-    ask(machine, operator, args, {})
-    assert machine.asked == 1
-    later = CpuOperators(tmp_path)
-    ask(later, operator, args, {})
-    assert later.asked == 1
-    machine.forget()
-    ask(machine, operator, args, {})
-    assert machine.asked == 2 and machine.full_speed is not None
 
 
 def test_threads_have_answers_of_their_own(tmp_path):

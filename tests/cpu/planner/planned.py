@@ -22,8 +22,7 @@ SPEEDS = HostSpeeds(
     operator_seconds=2e-5,
     product_rates=((1e5, 2e10), (1e8, 5e10)),
     dtype_factors={"bfloat16": 0.5},
-    byte_seconds=((1e4, 5e-11), (1e7, 1e-10)),
-    operator_factors={"aten.gelu.default": 4.0},
+    memory_seconds=((1e4, 5e-7), (1e7, 1e-3)),
     threads=1,
 )
 CPU = Place(card=device_named("cpu"), personality=Personality(kind="cpu"), speeds=SPEEDS)
