@@ -163,10 +163,10 @@ def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
 
     import snugfit
     from benchmarks.gpu.training_run import built, wait
-    from snugfit.measure.processor import busy_clock
+    from snugfit.device_kinds import work_clock
 
     device = torch.device(place.kind)
-    now = busy_clock() if place.kind == "cpu" else time.perf_counter  # other processes are no part of what is predicted
+    now = work_clock(device)  # other processes are no part of what is predicted
     torch.manual_seed(0)
     trainer = snugfit.prepare(built(run, device), run.recipe, device=device, **run.arguments)
     batch = run.batch()

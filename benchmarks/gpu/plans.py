@@ -1,4 +1,4 @@
-"""Is the plan the fastest? For ten pairs of model and budget, the planned recipe and others that fit, all timed for real.
+"""Is the run the fastest? For ten pairs of model and budget, what tuning keeps, the plan and others that fit, all timed.
 
 The others are at the same precision, and learn the same: none cuts the batch of a model that normalises by it. They leave as
 much of the budget free as a plan does. Which of them fit is decided by a replay of their simulation at the card's size, on a
@@ -22,6 +22,8 @@ from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place
 
 if TYPE_CHECKING:
+    from benchmarks.gpu.training_run import TrainingRun
+    from snugfit.planner.plan_result import Plan
     from snugfit.recipe import Recipe
     from snugfit.recording.recording import Recording
     from snugfit.workers.pool import Pool
@@ -43,7 +45,7 @@ sample at a time) to what plain training needs."""
 MOST_OTHERS = 14
 """Other recipes that are timed at most."""
 WARM_UP = 2
-ROUNDS = {"cuda": 3, "cpu": 60}
+ROUNDS = {"cuda": 3, "cpu": 12}
 
 
 def cases(place: Place) -> Sequence[Case]:
@@ -148,6 +150,7 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         candidates = _that_fit(configuration, recipes, place, pool, budget - plan.margin_bytes, plan.recipe)
     finally:
         pool.close()
+    kept, tuning_steps = _tuned(run, plan, place)
     check_prepared(
         lambda: built(run, torch.device(place.kind)),
         plan,
@@ -156,7 +159,11 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         device=place.kind,
         tolerance=1e-2,
     )
-    rows = [{"recipe": plan.recipe, "predicted_seconds": plan.estimate.step_seconds}, *candidates]
+    known = {plan.recipe: plan.step_seconds} | {one.recipe: one.step_seconds for one in plan.rivals}
+    others = [row for row in candidates if row["recipe"] != kept]
+    rows = [{"recipe": one, "predicted_seconds": known[one]} for one in dict.fromkeys((kept, plan.recipe))]
+    rows += [{"recipe": one, "predicted_seconds": known[one]} for one in known if one not in (kept, plan.recipe)]
+    rows += [row for row in others if row["recipe"] not in known]
     _limit(place, budget)
     rounds = _rounds(configuration, [row["recipe"] for row in rows], place)
     times = [None if None in one else statistics.median(filter(None, one)) for one in zip(*rounds, strict=True)]
@@ -168,18 +175,39 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         }
         for row, seconds in zip(rows, times, strict=True)
     ]
-    fitting = [number for number, seconds in enumerate(times) if number and seconds is not None]
+    fitting = [number for number, seconds in enumerate(times) if seconds is not None]
+    planned = next(number for number, row in enumerate(rows) if row["recipe"] == plan.recipe)
     return {
         "budget_bytes": budget,
         "planned_in_seconds": planned_in,
-        "plan": found[0],
-        "others": found[1:],
-        "others_that_fit": len(fitting),
-        "plan_over_fastest": behind_fastest(rounds, fitting) if times[0] is not None else None,
+        "tuning_steps": tuning_steps,
+        "tuned": found[0],
+        "plan": found[planned],
+        "others": [row for number, row in enumerate(found) if number not in (0, planned)],
+        "others_that_fit": len(fitting) - len({0, planned}),
+        "tuned_over_fastest": behind_fastest(rounds, 0, fitting) if times[0] is not None else None,
+        "plan_over_fastest": behind_fastest(rounds, planned, fitting) if times[planned] is not None else None,
         "rank_correlation": rank_correlation(
             [(row["predicted_seconds"], row["seconds"]) for row in found if row["predicted_seconds"] and row["seconds"]]
         ),
     }
+
+
+def _tuned(run: TrainingRun, plan: Plan, place: Place) -> tuple[Recipe, int]:
+    """The recipe that a run by the plan keeps, and the steps in which it is found."""
+    import torch
+
+    import snugfit
+    from benchmarks.gpu.training_run import built
+
+    device = torch.device(place.kind)
+    torch.manual_seed(0)
+    trainer = snugfit.prepare(built(run, device), plan, device=device, tune=True, **run.arguments)
+    batch = run.batch()
+    while trainer.tuning is not None:
+        trainer.step(batch)
+    trainer.finish()
+    return trainer.recipe, trainer.steps_done
 
 
 def _learns_the_same(recipe: Recipe, plain: Recipe, recorded: Recording) -> bool:
@@ -236,14 +264,15 @@ def _limit(place: Place, budget: int) -> None:
         torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.get_device_properties(0).total_memory)
 
 
-def behind_fastest(rounds: Sequence[Sequence[Any]], others: Sequence[int]) -> float:
-    """Returns how many times as long as the fastest recipe the first one takes, 1 where it is the fastest.
+def behind_fastest(rounds: Sequence[Sequence[Any]], one: int, others: Sequence[int]) -> float:
+    """Returns how many times as long as the fastest recipe one of them takes, 1 where it is the fastest.
 
     Args:
         rounds: Of each round, the seconds of each recipe.
-        others: The recipes that the first one is compared with.
+        one: Which.
+        others: The recipes that it is compared with.
     """
-    return max([1.0, *(statistics.median(seconds[0] / seconds[other] for seconds in rounds) for other in others)])
+    return max([1.0, *(statistics.median(seconds[one] / seconds[other] for seconds in rounds) for other in others)])
 
 
 def _rounds(configuration: Configuration, recipes: list[Recipe], place: Place) -> list[list[float | None]]:
@@ -326,10 +355,13 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def _line(row: dict[str, Any]) -> str:
     found = row["measured"]
-    behind = found["plan_over_fastest"]
+    behind, tuned = (
+        "did not fit" if found[name] is None else f"{found[name]:.3f} x the fastest"
+        for name in ("plan_over_fastest", "tuned_over_fastest")
+    )
     correlation = found["rank_correlation"]
     return (
-        f"{'did not fit' if behind is None else f'{behind:.3f} x the fastest'} of {found['others_that_fit']} others; "
+        f"{tuned}, found in {found['tuning_steps']} steps; the plan {behind}; of {found['others_that_fit']} others; "
         f"rank correlation {'-' if correlation is None else f'{correlation:.2f}'}; planned in "
         f"{found['planned_in_seconds']:.1f} s: {found['plan']['recipe']}"
     )

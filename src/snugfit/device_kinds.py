@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -132,6 +133,17 @@ def computes_in_bf16(device: torch.device) -> bool:
     module = module_of(device)
     asked = getattr(module, "is_bf16_supported", None)
     return True if asked is None else bool(asked(including_emulation=False))
+
+
+def work_clock(device: torch.device) -> Callable[[], float]:
+    """Returns the clock by which work on a device is timed, in seconds.
+
+    On a processor with one thread of computation it stands while another process has the processor, so that a busy machine
+    makes nothing slow; everywhere else it goes on, for there the work is waited for.
+    """
+    import torch
+
+    return time.thread_time if device.type == CPU and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def wait_for(device: torch.device) -> None:

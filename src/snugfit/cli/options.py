@@ -126,6 +126,10 @@ def add_options(group: Any, options: type, *names: str, judged: bool = True) -> 
             continue
         option, default = "--" + name.replace("_", "-"), getattr(options, name, None)
         kind, *word = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        if kind is bool and default:  # what is on by itself can be switched off
+            off = option.replace("--", "--no-", 1)
+            group.add_argument(off, dest=name, action="store_false", help=f"Switches off: {docs[name]}")
+            continue
         if kind is bool:
             group.add_argument(option, action="store_true", default=default, help=docs[name])
             continue

@@ -39,6 +39,8 @@ class RunOptions:
     slower then. Without it rss_bytes is what the system counts, memory kept free for later included."""
     predict: bool = False
     """also predict what the recipe takes, before training; --budget does"""
+    tune: bool = True
+    """with --budget, the first steps go by recipes that promise about as much, in turn, and the others by the fastest"""
     tensorboard: bool = False
     """also write event files for TensorBoard"""
 

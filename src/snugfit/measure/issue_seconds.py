@@ -6,14 +6,12 @@ the same on a card, whose host issues such operators one after the other.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 from torch import nn
 
-from snugfit.device_kinds import CPU, wait_for
-from snugfit.measure.processor import busy_clock
+from snugfit.device_kinds import wait_for, work_clock
 from snugfit.private_torch import DirectMode
 
 _ROUNDS = 30
@@ -27,7 +25,7 @@ def issue_seconds(device: torch.device) -> float:
         layer = nn.TransformerDecoderLayer(_WIDTH, 2, 4 * _WIDTH, dropout=0.0, batch_first=True)
         model = nn.TransformerDecoder(layer, _BLOCKS).to(device)
     inputs = torch.ones(1, _TOKENS, _WIDTH, device=device)
-    clock = busy_clock() if device.type == CPU else time.perf_counter
+    clock = work_clock(device)
     best = float("inf")
     with torch.enable_grad():
         with _Count() as count:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snugfit.measure.processor import busy_clock
+import torch
+
+from snugfit.device_kinds import CPU, work_clock
 
 _REPEATS = 3
 _LOOP_SECONDS, _MOST_LOOPS = 0.001, 200
@@ -12,7 +14,7 @@ _LOOP_SECONDS, _MOST_LOOPS = 0.001, 200
 
 def best_seconds(run: Callable[[], object]) -> float:
     """Returns the best of a few runs after one to warm up; short ones are looped until the clock can tell."""
-    clock = busy_clock()
+    clock = work_clock(torch.device(CPU))
     run()
     begin = clock()
     run()

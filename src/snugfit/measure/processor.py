@@ -7,8 +7,6 @@ import functools
 import os
 import platform
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
@@ -41,17 +39,6 @@ class Processor:
     def identity(self) -> dict[str, object]:
         """Returns all of it as plain data, the same in every process."""
         return dataclasses.asdict(self)
-
-
-def busy_clock() -> Callable[[], float]:
-    """Returns the clock by which work of this thread is timed.
-
-    With one thread of computation it stands while another process has the processor, so that a busy machine makes nothing
-    slow; with several it goes on, for they are waited for.
-    """
-    import torch
-
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def this_processor() -> Processor:

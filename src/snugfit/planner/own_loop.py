@@ -43,4 +43,4 @@ def for_own_loop(found: Plan) -> Plan:
         found: What was planned without them.
     """
     theirs = dict.fromkeys(LOOP_FIELDS & found.reasons.keys(), "off: it belongs to the loop.")
-    return dataclasses.replace(found, reasons={**found.reasons, **theirs}, fallbacks=())
+    return dataclasses.replace(found, reasons={**found.reasons, **theirs}, fallbacks=(), rivals=())

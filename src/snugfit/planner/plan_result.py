@@ -11,6 +11,7 @@ from typing import Any
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_data
 from snugfit.planner.elsewhere import Elsewhere
+from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
 from snugfit.simulator.prediction import Estimate
 
@@ -83,6 +84,8 @@ class Plan:
     """batch_size or seq_len -> the largest value that fits, where that was asked for."""
     gpus_tried: tuple[GpusTried, ...] = ()
     """Numbers of GPUs, fewest first, where the fewest were asked for; the plan is for the first that fits."""
+    rivals: tuple[Rival, ...] = ()
+    """Recipes of the same fidelity that fit and promise about as much, fastest first; a run may find one to be faster."""
     elsewhere: tuple[Elsewhere, ...] = ()
     """Where several GPUs train: what snugfit does not run and is the natural next step, with the tools that do."""
 

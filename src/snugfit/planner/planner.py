@@ -20,6 +20,7 @@ from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Laboratory, Place, Probe
 from snugfit.planner.refusal import Refusal, does_not_fit
+from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check, Checked
 from snugfit.planner.smallest import Smallest
@@ -366,6 +367,7 @@ class Planner:
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.laboratory.probes),
             traits=self._traits(),
+            rivals=rivals_of(search.space, best, capacity, self.place.card.context_bytes),
             elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),
         )
 

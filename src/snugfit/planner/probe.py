@@ -87,6 +87,8 @@ class Probe:
     total_bytes: int
     """The most that it reserves where memory is not short, and CUDA's context; on cpu what its tensors take, with the host
     pool."""
+    allocated_bytes: int
+    """The most bytes of its tensors."""
     host_bytes: int
     """The most bytes in host memory."""
     build_decides: bool
@@ -145,6 +147,7 @@ def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = Fa
         recipe=recipe,
         need_bytes=held if place.on_cpu else replays.smallest_bytes + nccl_bytes,
         total_bytes=held + place.card.context_bytes + nccl_bytes,
+        allocated_bytes=played.peak_allocated_bytes,
         host_bytes=machine_host_bytes(recorded),
         build_decides=played.peak_phase == "build",
         seconds=timing.step_seconds,

@@ -33,6 +33,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "budget",
             f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
         )
+    if summary.get("tuning"):
+        yield "tried", _tried(summary["tuning"])
     over = _over_budget(summary)
     if over is not None:
         yield "over budget", over
@@ -89,6 +91,17 @@ def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:
         f"{format_bytes(min(sizes))}), number {slow} the slowest ({format_seconds(max(seconds))} of processor time; the "
         f"fastest {format_seconds(min(seconds))})"
     )
+
+
+def _tried(tuning: Mapping[str, Any]) -> str:
+    """The recipes that the first steps went by, one a line; the kept one is marked."""
+    lines = []
+    for one in tuning["tried"]:
+        measured = one["left_out"] or format_seconds(one["seconds"])
+        words = recipe_in_words(Recipe.from_mapping(one["recipe"]))
+        kept = ", kept" if one["kept"] else ""
+        lines.append(f"{words}: {measured}, predicted {format_seconds(one['predicted_seconds'])}{kept}")
+    return "\n".join(lines)
 
 
 def _over_budget(summary: Mapping[str, Any]) -> str | None:

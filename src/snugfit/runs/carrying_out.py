@@ -28,6 +28,7 @@ from snugfit.runs.place import RunPlace, place_named
 from snugfit.runs.request import How, Request, resume_command, saved_words
 from snugfit.runs.result import TrainResult
 from snugfit.runs.text_parts import save_for_transformers
+from snugfit.runs.tuned import watch_tuning, with_rivals_to_time
 from snugfit.techniques.adapter.layers import adapted_layers
 from snugfit.training.adapter_file import merge_adapter
 from snugfit.training.best import check_best
@@ -37,6 +38,7 @@ from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
 from snugfit.training.stop_signal import StopSignal
 from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
+from snugfit.training.tuning import STEPS_EACH, Tuning
 from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task
@@ -87,9 +89,11 @@ def carry_out(
 
         chosen = processes.from_first(lambda: with_microbatches_tried(chosen, request, data, task))
     where.check(chosen.recipe)
+    chosen = with_rivals_to_time(chosen, where, total_steps)
     with contextlib.ExitStack() as around:
         device = around.enter_context(where.entered())
-        meter = meter_for(device)
+        # Each recipe that is timed is recorded to its end: what a change releases was then allocated before its eyes.
+        meter = meter_for(device, window_steps=STEPS_EACH if chosen.rivals else 3)
         memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
         around.enter_context(chosen.limited(device))
         if processes.count > 1 and device.type == CPU:
@@ -106,6 +110,7 @@ def carry_out(
         layout_of(trainer.model.state_dict())  # what cannot be saved is said before the first step
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         with open_run(request, chosen) as run_dir:
+            tuning = watch_tuning(trainer, chosen, run_dir, meter)
             try:
                 if not how.resume and chosen.recipe.quantize != "none":
                     stored = stored_start(request)
@@ -123,6 +128,7 @@ def carry_out(
                     raise TrainingStopped(message, result.stopped_by)
                 measured = _of_all(processes, {**meter.result(trainer.peak_host_bytes), "busy_seconds": busy})
                 summary = _summary(loop, request, chosen, where, measured, result, processes) | watch.result(measured)
+                summary |= _tuned(tuning, chosen)
                 _write_results(loop, request, summary, processes)
                 processes.all(None)  # nobody leaves before all is written
             except OutOfMemoryError as error:
@@ -239,7 +245,6 @@ def _summary(
         "recipe": trainer.recipe.to_mapping(),
         "workload": {**request.to_mapping(), "settings": workload.to_mapping()},
         "fidelity": dataclasses.asdict(trainer.fidelity),
-        "predicted": None if chosen.predicted is None else dict(chosen.predicted),
         "measured": dict(measured),
         # Wall time says nothing of a card that is not there.
         "seconds": None if where.card else result.seconds,
@@ -257,6 +262,12 @@ def _summary(
         "run_dir": str(loop.run_dir.path),
         "torch_version": str(torch.__version__),
     }
+
+
+def _tuned(tuning: Tuning | None, chosen: Chosen) -> dict[str, Any]:
+    """What the result says about the recipes that were timed, and what was promised for all of them."""
+    found = tuning.to_mapping() if tuning is not None and tuning.ended else chosen.tuned
+    return {"tuning": found, "predicted": chosen.of_all_tried(found)}
 
 
 def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], processes: Processes) -> None:

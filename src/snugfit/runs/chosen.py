@@ -13,6 +13,7 @@ from snugfit.device_kinds import limited
 from snugfit.errors import InputError
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
+from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
 
@@ -39,6 +40,10 @@ class Chosen:
     """Text of `plan.json`."""
     fidelity: Fidelity | None = None
     """What the plan promises about the update."""
+    rivals: tuple[Rival, ...] = ()
+    """Recipes that the first steps find out about, whether one of them is faster."""
+    tuned: Mapping[str, Any] | None = None
+    """What was found about that before the run was stopped; None: nothing yet."""
     traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What the plan has found out about model and loss."""
 
@@ -57,17 +62,52 @@ class Chosen:
         return limited(device, self.budget_bytes - (self.predicted["context_bytes"] or 0))
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds of a step that the plan promises."""
+        assert self.predicted is not None
+        return float(self.predicted["step_seconds"])
+
+    def of_all_tried(self, tuning: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Returns what was promised for the recipes that the run has gone by: the peaks of the largest, the kept one's time.
+
+        Args:
+            tuning: What `Tuning.to_mapping` says; None: only the plan's recipe.
+        """
+        if self.predicted is None:
+            return None
+        promised = dict(self.predicted)
+        for one in () if tuning is None else tuning["tried"]:
+            rival = next((rival for rival in self.rivals if rival.recipe == Recipe.from_mapping(one["recipe"])), None)
+            if rival is None:
+                continue
+            peaks = {
+                "peak_tensor_bytes": rival.peak_allocated_bytes,
+                "peak_allocated_bytes": rival.peak_allocated_bytes,
+                "peak_reserved_bytes": rival.peak_reserved_bytes,
+                "host_tensor_bytes": rival.host_bytes,
+            }
+            promised |= {
+                name: max(promised[name], size) for name, size in peaks.items() if promised.get(name) is not None
+            }
+            if one["kept"]:
+                promised["step_seconds"] = rival.step_seconds
+        return promised
+
+    @property
     def budget_bytes(self) -> int | None:
         """The budget; None where there is none, with or without a prediction."""
         return None if self.predicted is None else self.predicted.get("budget_bytes")
 
 
-def chosen_by(plan: Plan) -> Chosen:
+def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
     """Returns the recipe of a plan, and tells the person what was planned.
 
     Args:
         plan: The plan.
+        tune: Whether the run finds out if a rival of the recipe is faster.
     """
+    if not tune:
+        plan = dataclasses.replace(plan, rivals=())
     promised = _predicted(plan)
     changed = ", ".join(f"{name}={as_typed(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
     peak = promised.get("peak_reserved_bytes", plan.estimate.peak_allocated_bytes)
@@ -91,16 +131,18 @@ def chosen_by(plan: Plan) -> Chosen:
         predicted=promised,
         plan=text,
         fidelity=plan.fidelity,
+        rivals=plan.rivals,
         traits=plan.traits,
     )
 
 
-def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
+def chosen_before(recipe: Recipe, plan: str | None, *, tune: bool) -> Chosen:
     """Returns the recipe of a run that goes on.
 
     Args:
         recipe: The run's recipe.
         plan: Text of its `plan.json`, or None where it was not planned.
+        tune: As for `chosen_by`, where the run was stopped before that was found out.
 
     Raises:
         InputError: The file was altered.
@@ -116,6 +158,8 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
             predicted=dict(stored["predicted"]),
             plan=plan,
             fidelity=Fidelity(**stored["fidelity"]),
+            rivals=tuple(map(_rival, stored.get("rivals", ()))) if tune or "tuned" in stored else (),
+            tuned=stored.get("tuned"),
             traits=dict(stored.get("traits", {})),  # plans of an earlier version have none
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -123,6 +167,10 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
             f"plan.json of the run was altered, or written by another version of snugfit ({type(error).__name__}: {error}). "
             "Remove it, and the run goes on without a plan."
         ) from error
+
+
+def _rival(stored: Mapping[str, Any]) -> Rival:
+    return Rival(**{**stored, "recipe": Recipe.from_mapping(stored["recipe"])})
 
 
 def _predicted(plan: Plan) -> dict[str, Any]:

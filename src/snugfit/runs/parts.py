@@ -174,7 +174,8 @@ def build_trainer(
     told = {**settings.to_mapping(), "max_steps": total_steps}
     for name in TRAITS:  # prepare reads the traits off the model
         del told[name]
-    trainer = prepare(model, chosen, device=device, **what_is_learned(request, task), **told)
+    tune = bool(chosen.rivals) and chosen.tuned is None
+    trainer = prepare(model, chosen, device=device, tune=tune, **what_is_learned(request, task), **told)
     if processes.count > 1:  # who has built nothing has drawn nothing
         restore(processes.from_first(capture))
     return trainer

@@ -45,6 +45,7 @@ def train(
     pin: Mapping[str, Any] | None = None,
     forbid: str | Iterable[str] | None = None,
     host_budget: str | int | None = None,
+    tune: bool = True,
     predict: bool = False,
     task: str | None = None,
     model_arg: Mapping[str, Any] | Iterable[str] | None = None,
@@ -91,6 +92,8 @@ def train(
         pin: Recipe field -> value that the plan must keep; so is every recipe field given as an option.
         forbid: Recipe fields that the plan must leave plain.
         host_budget: Host memory that the plan may use; None: what is free.
+        tune: Whether the first steps of a run with a plan go by recipes that promise about as much, in turn, and the others
+            by the one that was the fastest; the update is of the same fidelity all the time.
         predict: Whether the recipe is also predicted before training, without a budget.
         task: image-classification, text-classification or causal-lm; None: what data and model are for.
         model_arg: Arguments of a named model's constructor.
@@ -169,7 +172,7 @@ def train(
                 _LOGGER.info("the run in %s is finished; this is its result.", path)
                 return TrainResult.of(summary)
             run.check_checkpoints()
-            before = choices.chosen_before(by, run.read_plan())
+            before = choices.chosen_before(by, run.read_plan(), tune=tune)
             by = processes.from_first(lambda: recipe_after(path, by, before.fallbacks, request.settings))
             before = dataclasses.replace(before, recipe=by)
             from snugfit.runs.carrying_out import carry_out
@@ -187,7 +190,7 @@ def train(
 
     def choose(known: Request, opened: Splits, task: Task, where: RunPlace) -> Chosen:
         if planned is not None:
-            return choices.chosen_by(planned)
+            return choices.chosen_by(planned, tune=tune)
         if budget is None and not predict:
             return Chosen(recipe=by)
         from snugfit.runs.planned import plan_training, predicted_for
@@ -195,7 +198,7 @@ def train(
         if budget is None:
             return Chosen(recipe=by, predicted=predicted_for(known, opened, task, where, by))
         assert limits is not None
-        return choices.chosen_by(plan_training(known, opened, task, where, budget, limits))
+        return choices.chosen_by(plan_training(known, opened, task, where, budget, limits), tune=tune)
 
     def open_run(known: Request, by: Chosen) -> RunDirectory:
         run: RunDirectory = FollowedRun(path, keep=keep_checkpoints)

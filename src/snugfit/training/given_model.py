@@ -23,6 +23,20 @@ class Plan(Protocol):
         """How the step is held in memory."""
 
 
+def candidates_of(plan: Any) -> list[tuple[Recipe, float]]:
+    """Returns the recipes that a run by a plan may time, with their predicted seconds: the plan's own first.
+
+    Raises:
+        InputError: It is no plan.
+    """
+    if not hasattr(plan, "rivals"):
+        raise InputError(
+            "tune=True times the rivals that a plan names, and no plan is given. Give what snugfit.plan returns, or leave "
+            "tune out."
+        )
+    return [(plan.recipe, plan.step_seconds), *((one.recipe, one.step_seconds) for one in plan.rivals)]
+
+
 def recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tuple[Recipe, tuple[Recipe, ...]]:
     """Returns the recipe of what was given, and the recipes to go on with where memory runs out.
 

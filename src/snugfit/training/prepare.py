@@ -27,7 +27,7 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.elementwise import check_elementwise
-from snugfit.training.given_model import Plan, check_lazy, place_of, recipe_and_fallbacks
+from snugfit.training.given_model import Plan, candidates_of, check_lazy, place_of, recipe_and_fallbacks
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
@@ -38,6 +38,7 @@ from snugfit.training.schedule import SchedulerArgument, check_schedule, schedul
 from snugfit.training.sparse_weights import check_sparse, sparse_embeddings
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild, remember_trainer, take_over
+from snugfit.training.tuning import Tuning
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
@@ -58,6 +59,7 @@ def prepare(
     loss_weight: LossWeight = "samples",
     scheduler: SchedulerArgument | None = None,
     device: torch.device | str | None = None,
+    tune: bool = False,
     **settings: Any,
 ) -> Trainer:
     """Puts a recipe's techniques in place and returns the trainer; the training loop stays yours.
@@ -84,6 +86,8 @@ def prepare(
         scheduler: A learning-rate scheduler of that optimizer, or a function from the optimizer to one, stepped after each
             update; None: yours to step, or none.
         device: Where to train; None: a CUDA device where there is one, otherwise where the model is.
+        tune: Whether the first steps (at most 17) go by the plan's recipe and its `rivals` in turn, timed, and the others by
+            the fastest; `trainer.recipe` says which. The update is of the plan's fidelity all the time.
         **settings: Fields of `Workload`: lr, weight_decay, betas, momentum, lr_schedule, warmup_steps, clip_norm, no_decay,
             batch_size, max_steps, seed, ...
 
@@ -96,6 +100,7 @@ def prepare(
     """
     plan = recipe
     recipe, fallbacks = recipe_and_fallbacks(recipe, fallbacks)
+    candidates = candidates_of(plan) if tune else []
     found = dict(getattr(plan, "traits", None) or {})  # what a plan has found out about model and loss
     settings = {**found, **{name: value for name, value in settings.items() if value is not None or name not in found}}
     if not isinstance(model, nn.Module):
@@ -109,6 +114,7 @@ def prepare(
         if storage is not None and recipe.optimizer is None:
             recipe = recipe.replace(optimizer=storage)
             fallbacks = tuple(fallback.replace(optimizer=storage) for fallback in fallbacks)
+            candidates = [(one.replace(optimizer=storage), seconds) for one, seconds in candidates]
     if "gpus" not in settings and "nodes" not in settings:
         settings.update(ranks)
     workload = _workload(model_traits(model, loss, forward), optimizer, settings)
@@ -187,6 +193,8 @@ def prepare(
         fallbacks=fallbacks,
         check=MicrobatchCheck(workload, passes, list(model.parameters()), scaled=scaled, promised=promised),
     )
+    if len(candidates) > 1:
+        trainer.tuning = Tuning(candidates)
     remember_trainer(model, trainer, rebuild)
     return trainer
 

@@ -120,6 +120,13 @@ class Recovery:
             self.choices.change_to(before)
             raise
 
+    def try_recipe(self, trainer: Trainer, recipe: Recipe) -> bool:
+        """Goes on with another recipe for a while, in all processes or in none; see `Trainer.try_recipe`."""
+        if not self._become_together(trainer, recipe):
+            return False
+        self.choices.stay_with(recipe)
+        return True
+
     def take_next_fallback(self, trainer: Trainer) -> bool:
         """Goes on with the next fallback that gives the same update; see `Trainer.take_next_fallback`."""
         level = LEVELS.index(trainer.fidelity.level)

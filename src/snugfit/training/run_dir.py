@@ -232,6 +232,12 @@ class RunDirectory:
         with _must_be_writable(self.path):
             self._write_text(START, f"{fingerprint}\n")
 
+    def note_tuned(self, recipe: Recipe, plan: str) -> None:
+        """Takes note of the recipe that the first steps have found to be the fastest, and of a `plan.json` that says so."""
+        with _must_be_writable(self.path):
+            self._write_text(RECIPE, recipe.to_yaml())
+            self._write_text(PLAN, plan)
+
     def check_checkpoints(self) -> None:
         """Checks that a run which saved checkpoints still has one; a run that never did may start over.
 

@@ -48,6 +48,9 @@ class FollowedRun(RunDirectory):
     def note_checkpoint(self, step: int) -> None:
         """Writes nothing."""
 
+    def note_tuned(self, recipe: Recipe, plan: str) -> None:
+        """Writes nothing."""
+
     def note_start(self, fingerprint: str) -> None:
         """Writes nothing."""
 

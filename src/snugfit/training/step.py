@@ -26,6 +26,7 @@ from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
 from snugfit.training.step_outputs import KeptOutputs, StepOutputs
 from snugfit.training.switch import Rebuild, trained_by_others
+from snugfit.training.tuning import Tuning
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Trainer:
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
         self.evaluation = EvaluationPieces(passes)
+        self.tuning: Tuning | None = None
+        """Times several recipes in the next steps; None: nothing is timed."""
         self._kept: KeptOutputs | None = None
         self._replaced = False
 
@@ -151,7 +154,8 @@ class Trainer:
             self.model.train()
         self._kept = kept = KeptOutputs() if outputs else None
         try:
-            loss = self._recovery.step(self, batch)
+            with nullcontext() if self.tuning is None else self.tuning.timed(self, batch):
+                loss = self._recovery.step(self, batch)
         finally:
             self._kept = None
         if self._scheduler is not None:
@@ -275,6 +279,22 @@ class Trainer:
         self.finish()
         self._follow()
         self._recovery.change_recipe(self, recipe)
+
+    def try_recipe(self, recipe: Recipe) -> bool:
+        """Goes on with another recipe, between two steps, whose fallbacks stay what they are.
+
+        Args:
+            recipe: As for `change_recipe`, which `Plan.rivals` are.
+
+        Returns:
+            Whether it is in place; False where this model or its memory cannot have it, and the one before stays.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        self.finish()
+        self._follow()
+        return self._recovery.try_recipe(self, recipe)
 
     def take_next_fallback(self) -> bool:
         """Goes on with the next fallback that gives the same update, between two steps, as if memory had run out.

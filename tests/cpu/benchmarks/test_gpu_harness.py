@@ -265,8 +265,8 @@ def test_rank_correlation(gpu):
 
 def test_a_plan_is_compared_with_others_within_each_round(gpu):
     rounds = [[10.0, 9.0, 20.0], [30.0, 27.0, 60.0], [20.0, 16.0, 5.0]]  # the machine slows down and comes back
-    assert gpu.plans.behind_fastest(rounds, [1, 2]) == pytest.approx(10 / 9)
-    assert gpu.plans.behind_fastest(rounds, [2]) == 1.0
+    assert gpu.plans.behind_fastest(rounds, 0, [0, 1, 2]) == pytest.approx(10 / 9)
+    assert gpu.plans.behind_fastest(rounds, 1, [1, 2]) == 1.0
 
 
 def test_plans_compete_with_more_than_ten_others(gpu):

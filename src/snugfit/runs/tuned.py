@@ -1,0 +1,61 @@
+"""The tuning of a run: whether its first steps find out which recipe is the fastest, and what is kept and told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from snugfit.measure.meter import Meter
+from snugfit.recipe import Recipe
+from snugfit.report.words import recipe_in_words
+from snugfit.runs.chosen import Chosen
+from snugfit.runs.place import RunPlace
+from snugfit.training.run_dir import RunDirectory
+from snugfit.training.step import Trainer
+from snugfit.training.tuning import Tuning, steps_for
+from snugfit.units import format_seconds
+
+LONGER = 3
+"""A run takes at least so many times the steps of its tuning; a shorter one keeps the plan's recipe."""
+_LOGGER = logging.getLogger(__name__)
+
+
+def with_rivals_to_time(chosen: Chosen, where: RunPlace, steps: int) -> Chosen:
+    """Returns the same without rivals where seconds mean nothing, or the run is too short to gain by timing them."""
+    if not chosen.rivals:
+        return chosen
+    if where.card is not None:
+        _LOGGER.info("a rehearsed card has no seconds, so no recipe is timed: the plan's is kept.")
+    elif steps >= LONGER * steps_for(1 + len(chosen.rivals)):
+        return chosen
+    return dataclasses.replace(chosen, rivals=())
+
+
+def watch_tuning(trainer: Trainer, chosen: Chosen, run_dir: RunDirectory, meter: Meter) -> Tuning | None:
+    """Has what a trainer's tuning finds kept in the run directory and told; returns it, None where nothing is timed."""
+    tuning = trainer.tuning
+    if tuning is None:
+        return None
+
+    def keep(ended: Tuning) -> None:
+        found = ended.to_mapping()
+        assert ended.kept is not None and chosen.plan is not None
+        run_dir.note_tuned(ended.kept, json.dumps({**json.loads(chosen.plan), "tuned": found}, indent=2))
+        _LOGGER.info("%s", in_words(found))
+
+    tuning.on_end, tuning.changing = keep, meter.changing
+    return tuning
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """Returns what was tried and found, as a sentence."""
+    tried = []
+    for one in found["tried"]:
+        measured = one["left_out"] or f"measured {format_seconds(one['seconds'])}"
+        words = recipe_in_words(Recipe.from_mapping(one["recipe"]))
+        tried.append(f"{words} (predicted {format_seconds(one['predicted_seconds'])}, {measured})")
+    kept = recipe_in_words(Recipe.from_mapping(found["recipe"]))
+    return f"{found['steps']} steps timed {'; '.join(tried)}. The run goes on with {kept}."

@@ -1,0 +1,35 @@
+"""Rivals of plans: they fit, promise about as much, and a run may go by them for a while."""
+
+import planned
+import pytest
+
+from snugfit.fidelity import fidelity
+from snugfit.planner.rivals import ABOUT, MOST
+from snugfit.recipe import Recipe
+from snugfit.training.changeable import problems_of_change
+
+
+@pytest.mark.parametrize("place", [planned.CPU, planned.CARD], ids=["cpu", "card"])
+def test_rivals_fit_and_promise_about_as_much(planning_pool, place):
+    with planned.planner(planning_pool, place=place) as planner:
+        most = planner.budget_bytes(planner.laboratory.need(Recipe()).need_bytes)
+        plan = planner.at(int(0.9 * most))
+        capacity, workload = planner.capacity_bytes(plan.budget_bytes), planner.search.space.workload
+        probes = [planner.laboratory.probes[one.recipe] for one in plan.rivals]
+    assert 1 <= len(plan.rivals) <= MOST
+    for rival, probe in zip(plan.rivals, probes, strict=True):
+        assert probe.need_bytes <= capacity and rival.step_seconds == probe.seconds <= ABOUT * plan.step_seconds
+        assert rival.recipe != plan.recipe and not any(problems_of_change(plan.recipe, rival.recipe, workload))
+        assert fidelity(rival.recipe, workload).level == plan.fidelity.level == "exact"
+        assert rival.peak_allocated_bytes <= rival.peak_reserved_bytes
+    on = [frozenset(one.to_mapping(defaults=False)) for one in (plan.recipe, *(one.recipe for one in plan.rivals))]
+    assert len(set(on)) == len(on), "one of each kind"
+    assert plan.to_mapping()["rivals"][0]["recipe"] == plan.rivals[0].recipe.to_mapping()
+
+
+def test_a_plan_that_rounds_has_rivals_that_round_no_more(planning_pool):
+    with planned.planner(planning_pool, allow=frozenset({"exact", "rounding"}), pins={"optimizer": None}) as planner:
+        plan = planner.at(2**24)
+        workload = planner.search.space.workload
+    for rival in plan.rivals:
+        assert fidelity(rival.recipe, workload).reasons.keys() <= plan.fidelity.reasons.keys()
