@@ -27,13 +27,13 @@ from benchmarks.gpu.training_run import TrainingRun, built
 from benchmarks.held_out import take_course
 from benchmarks.results_file import RESULTS, write
 from snugfit.fake_device.personality import Personality
+from snugfit.phases import listen, phase
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.runs.place import place_named
 from snugfit.simulator.session import STEPS, simulate_training
-from snugfit.techniques.microbatch.apply import map_tensors
-from snugfit.training.phases import listen, phase
+from snugfit.techniques.batches import map_tensors
 
 NAME = "card_bytes"
 MORE = 8

@@ -32,7 +32,7 @@ from benchmarks.ranks import SAMPLES, SECONDS, SUBJECTS, Subject
 from benchmarks.results_file import write
 from snugfit.measure.meter import meter_for
 from snugfit.techniques.batch_share import share_of
-from snugfit.techniques.microbatch.apply import cut, map_tensors
+from snugfit.techniques.batches import cut, map_tensors
 
 RANKS, STEPS = 2, 4
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20

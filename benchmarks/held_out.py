@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from snugfit.techniques.microbatch.apply import batch_length, map_tensors, split_batch
+from snugfit.techniques.batches import batch_length, map_tensors, split_batch
 from snugfit.training.course import Course, Observer
 from snugfit.training.evaluation import evaluated_at_once, task_of
 

@@ -29,7 +29,7 @@ from snugfit.measure.meter import meter_for
 from snugfit.private_torch.gloo import letting_go
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import share_of
-from snugfit.techniques.microbatch.apply import cut, map_tensors
+from snugfit.techniques.batches import cut, map_tensors
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 

@@ -30,7 +30,7 @@ from snugfit.errors import SnugfitError
 from snugfit.fake_device.read_values import ANSWER
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.private_torch import TorchDispatchMode
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 from snugfit.workers.pool import Pool
 
 STEPS = 12

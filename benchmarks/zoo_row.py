@@ -28,7 +28,7 @@ from snugfit.errors import DoesNotFitError, SnugfitError
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.simulator.estimate import estimate_named
-from snugfit.techniques.microbatch.apply import tensors_of
+from snugfit.techniques.batches import tensors_of
 from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 

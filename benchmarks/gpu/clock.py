@@ -190,7 +190,7 @@ def _step_seconds(run: TrainingRun, place: Place) -> list[float]:
 def _products(device: torch.device, place: Place) -> dict[str, Any]:
     """FLOP/s of a large product of random numbers by type, beside the table's peak and the share that is counted on."""
     from benchmarks.gpu.training_run import card_of
-    from snugfit.measure.card_speeds import product_rates
+    from snugfit.calibration.card_speeds import product_rates
     from snugfit.recording.kernel_times import PRODUCT_SHARE
 
     card = card_of(place)
@@ -202,7 +202,7 @@ def _products(device: torch.device, place: Place) -> dict[str, Any]:
 def _copy(device: torch.device, place: Place) -> dict[str, Any]:
     """Bytes a second that a copy on the device reads and writes."""
     from benchmarks.gpu.training_run import card_of
-    from snugfit.measure.card_speeds import copy_rate
+    from snugfit.calibration.card_speeds import copy_rate
     from snugfit.recording.kernel_times import MEMORY_SHARE
 
     card = card_of(place)
@@ -218,7 +218,7 @@ def _operator(device: torch.device) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.training_run import wait
-    from snugfit.measure.card_speeds import kernel_seconds
+    from snugfit.calibration.card_speeds import kernel_seconds
     from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS
     from snugfit.recording.kernel_times import KERNEL_SECONDS
 
@@ -247,7 +247,7 @@ def _operator(device: torch.device) -> dict[str, Any]:
 def _link(device: torch.device, place: Place) -> dict[str, Any]:
     """Bytes a second between page-locked host memory and the card, each way."""
     from benchmarks.gpu.training_run import card_of
-    from snugfit.measure.card_speeds import link_rates
+    from snugfit.calibration.card_speeds import link_rates
     from snugfit.recording.kernel_times import LINK_SHARE
 
     to_card, to_host = link_rates(device)

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from snugfit import private_torch
+from snugfit import phases, private_torch
 from snugfit.measure.module_path import ModulePath
 from snugfit.private_torch import DirectMode, current_node, summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
 from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
-from snugfit.training import phases
 
 _NO_PHASE = ""
 _add, _add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor

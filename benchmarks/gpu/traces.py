@@ -89,9 +89,9 @@ def watched(run: TrainingRun, place: Place) -> list[Taken]:
     from benchmarks.gpu.training_run import built
     from benchmarks.held_out import take_course
     from snugfit.measure.allocator_events import warm_up
+    from snugfit.phases import phase
     from snugfit.simulator.session import STEPS
     from snugfit.training.course import Observer
-    from snugfit.training.phases import phase
 
     device = torch.device(place.kind)
     torch.manual_seed(0)

@@ -14,8 +14,8 @@ from torchvision.models import VisionTransformer
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import snugfit
+from snugfit.runs.checkpoint_parts import Parts
 from snugfit.techniques.shard import groups
-from snugfit.training.checkpoint_parts import Parts
 
 TOKENS = 7
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.private_torch import FakeFactory, FakeTensor
-from snugfit.techniques.microbatch.apply import tensors_of
+from snugfit.techniques.batches import tensors_of
 
 
 def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *others: Any) -> list[torch.Tensor]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from snugfit.fake_device.operator_call import extent
+from snugfit.techniques.batches import map_tensors
 from snugfit.techniques.init.apply import own_tables, parameters_on_meta
 from snugfit.techniques.init.late import is_awaited
-from snugfit.techniques.microbatch.apply import map_tensors
 
 
 class Materialiser:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from snugfit import phases
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.chance import Chance
 from snugfit.fake_device.detector_counts import stated_counts
@@ -22,7 +23,6 @@ from snugfit.fake_device.registration import threads_of
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
 from snugfit.recording.recording import Recording
-from snugfit.training import phases
 
 
 def record(

@@ -167,7 +167,7 @@ class Recorder(RankOperators, DirectMode):
         return self._ledger.as_host()
 
     def on_phase(self, name: str, entered: bool) -> None:
-        """Takes a mark of `snugfit.training.phases`.
+        """Takes a mark of `snugfit.phases`.
 
         Args:
             name: The phase.

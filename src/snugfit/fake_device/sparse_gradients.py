@@ -24,7 +24,7 @@ def without_sparse_gradients(model: torch.nn.Module) -> tuple[str, ...]:
     Returns:
         What to say about it in the estimate; nothing for a model without sparse gradients.
     """
-    from snugfit.training.sparse_weights import sparse_embeddings
+    from snugfit.workloads.sparse_weights import sparse_embeddings
 
     found = sparse_embeddings(model)
     for module in found.values():

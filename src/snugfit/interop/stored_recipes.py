@@ -12,7 +12,7 @@ from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
 from snugfit.runs.request import Request
-from snugfit.training.run_dir import RECIPE, WORKLOAD, holds_run
+from snugfit.runs.run_dir import RECIPE, WORKLOAD, holds_run
 from snugfit.workload import Workload
 from snugfit.yaml_files import read_yaml
 

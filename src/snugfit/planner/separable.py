@@ -133,7 +133,7 @@ def _checked(
     import torch
 
     from snugfit.fake_device.materialise import filled_batch
-    from snugfit.techniques.microbatch.apply import map_tensors, split_batch
+    from snugfit.techniques.batches import map_tensors, split_batch
     from snugfit.training.caches import caching_configs, without_caches
     from snugfit.training.model_call import loss_of, output_of
     from snugfit.training.separation import separation

@@ -32,7 +32,7 @@ from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CudaTruth, Truth
 from snugfit.recording.trace import Trace, TraceBuilder
 from snugfit.simulator.batch_shapes import skeleton_of
-from snugfit.techniques.microbatch.apply import tensors_of
+from snugfit.techniques.batches import tensors_of
 
 EVENT_LIMIT = 2_000_000
 """Events after which watching ends, also without the steps that were asked for."""

@@ -9,7 +9,7 @@ from torch import nn
 from snugfit.errors import InputError
 from snugfit.runs.joining import Processes
 from snugfit.runs.request import Request
-from snugfit.techniques.microbatch.apply import first_tensor
+from snugfit.techniques.batches import first_tensor
 from snugfit.workloads.data import Splits
 
 _LOOKED_AT = 64

@@ -18,26 +18,26 @@ from snugfit.device_kinds import CPU
 from snugfit.errors import InputError, OutOfMemoryError, TrainingError, TrainingStopped
 from snugfit.measure.meter import Meter, memory_reader, meter_for
 from snugfit.runs import joining, restart
+from snugfit.runs.best import check_best
 from snugfit.runs.budget_watch import BudgetWatch
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.given import check_batch
 from snugfit.runs.joining import Processes, processes_here
+from snugfit.runs.loop import Loop, LoopResult, steps_of_run
 from snugfit.runs.model_parts import stored_start
 from snugfit.runs.parts import build_trainer, open_matching_data, with_task
 from snugfit.runs.place import RunPlace, place_named
+from snugfit.runs.progress import Progress
 from snugfit.runs.request import How, Request, resume_command, saved_words
 from snugfit.runs.result import TrainResult
+from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.stop_signal import StopSignal
+from snugfit.runs.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.runs.text_parts import save_for_transformers
 from snugfit.runs.tuned import watch_tuning, with_rivals_to_time
 from snugfit.techniques.adapter.layers import adapted_layers
 from snugfit.training.adapter_file import merge_adapter
-from snugfit.training.best import check_best
-from snugfit.training.loop import Loop, LoopResult, steps_of_run
-from snugfit.training.progress import Progress
-from snugfit.training.run_dir import RunDirectory
 from snugfit.training.run_results import taken_in
-from snugfit.training.stop_signal import StopSignal
-from snugfit.training.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.training.tuning import STEPS_EACH, Tuning
 from snugfit.training.whole_weights import Weights, is_packed, write_together
 from snugfit.workloads.data import Splits

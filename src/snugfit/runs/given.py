@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from snugfit.errors import InputError
 from snugfit.runs.request import PYTHON
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import task_of, undisturbed
 from snugfit.workloads.data import Splits
 from snugfit.workloads.data.splits import BatchedImages

@@ -25,8 +25,8 @@ from snugfit.runs.joining import DEFAULT_TIMEOUT, LOST_EXIT, threads_each
 from snugfit.runs.request import free_run_dir, saved_words
 from snugfit.runs.restart import notes
 from snugfit.runs.result import TrainResult
+from snugfit.runs.run_dir import WORKLOAD, RunDirectory, holds_run
 from snugfit.runs.standing import STARTED_BY_US
-from snugfit.training.run_dir import WORKLOAD, RunDirectory, holds_run
 from snugfit.training.run_results import MODEL
 from snugfit.workload import Workload
 from snugfit.yaml_files import read_yaml

@@ -21,11 +21,11 @@ from snugfit.errors import InputError, SnugfitWarning, listed
 from snugfit.recipe import Recipe
 from snugfit.runs.model_parts import hub_name, starting_weights, stored_start
 from snugfit.runs.request import Request, is_named, resume_command
+from snugfit.runs.run_dir import RECIPE, START, WORKLOAD, holds_run
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
 from snugfit.techniques.init.late import values_of
 from snugfit.training.adapter_file import CONFIG, WEIGHTS, head_rows, load_adapter
-from snugfit.training.run_dir import RECIPE, START, WORKLOAD, holds_run
 from snugfit.training.run_results import ADAPTER, MODEL, written_beside
 from snugfit.workloads.hf import load_config
 from snugfit.workloads.hf_files import fresh_parts

@@ -24,8 +24,8 @@ from snugfit.runs.chosen import Chosen
 from snugfit.runs.planned import described
 from snugfit.runs.request import Request
 from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.techniques.batches import batch_length
 from snugfit.techniques.microbatch import splits
-from snugfit.techniques.microbatch.apply import batch_length
 from snugfit.training.model_call import output_of
 from snugfit.workloads.data import Splits
 from snugfit.workloads.tasks import Task

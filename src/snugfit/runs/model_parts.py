@@ -10,7 +10,7 @@ import torch
 from snugfit.errors import InputError, SnugfitError
 from snugfit.fake_device.materialise import without_memory
 from snugfit.runs.request import Request
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import undisturbed
 from snugfit.workloads.data import Splits
 from snugfit.workloads.hf_files import holds_weights, stored_weights

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
+from snugfit.phases import phase
 from snugfit.runs import text_parts
 from snugfit.runs.alike import check_alike
 from snugfit.runs.chosen import Chosen
@@ -17,7 +18,6 @@ from snugfit.runs.model_parts import check_sample, hub_name, skeleton, starting_
 from snugfit.runs.request import Request
 from snugfit.techniques import each_builds
 from snugfit.techniques.true_precision.apply import held_in
-from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
 from snugfit.training.random_state import capture, restore, seed_everything
 from snugfit.training.step import Trainer

@@ -20,8 +20,8 @@ from snugfit.runs.place import RunPlace
 from snugfit.runs.request import NAMES, How, Request, free_run_dir, model_arguments, resumed_request
 from snugfit.runs.restart import forget, recipe_after
 from snugfit.runs.result import TrainResult
-from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, check_new
-from snugfit.training.run_follower import FollowedRun
+from snugfit.runs.run_dir import DEFAULT_KEEP, RunDirectory, check_new
+from snugfit.runs.run_follower import FollowedRun
 from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 

@@ -13,7 +13,7 @@ from snugfit.recipe import Recipe
 from snugfit.report.words import recipe_in_words
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.place import RunPlace
-from snugfit.training.run_dir import RunDirectory
+from snugfit.runs.run_dir import RunDirectory
 from snugfit.training.step import Trainer
 from snugfit.training.tuning import Tuning, steps_for
 from snugfit.units import format_seconds

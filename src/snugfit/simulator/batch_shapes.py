@@ -10,7 +10,7 @@ import torch
 
 from snugfit.errors import CannotSimulateError, InputError, RecipeError, warn
 from snugfit.simulator.given_batches import Batches, batches_of
-from snugfit.techniques.microbatch.apply import map_tensors, parts_of, tensors_of
+from snugfit.techniques.batches import map_tensors, parts_of, tensors_of
 from snugfit.units import format_bytes
 
 

@@ -11,7 +11,7 @@ from snugfit.errors import warn
 from snugfit.fake_device.materialise import Materialiser
 from snugfit.recipe import Recipe
 from snugfit.techniques.batch_share import share_of, sharers
-from snugfit.techniques.microbatch.apply import first_tensor, map_tensors, split_batch, why_uncut
+from snugfit.techniques.batches import first_tensor, map_tensors, split_batch, why_uncut
 from snugfit.training.evaluation import evaluated_at_once, task_of
 from snugfit.training.fallbacks import elements
 from snugfit.workload import Workload

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 from snugfit.training.model_call import output_of
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Repeat, Trace
-from snugfit.techniques.microbatch.apply import batch_length, cut, split_batch, tensors_of
+from snugfit.techniques.batches import batch_length, cut, split_batch, tensors_of
 
 FIRST_STEP, LATER_STEPS = 2, 3
 """Microbatches of one shape that are simulated in a row, in the first step and in those after it."""

@@ -23,10 +23,11 @@ from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import shape_in_words
 from snugfit.simulator.given_batches import batches_of
 from snugfit.simulator.lazy_modules import give_shapes
+from snugfit.simulator.real_run import Refused
 from snugfit.techniques.blocks import find_blocks
-from snugfit.workers import real_run, skeleton
+from snugfit.workers import skeleton
 from snugfit.workers.code_constants import as_in_code
-from snugfit.workers.real_run import Refused
+from snugfit.workers.failures import line_of
 from snugfit.workloads.model_files import describe
 
 
@@ -104,7 +105,7 @@ def _refused(error: Exception, model: torch.nn.Module, personality: Personality)
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and id(owner) in names:
             module = f" in module {names[id(owner)]!r} ({type(owner).__name__})"
-    return Refused(error, f"{real_run.line_of(error)}{module}", on_card=personality.kind != "cpu")
+    return Refused(error, f"{line_of(error)}{module}", on_card=personality.kind != "cpu")
 
 
 def without_logs() -> None:

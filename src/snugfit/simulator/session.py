@@ -27,10 +27,12 @@ from snugfit.fake_device.materialise import Materialiser, remembered
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.fake_device.record import record
+from snugfit.phases import phase
 from snugfit.private_torch import collectives
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
+from snugfit.simulator import real_run
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.simulator.recorded_model import RecordedModel
@@ -47,14 +49,12 @@ from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
 from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
-from snugfit.training.phases import phase
 from snugfit.training.prepare import prepare
-from snugfit.training.sparse_weights import check_sparse
 from snugfit.training.step_optimizers import each_optimizer, made_of, map_optimizers
 from snugfit.training.switch import take_over
-from snugfit.workers import real_run
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
+from snugfit.workloads.sparse_weights import check_sparse
 from snugfit.workloads.traits import model_traits
 
 STEPS = 2

@@ -16,6 +16,7 @@ from torch import nn
 
 from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, RecipeError, about, warn
+from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import TECHNIQUES, left_to_the_loop
@@ -28,7 +29,6 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.given_model import Plan, check_lazy, place_of, recipe_and_fallbacks
-from snugfit.training.phases import phase
 from snugfit.training.switch import remember_owner, take_over
 from snugfit.workload import Workload
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from snugfit.phases import phase
 from snugfit.training import random_state
 from snugfit.training.evaluation import add_up
-from snugfit.training.phases import phase
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.errors import OutOfMemoryError, warn
+from snugfit.phases import phase
 from snugfit.recipe import Recipe
-from snugfit.techniques.microbatch.apply import loss_weights, map_tensors
+from snugfit.techniques.batches import loss_weights, map_tensors
 from snugfit.training import random_state
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import Loss, joined, loss_value
 from snugfit.training.out_of_memory import free_memory, retry_after_freeing, tried
 from snugfit.training.passes import Passes
-from snugfit.training.phases import phase
 from snugfit.workloads.tasks import Task, task_of_loss
 from snugfit.workloads.traits import evaluating
 

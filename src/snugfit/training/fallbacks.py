@@ -21,7 +21,7 @@ from snugfit.errors import OutOfMemoryError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.microbatch.apply import first_tensor, parts_of, tensors_of, why_uncut
+from snugfit.techniques.batches import first_tensor, parts_of, tensors_of, why_uncut
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 

@@ -27,7 +27,7 @@ from snugfit.errors import InputError
 from snugfit.private_torch import DirectMode, FakeTensor, without_modes
 from snugfit.private_torch.dispatcher import places_written
 from snugfit.recipe import Recipe
-from snugfit.techniques.microbatch.apply import batch_length, tensors_of
+from snugfit.techniques.batches import batch_length, tensors_of
 from snugfit.training.claimed import leaves
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.passes import Passes

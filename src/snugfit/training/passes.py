@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.techniques.base import ModelTechnique
-from snugfit.techniques.microbatch.apply import (
+from snugfit.techniques.batches import (
     LossWeight,
     Split,
     batch_length,

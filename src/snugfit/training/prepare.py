@@ -11,14 +11,15 @@ from torch.optim import Optimizer
 
 from snugfit.errors import InputError, about, did_you_mean, warn
 from snugfit.fidelity import Fidelity
+from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import each_builds
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.base import Setup, model_techniques
+from snugfit.techniques.batches import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.microbatch.apply import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.ranks import Ranks, builds_here, check_ranks, ranks_here
@@ -33,13 +34,12 @@ from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import OPTIMIZER_TABLE, check_takes_no_closure, trained_parameters
 from snugfit.training.passes import Passes
-from snugfit.training.phases import phase
 from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
-from snugfit.training.sparse_weights import check_sparse, sparse_embeddings
 from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild, remember_trainer, take_over
 from snugfit.training.tuning import Tuning
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
+from snugfit.workloads.sparse_weights import check_sparse, sparse_embeddings
 from snugfit.workloads.traits import model_traits
 from snugfit.workloads.weights import freeze_parameters
 

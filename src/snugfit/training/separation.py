@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch.apply import LossWeight, Split, batch_length, loss_weights
+from snugfit.techniques.batches import LossWeight, Split, batch_length, loss_weights
 from snugfit.training import random_state
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.separation_verdict import Separation

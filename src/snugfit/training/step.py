@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from snugfit.errors import InputError, TrainingError, warn
 from snugfit.fidelity import Fidelity, fidelity
+from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.claimed import check_claimed, is_due
@@ -21,7 +22,6 @@ from snugfit.training.health import DEPTH, Statistics
 from snugfit.training.late_reads import LateReads
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.passes import Passes, Pieces, one_by_one
-from snugfit.training.phases import phase
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
 from snugfit.training.step_outputs import KeptOutputs, StepOutputs

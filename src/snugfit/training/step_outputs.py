@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from snugfit.errors import InputError, about
+from snugfit.techniques.batches import map_tensors
 from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits
-from snugfit.techniques.microbatch.apply import map_tensors
 from snugfit.training.model_call import joined
 
 

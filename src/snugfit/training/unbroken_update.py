@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from snugfit.errors import OutOfMemoryError
 from snugfit.private_torch import DirectMode
 from snugfit.private_torch.dispatcher import has_kernel, places_written, run_on_cpu
+from snugfit.techniques.batches import tensors_of
 from snugfit.techniques.host_pool import HostPool
-from snugfit.techniques.microbatch.apply import tensors_of
 from snugfit.techniques.parameter_update import JointUpdate
 from snugfit.training.out_of_memory import free_memory, is_out_of_memory, release_traceback, retry_after_freeing, tried
 

@@ -20,7 +20,7 @@ from typing import Any
 from snugfit.errors import SnugfitError
 from snugfit.library_imports import importing
 from snugfit.workers import torch_settings
-from snugfit.workers.real_run import NOT_TRIED, Refused, cannot_run, judged, line_of
+from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of
 
 
 def main() -> None:
@@ -87,9 +87,9 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
             return pickle.dumps(("unread", f"{type(error).__name__}: {error}"))
         try:
             result = function(*args, **kwargs)
-        except Refused as refused:
+        except Again as failed:
             del function, args, kwargs  # changed in place by now
-            raise judged(refused, lambda: _called(loads(request))) from refused
+            raise failed.judged(lambda: _called(loads(request))) from failed
         gc.disable()  # a recording travels as some hundred thousand tuples, which hold on to no cycles
         try:
             return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.microbatch.apply import IGNORED_LABEL, batch_length, first_tensor
+from snugfit.techniques.batches import IGNORED_LABEL, batch_length, first_tensor
 
 CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
 IMAGE_CLASSIFICATION = "image-classification"

@@ -9,14 +9,14 @@ import torch
 
 from snugfit import calibrations, estimate
 from snugfit.calibration import calibrate as calibration
-from snugfit.calibration import verification
+from snugfit.calibration import card_speeds, verification
 from snugfit.calibration.calibrate import calibrate, row_of
 from snugfit.cli import main
 from snugfit.device_kinds import CUDA
 from snugfit.devices import Device, device_named
 from snugfit.fake_device.cpu_operators import of_this_processor
 from snugfit.fields import as_data
-from snugfit.measure import card_speeds, host_speeds
+from snugfit.measure import host_speeds
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 CPU = torch.device("cpu")

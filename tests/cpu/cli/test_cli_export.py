@@ -9,7 +9,7 @@ from snugfit.interop.deepspeed_config import deepspeed_export
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.runs.request import Request
-from snugfit.training.run_dir import RunDirectory
+from snugfit.runs.run_dir import RunDirectory
 from snugfit.workload import Workload
 
 RECIPE = Recipe(precision="bf16-mixed", microbatch_size=4, shard="full", checkpoint="all")

@@ -258,7 +258,7 @@ def test_killed_before_the_first_checkpoint_it_starts_over(here, capsys):
     from pathlib import Path
 
     from snugfit.recipe import Recipe
-    from snugfit.training.run_dir import RunDirectory
+    from snugfit.runs.run_dir import RunDirectory
 
     assert main(words("--run-dir", "whole")) == 0
     with RunDirectory.open(Path("whole")) as run:

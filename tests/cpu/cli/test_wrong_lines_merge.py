@@ -6,7 +6,7 @@ import pytest
 from wrong_lines import FILES, check, every, wrong
 
 from snugfit.recipe import Recipe
-from snugfit.training.run_dir import RunDirectory
+from snugfit.runs.run_dir import RunDirectory
 
 LINES = [
     wrong("merge", "the following arguments are required: RUN_DIR", "see `snugfit merge --help`"),

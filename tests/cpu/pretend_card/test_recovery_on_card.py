@@ -12,11 +12,11 @@ from small_models import cross_entropy, make_batches, make_model
 
 import snugfit
 from snugfit import Recipe, SnugfitWarning
+from snugfit.phases import listen
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.present import card_present
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
-from snugfit.training.phases import listen
 
 RECIPES = {
     "fused": {},

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import snugfit
 from snugfit import CannotSimulateError, InputError, Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.techniques.microbatch.apply import tensors_of
+from snugfit.techniques.batches import tensors_of
 
 SAMPLES = 64
 X, Y = torch.rand(SAMPLES, 1, 16, 16), torch.rand(SAMPLES, 1, 16, 16)

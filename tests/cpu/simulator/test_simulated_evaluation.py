@@ -15,11 +15,11 @@ from torch import nn
 import snugfit
 from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.phases import listen
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.simulator.session import simulate_training
-from snugfit.training.phases import listen
 from snugfit.workloads.tasks import task_named
 
 CARD = "a100-40gb"

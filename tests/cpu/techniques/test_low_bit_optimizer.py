@@ -14,10 +14,10 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning, TrainingError, Workload
+from snugfit.runs.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.techniques.low_bit_optimizer.apply import FULL_PRECISION, low_bit_optimizer
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate
-from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.training.optimizers import make_optimizer, optimizer_groups, parameter_groups
 
 pytest.importorskip("torchao", reason="torchao is not installed (pip install 'snugfit[lowbit]')")

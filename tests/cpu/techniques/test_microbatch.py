@@ -12,7 +12,7 @@ from torch import nn
 import snugfit
 from snugfit import InputError, Recipe
 from snugfit.errors import SnugfitWarning
-from snugfit.techniques.microbatch.apply import loss_weights, map_tensors, split_batch
+from snugfit.techniques.batches import loss_weights, map_tensors, split_batch
 from snugfit.training.passes import one_by_one
 
 Pair = namedtuple("Pair", ["inputs", "labels"])

@@ -7,9 +7,9 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, TrainingError, Workload
+from snugfit.runs.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.techniques.linear_layers import embedding_weights, head_weights
 from snugfit.techniques.muon.apply import ALGORITHM, MuonWithAdamW, muon_weights
-from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.training.optimizers import optimizer_groups, parameter_groups
 
 FLOAT32 = torch.float32

@@ -10,9 +10,9 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe, RecipeError, SnugfitWarning, Workload, fidelity
+from snugfit.runs.checkpoint import load_checkpoint, save_checkpoint
 from snugfit.techniques.own_optimizer import own_optimizer
 from snugfit.techniques.paged_adamw import apply as paged
-from snugfit.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'snugfit[lowbit]')")
 

@@ -12,11 +12,11 @@ from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
 from snugfit.recording.trace import Collective
+from snugfit.runs.checkpoint import save_checkpoint
+from snugfit.runs.checkpoint_parts import Parts
 from snugfit.simulator.session import simulate_training
 from snugfit.techniques.tensor_parallel.cuts import cuts_of
 from snugfit.techniques.tensor_parallel.pairs import any_pairs_in, pairs_in
-from snugfit.training.checkpoint import save_checkpoint
-from snugfit.training.checkpoint_parts import Parts
 
 TWO, SIZES = {"tensor_parallel": 2}, (8, 8, 8)
 CLIPPED = {"clip_norm": 0.1}

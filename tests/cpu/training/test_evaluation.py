@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import snugfit
+from snugfit.phases import listen
 from snugfit.recipe import Recipe
 from snugfit.training.evaluation import add_up, read
-from snugfit.training.phases import listen
 from snugfit.workloads.tasks import task_named
 
 

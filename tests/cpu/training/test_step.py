@@ -10,7 +10,7 @@ from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe
-from snugfit.training.phases import listen
+from snugfit.phases import listen
 
 BATCH = make_batches("mlp", 8, 1)[0]
 

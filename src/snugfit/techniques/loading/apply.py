@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from snugfit.device_kinds import KINDS, is_there
 from snugfit.errors import InputError, SnugfitError, warn
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 
 Batch = Any
 """Tuples (images, labels) or dicts of tensors, as the dataset makes them."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.base import ModelTechnique
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 
 _COMPUTE_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from snugfit import private_torch
+from snugfit.techniques.batches import tensors_of
 from snugfit.techniques.linear_layers import is_linear
-from snugfit.techniques.microbatch.apply import tensors_of
 
 _SAMPLES, _TOKENS = 2, 3
 _MOST_LAYERS, _MOST_COUNTS = 4, 3

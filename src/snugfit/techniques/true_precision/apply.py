@@ -9,7 +9,7 @@ from torch import nn
 
 from snugfit.errors import warn
 from snugfit.techniques.base import ModelTechnique
-from snugfit.techniques.microbatch.apply import map_tensors
+from snugfit.techniques.batches import map_tensors
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from snugfit.errors import InputError
-from snugfit.techniques.microbatch.apply import IGNORED_LABEL
+from snugfit.techniques.batches import IGNORED_LABEL
 from snugfit.workloads.text.ragged import Indices, Ragged, tokens_of
 from snugfit.workloads.traits import evaluating
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from snugfit.techniques.microbatch.apply import IGNORED_LABEL
+from snugfit.techniques.batches import IGNORED_LABEL
 from snugfit.workloads.text.ragged import Indices, Ragged, labels_of, tokens_of
 
 PAD_MULTIPLE = 8

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from snugfit.techniques.microbatch.apply import IGNORED_LABEL
+from snugfit.techniques.batches import IGNORED_LABEL
 
 Ids = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from read_only import refuse_writing
 
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.training.run_dir import RunDirectory, check_new, holds_run
+from snugfit.runs.run_dir import RunDirectory, check_new, holds_run
 from snugfit.training.run_results import taken_in
 
 WORKLOAD = {"model": "m.py:f", "settings": {"epochs": 2, "betas": [0.9, 0.99]}}
@@ -131,7 +131,7 @@ def test_killed_while_it_is_made_it_is_no_run_yet(tmp_path):
 
 def test_second_process_is_refused(tmp_path):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom snugfit.training.run_dir import RunDirectory\n"
+        "import sys\nfrom pathlib import Path\nfrom snugfit.runs.run_dir import RunDirectory\n"
         "from snugfit.errors import InputError\n"
         "try:\n    RunDirectory.open(Path(sys.argv[1])).close()\nexcept InputError as error:\n    print(error)\n"
     )
@@ -184,7 +184,7 @@ def test_summary_on_a_full_disk_is_a_training_error(tmp_path, monkeypatch):
 
 def test_run_directory_is_looked_at_without_torch(tmp_path):
     code = (
-        "import sys, pathlib\nfrom snugfit.training.run_dir import RunDirectory\nfrom snugfit.recipe import Recipe\n"
+        "import sys, pathlib\nfrom snugfit.runs.run_dir import RunDirectory\nfrom snugfit.recipe import Recipe\n"
         "RunDirectory.create(pathlib.Path(sys.argv[1]), Recipe(), {}).close()\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=True)

@@ -11,10 +11,10 @@ from torch import nn
 import snugfit
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitWarning, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.training.loop import Loop, base_learning_rate, steps_of_run
+from snugfit.runs.loop import Loop, base_learning_rate, steps_of_run
+from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.stop_signal import StopSignal
 from snugfit.training.random_state import seed_everything
-from snugfit.training.run_dir import RunDirectory
-from snugfit.training.stop_signal import StopSignal
 from snugfit.workload import Workload
 from snugfit.workloads.data import open_data
 from snugfit.workloads.tasks import task_named

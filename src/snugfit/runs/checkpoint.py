@@ -20,7 +20,7 @@ from snugfit.atomic_file import remove, replaced_file
 from snugfit.errors import InputError, option, warn
 
 if TYPE_CHECKING:
-    from snugfit.training.checkpoint_parts import Parts
+    from snugfit.runs.checkpoint_parts import Parts
 
 MAGIC = b"snugfit-ckpt-1\n\0"
 _HEADER = struct.Struct("<16sQ32s8x")

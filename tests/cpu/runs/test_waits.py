@@ -8,10 +8,10 @@ from torch import nn
 
 import snugfit
 from snugfit.recipe import Recipe
-from snugfit.training import waits as module
-from snugfit.training.loop import Loop
-from snugfit.training.run_dir import RunDirectory
-from snugfit.training.waits import Waits, loading_report
+from snugfit.runs import waits as module
+from snugfit.runs.loop import Loop
+from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.waits import Waits, loading_report
 from snugfit.workload import Workload
 from snugfit.workloads.data import open_data
 from snugfit.workloads.tasks import task_named

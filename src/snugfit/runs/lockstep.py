@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from snugfit.runs.stop_signal import StopSignal
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.random_state import seed_everything
-from snugfit.training.stop_signal import StopSignal
 
 
 class Lockstep:

@@ -8,7 +8,7 @@ from typing import Any
 
 from snugfit.errors import InputError, option
 from snugfit.recipe import Recipe
-from snugfit.training.run_dir import DEFAULT_KEEP, RunDirectory, holds_run
+from snugfit.runs.run_dir import DEFAULT_KEEP, RunDirectory, holds_run
 
 
 class FollowedRun(RunDirectory):

@@ -8,7 +8,7 @@ import select
 import struct
 import termios
 
-from snugfit.training.progress import Progress
+from snugfit.runs.progress import Progress
 
 
 def test_lines_are_few_and_whole():

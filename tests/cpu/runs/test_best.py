@@ -9,7 +9,7 @@ from test_loop import Watcher, data, make_loop, new_run, rows, without_speed
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.recipe import Recipe
-from snugfit.training.run_dir import RunDirectory
+from snugfit.runs.run_dir import RunDirectory
 
 SETTINGS = {"eval_every": 2, "save_every": 3, "max_steps": 24, "lr": 0.02}
 RECIPES = {
@@ -159,7 +159,7 @@ def test_a_best_that_cannot_be_read_is_named(tmp_path, lost):
 
 
 def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, monkeypatch):
-    from snugfit.training import loop as loops
+    from snugfit.runs import loop as loops
 
     values = iter([float("nan"), 2.0, float("inf"), 3.0, 1.5, float("nan"), 1.5, 1.6])
 
@@ -215,7 +215,7 @@ def test_data_without_a_validation_part_and_metrics_that_are_not_reported_are_re
 
     from test_loop import TASK
 
-    from snugfit.training.best import check_best
+    from snugfit.runs.best import check_best
     from snugfit.workload import Workload
 
     splits = data()

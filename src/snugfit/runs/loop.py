@@ -20,24 +20,24 @@ from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
 from snugfit.recipe import Recipe
+from snugfit.runs.best import Best
+from snugfit.runs.lockstep import Lockstep
+from snugfit.runs.progress import Progress
+from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.stop_signal import StopSignal
+from snugfit.runs.waits import Waits, loading_report
 from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
-from snugfit.training.best import Best
 from snugfit.training.course import LOSSES_KEPT, Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
 from snugfit.training.fallbacks import samples_of
-from snugfit.training.lockstep import Lockstep
 from snugfit.training.optimizers import OPTIMIZER_TABLE
-from snugfit.training.progress import Progress
-from snugfit.training.run_dir import RunDirectory
-from snugfit.training.stop_signal import StopSignal
-from snugfit.training.waits import Waits, loading_report
 from snugfit.workload import Workload
 from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
-    from snugfit.training.checkpoint_parts import Parts
+    from snugfit.runs.checkpoint_parts import Parts
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
 
@@ -174,7 +174,7 @@ class Loop:
         alone = self.trainer.ranks is None
         if alone and not any(path.is_dir() for path in self.run_dir.checkpoints.paths()):
             return None
-        from snugfit.training.checkpoint_parts import Parts  # loads torch's checkpoints of several processes
+        from snugfit.runs.checkpoint_parts import Parts  # loads torch's checkpoints of several processes
 
         return Parts(self.trainer)
 

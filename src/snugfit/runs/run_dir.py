@@ -37,7 +37,7 @@ from snugfit.training.run_results import BEST, CHECKPOINTS, remove_results
 from snugfit.yaml_files import read_yaml
 
 if TYPE_CHECKING:
-    from snugfit.training.checkpoint import CheckpointStore
+    from snugfit.runs.checkpoint import CheckpointStore
 
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
 SAVED = ".saved"
@@ -208,7 +208,7 @@ class RunDirectory:
     @functools.cached_property
     def checkpoints(self) -> CheckpointStore:
         """The run's checkpoints."""
-        from snugfit.training.checkpoint import CheckpointStore
+        from snugfit.runs.checkpoint import CheckpointStore
 
         return CheckpointStore(self.path / CHECKPOINTS, keep=self._keep)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import snugfit
 from snugfit import CannotSimulateError, InputError
-from snugfit.workers import real_run
+from snugfit.simulator import real_run
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
 

@@ -26,11 +26,11 @@ from snugfit.atomic_file import TEMPORARY_PREFIX, flush
 from snugfit.device_kinds import CPU
 from snugfit.errors import InputError
 from snugfit.private_torch.shared_files import read_shares, write_shares, written_shares
+from snugfit.runs.checkpoint import DamagedCheckpointError, load_checkpoint, save_checkpoint
 from snugfit.techniques.batch_share import sharers
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.apply import local
-from snugfit.training.checkpoint import DamagedCheckpointError, load_checkpoint, save_checkpoint
 from snugfit.training.shares import layouts, share_of_whole, spread_as
 
 if TYPE_CHECKING:

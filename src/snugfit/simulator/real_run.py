@@ -8,34 +8,21 @@ what falls short), or it was not tried, because the model is too large.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from snugfit.errors import CannotSimulateError, InputError, SnugfitError
+from snugfit.errors import CannotSimulateError, SnugfitError
+from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, in_one_line, line_of, named
 
 MOST_ELEMENTS = 20_000_000
 """Weights, captured tensors and samples with more numbers are not made."""
 MOST_SECONDS = 30.0
 SAMPLES = 2
-NOT_TRIED = "Whether a real run fails as well was not tried"
 _PER_NUMBER = 100
 """Activations that a number of the batch may make, where nobody has counted them."""
-
-
-class Refused(Exception):
-    """A simulated step failed with an error that a real one may have too."""
-
-    def __init__(self, error: Exception, where: str, on_card: bool) -> None:
-        super().__init__(where)
-        self.error = error
-        self.where = where
-        self.on_card = on_card
 
 
 class NotTried(Exception):
@@ -56,53 +43,40 @@ def is_wanted() -> bool:
     return _trying
 
 
-def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
-    """Returns the error for a person, after the same was tried for real.
+class Refused(Again):
+    """A simulated step failed with an error that a real one may have too."""
 
-    Args:
-        refused: What the simulation said.
-        again: Runs the request once more.
+    def __init__(self, error: Exception, where: str, on_card: bool) -> None:
+        super().__init__(where)
+        self.error, self.where, self.on_card = error, where, on_card
 
-    Returns:
-        An InputError where the real step fails alike, a CannotSimulateError where it works.
-    """
-    text = _named(refused.error)
-    global _trying, _samples
-    _trying, _samples = True, SAMPLES
-    try:
-        with _within_time():
-            again()
-    except Finished:
-        return CannotSimulateError(
-            f"the step cannot be simulated{refused.where}: {text}. A real run on CPU with {_samples} samples works, so this "
-            f"is a limitation of the simulator{_or_a_mix(refused)}. Write that line in another way, or measure the run "
-            "on the device."
-        )
-    except NotTried as reason:
-        return cannot_run(refused.error, refused.where, f"{NOT_TRIED}: {reason}")
-    except Exception as error:
-        if _alike(error, refused.error):
-            found = f"The same happens in a real run on CPU with {_samples} samples"
-        else:
-            found = f"A real run on CPU with {_samples} samples of random numbers fails in another way"
-        return cannot_run(refused.error, refused.where, f"{found} ({_named(error)})")
-    finally:
-        _trying = False
-    return cannot_run(refused.error, refused.where, NOT_TRIED)
+    def judged(self, again: Callable[[], Any]) -> SnugfitError:
+        """Returns an InputError where a real step fails alike, a CannotSimulateError where it works."""
+        global _trying, _samples
+        _trying, _samples = True, SAMPLES
+        try:
+            with _within_time():
+                again()
+        except Finished:
+            return CannotSimulateError(
+                f"the step cannot be simulated{self.where}: {named(self.error)}. A real run on CPU with {_samples} samples "
+                f"works, so this is a limitation of the simulator{self._or_a_mix()}. Write that line in another way, or "
+                "measure the run on the device."
+            )
+        except NotTried as reason:
+            return cannot_run(self.error, self.where, f"{NOT_TRIED}: {reason}")
+        except Exception as error:
+            if _alike(error, self.error):
+                found = f"The same happens in a real run on CPU with {_samples} samples"
+            else:
+                found = f"A real run on CPU with {_samples} samples of random numbers fails in another way"
+            return cannot_run(self.error, self.where, f"{found} ({named(error)})")
+        finally:
+            _trying = False
+        return cannot_run(self.error, self.where, NOT_TRIED)
 
-
-def cannot_run(error: BaseException, where: str, real: str) -> InputError:
-    """Returns the error for a person: what was said, and what a real run does."""
-    fit = "Check that model, batch and loss fit each other."
-    return InputError(f"the step cannot run{where}: {_named(error)}. {real}. {fit}")
-
-
-def line_of(error: BaseException) -> str:
-    """Returns ` at FILE:LINE`, the innermost that is neither torch's nor ours; empty where there is none."""
-    ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    theirs = [at for at in frames if not at[0].startswith((ours, "<")) and torch_folder not in at[0]]
-    return f" at {theirs[-1][0]}:{theirs[-1][1]}" if theirs else ""
+    def _or_a_mix(self) -> str:
+        return ", or, as on a card there are two devices, a tensor made without device=x.device" if self.on_card else ""
 
 
 def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str, Any], captured: Any) -> None:
@@ -131,7 +105,7 @@ def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str
     try:
         trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)
     except SnugfitError as error:
-        raise NotTried(f"it cannot be prepared on cpu ({_line(error)})") from error
+        raise NotTried(f"it cannot be prepared on cpu ({in_one_line(error)})") from error
     try:
         for batch, samples in zip(batches, few, strict=True):
             trainer.step(samples)
@@ -170,7 +144,7 @@ def try_own_step(
 def _few(batch: Any, split: Any, samples: int) -> Any:
     """Some samples of a batch, with random values; all of it where nobody says how it is cut."""
     from snugfit.fake_device.materialise import filled_batch
-    from snugfit.techniques.microbatch.apply import first_tensor, split_batch, why_uncut
+    from snugfit.techniques.batches import first_tensor, split_batch, why_uncut
     from snugfit.training.fallbacks import elements
 
     if split is None and first_tensor(batch) is not None and not why_uncut(batch):
@@ -183,7 +157,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
-    from snugfit.techniques.microbatch.apply import first_tensor
+    from snugfit.techniques.batches import first_tensor
     from snugfit.training.fallbacks import elements
 
     global _samples
@@ -221,20 +195,6 @@ def _alike(one: BaseException, other: BaseException) -> bool:
 
 def _plain_kind(error: BaseException) -> type:
     return next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
-
-
-def _or_a_mix(refused: Refused) -> str:
-    if not refused.on_card:
-        return ""
-    return ", or, as on a card there are two devices, a tensor made without device=x.device"
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_line(error)}"
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400].rstrip(".")
 
 
 @contextmanager

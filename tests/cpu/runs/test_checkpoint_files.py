@@ -10,8 +10,8 @@ import torch
 
 from snugfit import atomic_file
 from snugfit.errors import InputError, SnugfitWarning
+from snugfit.runs.checkpoint import CheckpointStore, DamagedCheckpointError, load_checkpoint, save_checkpoint
 from snugfit.training import random_state
-from snugfit.training.checkpoint import CheckpointStore, DamagedCheckpointError, load_checkpoint, save_checkpoint
 
 
 def names_in(folder):

@@ -1,0 +1,45 @@
+"""How a request that failed in a worker is told to the person who asked."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, SnugfitError
+
+NOT_TRIED = "Whether a real run fails as well was not tried"
+
+
+class Again(Exception):
+    """A request failed in a way that is judged by running it once more, from the beginning."""
+
+    def judged(self, again: Callable[[], Any]) -> SnugfitError:
+        """Returns the error for a person; `again` runs the request once more."""
+        raise NotImplementedError
+
+
+def cannot_run(error: BaseException, where: str, real: str) -> InputError:
+    """Returns the error for a person: what was said, and what a real run does."""
+    fit = "Check that model, batch and loss fit each other."
+    return InputError(f"the step cannot run{where}: {named(error)}. {real}. {fit}")
+
+
+def named(error: BaseException) -> str:
+    """Returns an error's class and message in one line."""
+    return f"{type(error).__name__}: {in_one_line(error)}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns an error's message in one line, cut where it is long."""
+    return " ".join(str(error).split())[:400].rstrip(".")
+
+
+def line_of(error: BaseException) -> str:
+    """Returns ` at FILE:LINE`, the innermost that is neither torch's nor ours; empty where there is none."""
+    ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [at for at in frames if not at[0].startswith((ours, "<")) and torch_folder not in at[0]]
+    return f" at {theirs[-1][0]}:{theirs[-1][1]}" if theirs else ""
