@@ -1,8 +1,9 @@
 """Rivals of a plan: recipes that fit and promise about as much, for the run itself to find out which is the fastest.
 
-A rival gives an update of the same fidelity, may take the plan's place between two steps, and is the fastest of those that
-have the same fields on: two numbers of checkpointed blocks differ by what the clock knows well, checkpointing and
-microbatches by what it may have wrong. All of them were simulated for the plan already. Imports no torch.
+A rival gives an update of the same fidelity, may take the plan's place between two steps, and is the fastest of its kind:
+two numbers of checkpointed blocks differ by what the clock knows well, checkpointing and microbatches by what it may have
+wrong. What does more than a faster rival, such as the same with one field more, is none. All of them were simulated for the
+plan already. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from snugfit.fidelity import fidelity
+from snugfit.fields import field_infos
 from snugfit.planner.closeness import fields_on
 from snugfit.planner.probe import Probe
 from snugfit.planner.space import Space
@@ -18,9 +20,9 @@ from snugfit.training.changeable import problems_of_change
 
 MOST = 3
 """Rivals of a plan at most."""
-ABOUT = 1.25
+ABOUT = 1.5
 """Times the plan's predicted seconds up to which a recipe promises about as much: most published step times are predicted
-within 25 % (docs/accuracy/clock.md)."""
+within 25 % (docs/accuracy/clock.md), and of two recipes one may be above and the other below."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +53,19 @@ def rivals_of(space: Space, best: Probe, capacity_bytes: int, context_bytes: int
     if best.recipe.compile != "none":  # each of them would be compiled in the middle of the run, for minutes
         return ()
     own = fidelity(best.recipe, space.workload)
-    kinds = {_kind(best.recipe)}
+    kinds = [_kind(best.recipe)]
     found = list[Rival]()
     for probe in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         if probe.seconds > ABOUT * best.seconds or len(found) == MOST:
             break
-        if _kind(probe.recipe) in kinds or probe.need_bytes > capacity_bytes or probe.recipe.compile != "none":
+        kind = _kind(probe.recipe)
+        if any(kind >= other for other in kinds) or probe.need_bytes > capacity_bytes or probe.recipe.compile != "none":
             continue
         theirs = fidelity(probe.recipe, space.workload)
         alike = theirs.reasons.keys() <= own.reasons.keys() and set(theirs.unchecked) <= set(own.unchecked)
         if not alike or any(problems_of_change(best.recipe, probe.recipe, space.workload)):
             continue
-        kinds.add(_kind(probe.recipe))
+        kinds.append(kind)
         found.append(
             Rival(
                 recipe=probe.recipe,
@@ -75,5 +78,11 @@ def rivals_of(space: Space, best: Probe, capacity_bytes: int, context_bytes: int
     return tuple(found)
 
 
-def _kind(recipe: Recipe) -> frozenset[str]:
-    return frozenset(fields_on(recipe))
+def _kind(recipe: Recipe) -> frozenset[tuple[str, str]]:
+    """The fields that are on, each with the word for how; numbers, and how many blocks, make no other kind."""
+    infos = field_infos(Recipe)
+    words = {name: getattr(recipe, name) for name in fields_on(recipe)}
+    return frozenset(
+        (name, value if isinstance(value, str) and value != "all" and value in infos[name].choices else "on")
+        for name, value in words.items()
+    )
