@@ -20,9 +20,9 @@ from snugfit.training.changeable import problems_of_change
 
 MOST = 3
 """Rivals of a plan at most."""
-ABOUT = 1.5
-"""Times the plan's predicted seconds up to which a recipe promises about as much: most published step times are predicted
-within 25 % (docs/accuracy/clock.md), and of two recipes one may be above and the other below."""
+ABOUT = 2.0
+"""Times the plan's predicted seconds up to which a recipe is a rival. Most published step times are predicted within 25 %
+(docs/accuracy/clock.md), some by a factor; and being wrong about a rival costs four of its steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
