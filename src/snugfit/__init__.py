@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
     from snugfit.training.adapter_file import load_adapter, merge_adapter, save_adapter
     from snugfit.training.apply import Applied, apply
+    from snugfit.training.ema import AveragedWeights
     from snugfit.training.prepare import prepare
     from snugfit.training.step import Trainer
 
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Applied": "snugfit.training.apply",
+    "AveragedWeights": "snugfit.training.ema",
     "Estimate": "snugfit.simulator.prediction",
     "Plan": "snugfit.planner.plan_result",
     "TrainResult": "snugfit.runs.result",
@@ -55,6 +57,7 @@ _LATE = {
 
 __all__ = [
     "Applied",
+    "AveragedWeights",
     "CannotSimulateError",
     "DoesNotFitError",
     "Estimate",

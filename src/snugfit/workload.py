@@ -57,6 +57,10 @@ class Workload(SettingsBase):
     clip_norm: float | None = None
     """Largest global 2-norm of the gradients; larger ones are scaled down. None: no clipping."""
 
+    ema_decay: float | None = None
+    """What an exponential moving average of the weights keeps of itself at each update, such as 0.999. Evaluations, and
+    what the run leaves, are by the averages. None: no averages."""
+
     batch_size: int | None = None
     """Samples of one update, whatever the microbatch, of all GPUs together. None where the caller brings its own batches."""
 
@@ -189,6 +193,8 @@ def _range_problems(workload: Workload) -> Iterator[str]:
         yield f"seed is {workload.seed}; torch takes seeds below 2**64."
     if workload.clip_norm is not None and not 0 < workload.clip_norm < float("inf"):
         yield f"clip_norm is {workload.clip_norm}; it must be more than 0."
+    if workload.ema_decay is not None and not 0 < workload.ema_decay < 1:
+        yield f"ema_decay is {workload.ema_decay}; it must be more than 0 and less than 1, such as 0.999."
     if workload.betas is not None and (
         len(workload.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in workload.betas)
     ):

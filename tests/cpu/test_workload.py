@@ -9,6 +9,7 @@ from snugfit.fields import field_infos, from_text
 
 FIELDS = (
     "optimizer", "lr", "weight_decay", "betas", "momentum", "no_decay", "lr_schedule", "warmup_steps", "clip_norm",
+    "ema_decay",
     "batch_size", "gpus", "nodes", "epochs", "max_steps", "seed", "weights", "freeze", "eval_every", "evaluate",
     "save_every", "patience", "keep_best", "coupled_samples", "keep_gradients", "keep_outputs", "batch_norm", "dropout",
     "half_weights",

@@ -228,11 +228,20 @@ class Loop:
                     ):
                         self._save()
                 raise
+            if not self.together.stopped_by:
+                self._leave_what_was_evaluated()
             if self.workload.evaluate and not self.together.stopped_by:
-                if self.best.restore():
-                    self.at.metrics.update(self.best.so_far.metrics)
                 self._evaluate_test()
         return self._result()
+
+    def _leave_what_was_evaluated(self) -> None:
+        """Puts into the model what the run leaves: that of the best evaluation, or the averages, or what it holds."""
+        averages, self.trainer.averages = self.trainer.averages, None
+        if averages is not None:
+            self.trainer.finish()
+            averages.exchange()
+        if self.workload.evaluate and self.best.restore():
+            self.at.metrics.update(self.best.so_far.metrics)
 
     def _train_steps(self) -> None:
         # A run that was stopped between a step and its evaluation makes up for it first.
@@ -289,7 +298,7 @@ class Loop:
     def _judge(self, measured: Evaluation) -> None:
         """Looks whether an evaluation is the best so far."""
         found = self._named("validation", measured)
-        with self._between_steps():
+        with self._between_steps(), self.trainer.averaged():
             self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], _all_finite(found)))
         if self.best.ends and self.progress is not None:
             self.progress.say(

@@ -151,7 +151,8 @@ class Course:
         """
         self.observer.before_evaluation()
         try:
-            return add_up(self.trainer, batches, self.task, stop=stop, sample=sample)
+            with self.trainer.averaged():
+                return add_up(self.trainer, batches, self.task, stop=stop, sample=sample)
         finally:
             self.observer.after_evaluation()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +16,7 @@ from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.claimed import check_claimed, is_due
+from snugfit.training.ema import AveragedWeights
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
@@ -79,6 +80,9 @@ class Trainer:
         self.evaluation = EvaluationPieces(passes)
         self.tuning: Tuning | None = None
         """Times several recipes in the next steps; None: nothing is timed."""
+        decay = workload.ema_decay
+        self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
+        """Moving averages of the weights; None: none are kept."""
         self._kept: KeptOutputs | None = None
         self._replaced = False
 
@@ -319,6 +323,20 @@ class Trainer:
         self._passes.techniques = self._rebuild(self.recipe, recipe, self._passes.techniques)
         self.recipe = recipe
         self.update = self._rebuild.update
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model holds the averages of its weights (`ema_decay`) while the context is open; without them, its weights.
+
+        Raises:
+            TrainingError: One of the last steps was bad; the weights are those of the last good step.
+        """
+        if self.averages is None:
+            yield
+            return
+        self.finish()
+        with self.averages.in_place():
+            yield
 
     def evaluate_batch(self, batch: Any) -> Any:
         """Returns the model's output for a batch, as the recipe computes it, without gradients.
