@@ -46,7 +46,7 @@ _PATIENCE_SECONDS = 20.0
 
 
 class Inner(NamedTuple):
-    """What is known of a call."""
+    """What is known of a call: what it takes inside, and its real results."""
 
     spaces: tuple[InnerBytes, ...]
     """What it takes inside, in order."""
@@ -63,14 +63,10 @@ NOTHING = Inner((), (), ())
 
 
 class CpuOperators:
-    """Answers for one processor with its threads."""
+    """The machine's answers for one processor and number of threads."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Takes the processor as it is now.
-
-        Args:
-            folder: Where answers are kept; None: the user's cache folder.
-        """
+        """Takes the processor as it is now; answers are kept in `folder` (None: the user's cache folder)."""
         self.processor: Processor = this_processor()
         self._cache = OperatorCache(
             {**self.processor.identity(), "settings": private_torch.processor_settings()}, folder
@@ -80,7 +76,7 @@ class CpuOperators:
 
     @functools.cached_property
     def full_speed(self) -> FullSpeed | None:
-        """What waits for the machine's full speed; None where no calibration says what that is."""
+        """Waits for the machine's full speed; None where no calibration says what that is."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SnugfitWarning)  # one that cannot be used is told by who predicts with it
             speeds = kept_speeds(self.processor.in_words(), torch.__version__)
@@ -91,17 +87,9 @@ class CpuOperators:
     def ask(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], fakes: Sequence[torch.Tensor], cost: Cost
     ) -> Inner:
-        """Returns what a call takes.
+        """Returns what a call takes; nothing for what cannot be asked.
 
-        Args:
-            operator: The overload.
-            args: Its positional arguments, fake or real.
-            kwargs: Its keyword arguments.
-            fakes: Its new results as the fake version has them.
-            cost: What a run costs.
-
-        Returns:
-            What it takes; nothing for what cannot be asked.
+        `fakes`: its new results as the fake version has them.
         """
         call = describe(operator, args, kwargs, _gradients(operator)) if _may_run(operator) else None
         if call is None:
@@ -145,24 +133,19 @@ class CpuOperators:
         return _from_plain(answer, [result.nbytes for result in results_of(fakes)])
 
     def _may_be_too_long(self, answer: dict[str, Any]) -> bool:
-        """Whether an operator was timed at a speed that is not known to be the full one, which can be waited for now."""
+        """Whether an operator was timed while the machine may have been slow, and full speed can be waited for now."""
         return self.full_speed is not None and self.full_speed.patience > 0 and not answer.get("at_full_speed")
 
     def forget(self) -> None:
-        """Drops all answers, so that they are asked again, behind the calibration that is kept then."""
+        """Drops all answers, so that they are asked again with the calibration that is stored then."""
         self._cache.forget()
         self.__dict__.pop("full_speed", None)
 
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
-        """Returns the results of a call whose fake version refuses arguments that the real one takes.
+        """Returns a call's real results, where the fake version refuses arguments that the real one takes.
 
-        Args:
-            operator: The overload.
-            args: Its positional arguments, fake or real.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            Its results in order, all of them new; None where the real one refuses them as well, or returns anything else.
+        Returns its results in order, all of them new; None where the real one refuses them as well, or returns anything
+        else.
         """
         returned = operator._schema.returns
         if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returned):
@@ -179,7 +162,7 @@ _known: dict[tuple[Processor, tuple[str, ...]], CpuOperators] = {}
 
 
 def of_this_processor() -> CpuOperators:
-    """Returns the answers for the processor, threads and settings that are in force now; one object for each."""
+    """Returns the answers for the processor, threads and settings in force now; one object for each combination."""
     key = this_processor(), private_torch.processor_settings()
     if key not in _known:
         _known[key] = CpuOperators()
@@ -195,7 +178,7 @@ def _may_run(operator: Any) -> bool:
 
 @functools.cache
 def _version(namespace: str) -> str:
-    """The version of the library that an operator comes from, where that is not torch."""
+    """The version of the library that an operator comes from, unless that is torch."""
     from importlib import metadata
 
     if namespace in ("aten", "prims", "torch_nn"):
@@ -211,7 +194,7 @@ def _gradients(operator: Any) -> bool | None:
 
 
 def _work(operator: Any, args: Sequence[Any]) -> float:
-    """Floating-point operations of operators that torch has no formula for, roughly: only to know what is too large."""
+    """A rough count of floating-point operations where torch has no formula; only tells what is too large to run."""
     name, tensors = operator._opname, tensors_in(args)
     if "scaled_dot_product" in name:
         backward = "backward" in name
@@ -229,7 +212,7 @@ def _work(operator: Any, args: Sequence[Any]) -> float:
 
 
 def _to_plain(truth: Truth, fakes: Sequence[Result], proved: bool) -> dict[str, Any]:
-    """An answer as it is kept: results only where they are not as the fake version has them."""
+    """An answer as it is stored: results only where they differ from those of the fake version."""
     alike = len(truth.results) == len(fakes)
     differ = [
         [number, list(result.shape), list(result.stride), str(result.dtype), result.nbytes, result.shares]

@@ -13,7 +13,7 @@ _KINDS = "a name, a function from parameters to one, an optimizer, or a list, tu
 
 
 def each_optimizer(given: Any) -> list[Any]:
-    """Yields what was given as optimizers, one by one."""
+    """Returns what was given as optimizers, one by one."""
     found: list[Any] = []
     map_optimizers(given, found.append)
     return found
