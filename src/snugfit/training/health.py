@@ -178,8 +178,7 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     """Returns the 2-norm of all tensors together, in fp32 for those of 16 bits (fp16 would overflow at 65504).
 
     It is not finite where an element is not, or where elements are beyond 1e19 and their squares overflow fp32. The
-    norm of
-    largest elements would have no such limit, but torch has no fast kernel for it on CPU.
+    norm of largest elements would have no such limit, but torch has no fast kernel for it on CPU.
     """
     gradients = [_strided(gradient) for gradient in gradients if gradient.numel()] or gradients
     if len(gradients) == 1:  # once a parameter, where it is updated in backward: as few calls as possible

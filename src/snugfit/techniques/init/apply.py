@@ -110,10 +110,8 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
     """Moves a model to its device and dtype, one tensor at a time; reads the awaited ones, keeps what is there already.
 
     A wider dtype is cast before it moves, so the device never holds the wider one. What was moved is freed before the
-    next
-    one comes, unless somebody else holds it. Tied tensors stay tied, buffers too. Complex and integer tensors keep
-    their
-    dtype, and so do the float tables that modules of transformers do not save (`own_tables`).
+    next one comes, unless somebody else holds it. Tied tensors stay tied, buffers too. Complex and integer tensors keep
+    their dtype, and so do the float tables that modules of transformers do not save (`own_tables`).
     """
     bring(model, device, dtype)
     kept = {id(table) for table in own_tables(model)} if dtype is not None else set()

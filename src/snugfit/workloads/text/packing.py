@@ -75,9 +75,7 @@ def check_borders(model: torch.nn.Module, *, vocabulary: int, name: str) -> None
     """Raises `InputError` where a model lets tokens of one sample see another sample of their row.
 
     Two rows of 16 tokens that differ in their first half only go through the model; the second half, a sample of its
-    own,
-    must come out the same.
-
+    own, must come out the same.
     `model`: a language model with memory; its training mode and the random state are left as they are.
     """
     device = next(model.parameters()).device
