@@ -43,14 +43,7 @@ class Chosen:
     """What the plan has found out about model and loss."""
 
     def limited(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Makes the budget real on a card, for a while: the process may reserve no more. A CPU has no such limit.
-
-        Args:
-            device: Where training runs.
-
-        Returns:
-            The context.
-        """
+        """Context in which a card lets the process reserve no more than the budget; a CPU has no such limit."""
         if self.budget_bytes is None:
             return contextlib.nullcontext()
         assert self.predicted is not None
@@ -58,16 +51,12 @@ class Chosen:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget; None where there is none, with or without a prediction."""
+        """The budget, None where there is none."""
         return None if self.predicted is None else self.predicted.get("budget_bytes")
 
 
 def chosen_by(plan: Plan) -> Chosen:
-    """Returns the recipe of a plan, and tells the person what was planned.
-
-    Args:
-        plan: The plan.
-    """
+    """Returns the recipe of a plan, and tells the person what was planned."""
     promised = _predicted(plan)
     changed = ", ".join(f"{name}={as_typed(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
     peak = promised.get("peak_reserved_bytes", plan.estimate.peak_allocated_bytes)
@@ -96,15 +85,7 @@ def chosen_by(plan: Plan) -> Chosen:
 
 
 def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
-    """Returns the recipe of a run that goes on.
-
-    Args:
-        recipe: The run's recipe.
-        plan: Text of its `plan.json`, or None where it was not planned.
-
-    Raises:
-        InputError: The file was altered.
-    """
+    """Returns the recipe of a run that goes on; `plan` is the text of `plan.json`, None if it was not planned."""
     if plan is None:
         return Chosen(recipe=recipe)
     try:
@@ -126,7 +107,7 @@ def chosen_before(recipe: Recipe, plan: str | None) -> Chosen:
 
 
 def _predicted(plan: Plan) -> dict[str, Any]:
-    """What a plan promises, under the names of what is measured."""
+    """What a plan promises, by the names of what is measured."""
     promised = under_measured_names(plan.estimate)
     if "peak_reserved_bytes" in promised:
         # Near its limit CUDA gives cached segments back, so no more than what there is can be reserved.
@@ -141,7 +122,7 @@ def _predicted(plan: Plan) -> dict[str, Any]:
 
 
 def under_measured_names(estimate: Estimate) -> dict[str, Any]:
-    """Returns what a prediction says, under the names of what is measured."""
+    """Returns what an estimate predicts, by the names of what is measured."""
     peak = estimate.peak_allocated_bytes
     if estimate.peak_reserved_bytes is None:
         peaks = {"peak_tensor_bytes": peak}
