@@ -16,11 +16,7 @@ _listeners: list[Listener] = []
 
 
 class phase:
-    """Marks a part of the run; may be nested.
-
-    Args:
-        name: One of `PHASES`.
-    """
+    """Marks a part of the run by one of `PHASES`; may be nested."""
 
     __slots__ = ("name",)
 
@@ -41,11 +37,7 @@ class phase:
 def listen(listener: Listener) -> Iterator[None]:
     """Calls an observer at each start and end of a phase while the context is open.
 
-    Args:
-        listener: Called with the phase's name and whether it was entered (True) or left (False).
-
-    Yields:
-        Nothing.
+    `listener`: called with the phase's name and whether it was entered (True) or left (False).
     """
     _listeners.append(listener)
     try:

@@ -23,7 +23,7 @@ from snugfit.recording.generations import GENERATIONS, Capability
 
 
 class Stream:
-    """A stream of the fake accelerator: a number, and what its next operator has to wait for."""
+    """A stream of the fake accelerator: its number, and the runs that its next operator must wait for."""
 
     _made = 0
     device_index = 0
@@ -31,13 +31,7 @@ class Stream:
     """Number of PrivateUse1 among torch's device types."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, number: int | None = None) -> None:
-        """Makes a stream.
-
-        Args:
-            device: Ignored; there is one device.
-            priority: Ignored.
-            number: Its number; None: the next free one.
-        """
+        """Makes a stream, numbered next where no number is given; device and priority mean nothing here."""
         if number is None:
             Stream._made += 1
             number = Stream._made
@@ -54,12 +48,12 @@ class Stream:
         return self.number
 
     def wait_event(self, event: Event | None) -> None:
-        """Lets what is queued from now on wait for an event."""
+        """Makes what is queued from now on wait for an event."""
         if event is not None and event.run is not None:
             backend.observer("wait", self.number, event.run)
 
     def wait_stream(self, other: Stream) -> None:
-        """Lets what is queued from now on wait for all that another stream has queued so far."""
+        """Makes what is queued from now on wait for all that another stream has queued so far."""
         self.wait_event(other.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -69,7 +63,7 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        """The host waits; in a recording that is only noted."""
+        """The host waits; a recording only notes it."""
         backend.observer("synchronize", self.number, None)
 
     def query(self) -> bool:
@@ -84,16 +78,16 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Brings the stream before back."""
+        """Makes the stream before it current again."""
         backend.current = self._before
         backend.observer("stream", self._before.number, None)
 
 
 class Event:
-    """An event of the fake accelerator: the operator after which it happens."""
+    """An event of the fake accelerator: the operator behind which it happens."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        """Makes an event that was not recorded yet; the arguments are those of torch and mean nothing here."""
+        """Makes an event that was not recorded yet; torch's arguments mean nothing here."""
         self.run: int | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -102,16 +96,16 @@ class Event:
         self.run = backend.observer("event", stream.number, None)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Lets a stream wait for it."""
+        """Makes a stream wait for it."""
         (stream or backend.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """The host waits for it; not for one that was never recorded."""
+        """The host waits for it, unless it was never recorded."""
         if self.run is not None:
             backend.observer("synchronize", backend.current.number, self.run)
 
     def query(self) -> bool:
-        """Returns whether it has happened; so has one that was never recorded."""
+        """Returns whether it has happened; True where it was never recorded."""
         return self.run is None or backend.observer("query", backend.current.number, self.run) is not False
 
     def elapsed_time(self, other: Event) -> float:
@@ -120,12 +114,12 @@ class Event:
 
 
 def _nothing(what: str, stream: int, value: Any) -> Any:
-    """The observer outside of recordings."""
+    """The observer when nothing is recorded."""
     return None
 
 
 class RandomState:
-    """A seed and how many operators have drawn since, as on CUDA; without values to draw it just stands still."""
+    """A seed, and the number of operators that have drawn since, as on CUDA; no values are drawn."""
 
     def __init__(self, seed: int = 0) -> None:
         """Starts with nothing drawn."""
@@ -147,7 +141,7 @@ class RandomState:
 
 
 def _always(answer: Any) -> Any:
-    """A method that returns one and the same."""
+    """Makes a method that always returns the same value."""
 
     def method(self: Any, *_: Any, **__: Any) -> Any:
         return answer
@@ -159,7 +153,6 @@ class Backend:
     """What `torch.sim` is: the functions that torch and libraries ask of a device module."""
 
     def __init__(self) -> None:
-        """Starts with the default stream and no observer."""
         self.Stream, self.Event = Stream, Event
         self.default = Stream(number=0)
         self.current = self.default
@@ -193,7 +186,7 @@ class Backend:
         return own
 
     def manual_seed(self, seed: int) -> None:
-        """Starts the random numbers anew."""
+        """Sets the seed, with nothing drawn."""
         self.random.seed, self.random.drawn = seed, 0
 
     manual_seed_all = manual_seed
@@ -203,7 +196,7 @@ class Backend:
         return self.random.get()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Takes a random state back."""
+        """Sets a random state."""
         self.random.set(state)
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
@@ -211,7 +204,7 @@ class Backend:
         return [self.random.get()]
 
     def set_rng_state_all(self, states: Any) -> None:
-        """Takes random states back."""
+        """Sets the random state of each device."""
         self.random.set(states[0])
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -236,11 +229,11 @@ class Backend:
         self.observer("stream", stream.number, None)
 
     def synchronize(self, device: Any = None) -> None:
-        """The host waits for the device; noted for the clock."""
+        """The host waits for the device; the clock of a prediction needs to know."""
         self.observer("synchronize", -1, None)
 
     def empty_cache(self) -> None:
-        """Cached segments go back to the device."""
+        """Notes that cached segments go back to the device."""
         self.observer("empty_cache", 0, None)
 
     def memory_allocated(self, device: Any = None) -> int:

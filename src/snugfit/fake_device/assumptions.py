@@ -42,11 +42,7 @@ class Assumptions:
     """A condition on values (`if (x > 0).any():`)."""
 
     def __post_init__(self) -> None:
-        """Checks ranges.
-
-        Raises:
-            RecipeError: Listing every mistake.
-        """
+        """Checks ranges; a `RecipeError` lists every mistake."""
         problems = list(type_problems(self).values())
         for name in ("nonzero", "unique"):
             share = getattr(self, name)
@@ -58,11 +54,7 @@ class Assumptions:
             raise RecipeError(problems, subject="assume")
 
     def completed(self, given: Mapping[str, Any]) -> Assumptions:
-        """Returns these, with those of a batch in the place of what was not given.
-
-        Args:
-            given: Name -> value.
-        """
+        """Returns these, with the values `given` by a batch for what nobody set."""
         return dataclasses.replace(
             self, **{name: value for name, value in given.items() if getattr(self, name) is None}
         )
@@ -72,17 +64,7 @@ AssumeArgument = Assumptions | Mapping[str, Any] | Iterable[str] | str | None
 
 
 def assumptions_from(given: AssumeArgument) -> Assumptions:
-    """Returns assumptions as they are given in Python or on the command line.
-
-    Args:
-        given: Name -> value (`{"nonzero": 0.25}`), or words such as `loss_finite` and `nonzero=0.25`; None: the defaults.
-
-    Returns:
-        The assumptions.
-
-    Raises:
-        RecipeError: For unknown names and values out of range.
-    """
+    """Returns assumptions from a mapping (`{"nonzero": 0.25}`) or words (`loss_finite`, `nonzero=0.25`); None: defaults."""
     if isinstance(given, Assumptions):
         return given
     infos = field_infos(Assumptions)
@@ -97,7 +79,7 @@ def assumptions_from(given: AssumeArgument) -> Assumptions:
 
 
 def _read(word: str, infos: Mapping[str, FieldInfo]) -> tuple[str, Any]:
-    """Name and value of a word such as `loss_finite` or `nonzero=0.25`."""
+    """Returns name and value of a word such as `loss_finite` or `nonzero=0.25`."""
     name, equals, text = word.partition("=")
     name, text = name.strip().replace("-", "_"), text.strip()
     if name not in infos:

@@ -32,18 +32,12 @@ def choose(
     enable_gqa: bool,
     capability: tuple[int, int],
 ) -> str:
-    """Returns the kernel that CUDA takes.
+    """Returns the kernel that CUDA takes on a card of this compute capability.
 
-    Args:
-        query: Shape (batch, heads, queries, head size).
-        key: Shape (batch, heads, keys, head size).
-        value: Shape (batch, heads, keys, head size of values).
-        mask: Added to the scores, or None.
-        enable_gqa: Whether fewer heads of keys and values are shared by the queries.
-        capability: Compute capability of the card.
-
-    Returns:
-        `flash`, `efficient` or `math`.
+    `query`: shape (batch, heads, queries, head size).
+    `key`: shape (batch, heads, keys, head size).
+    `value`: shape (batch, heads, keys, head size of values).
+    Returns `flash`, `efficient` or `math`.
     """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or 0 in (query.shape[2], key.shape[2]):
         return "math"
@@ -82,18 +76,9 @@ def attention(
 ) -> torch.Tensor:
     """Runs attention with the operators that CUDA would run; arguments as `scaled_dot_product_attention`.
 
-    Args:
-        query: Shape (batch, heads, queries, head size).
-        key: Shape (batch, heads, keys, head size).
-        value: Shape (batch, heads, keys, head size of values).
-        attn_mask: Boolean or added to the scores.
-        dropout_p: Dropout of the weights.
-        is_causal: Whether queries see only keys up to their own position.
-        scale: Scale of the scores; None: one over the root of the head size.
-        enable_gqa: Whether fewer heads of keys and values are shared by the queries.
-
-    Returns:
-        Shape (batch, heads, queries, head size of values).
+    `attn_mask`: boolean or added to the scores.
+    `scale`: scale of the scores; None: one over the root of the head size.
+    Returns shape (batch, heads, queries, head size of values).
     """
     aten = torch.ops.aten
     kernel = backend.of_card(lambda capability: choose(query, key, value, attn_mask, enable_gqa, capability))
@@ -129,14 +114,10 @@ def attention(
 
 
 def register() -> None:
-    """Registers attention for the fake accelerator; once in a process."""
+    """Registers attention for the fake accelerator; call it once in a process."""
     dispatcher.claim_kernel("aten::scaled_dot_product_attention", attention, "AutogradPrivateUse1")
 
 
 def runs_whole(operator: Any) -> bool:
-    """Returns whether an operator that a dispatch mode sees whole (inference mode) is attention.
-
-    Args:
-        operator: The overload.
-    """
+    """Returns whether an operator that a dispatch mode sees whole (inference mode) is attention."""
     return bool(operator is torch.ops.aten.scaled_dot_product_attention.default)

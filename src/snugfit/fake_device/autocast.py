@@ -29,14 +29,9 @@ _library: list[torch.library.Library] = []
 
 
 def cached_cast(dtype: torch.dtype, value: Any) -> Any:
-    """Casts what autocast would cast, weights through the cache.
+    """Casts an argument as autocast would (lists element by element), weights through its cache.
 
-    Args:
-        dtype: The dtype to cast to.
-        value: An argument of an operator, of any kind; lists are cast element by element.
-
-    Returns:
-        The argument, cast where it is a floating-point tensor on the device (other than float64).
+    Returns the argument, cast where it is a floating-point tensor on the device (other than float64).
     """
     if isinstance(value, torch.Tensor):
         if not _eligible(value) or value.dtype == dtype:
@@ -96,7 +91,7 @@ def _float32_dtype(operator: Any) -> Callable[..., Any]:
 
 
 def _norm(operator: Any) -> Callable[..., Any]:
-    """`norm` without a dtype goes to the overload that takes one (fp32_append_dtype)."""
+    """`norm` without a dtype goes to the overload that takes one (policy `fp32_append_dtype`)."""
     overloads = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}
     with_dtype = getattr(torch.ops.aten.norm, overloads[operator._overloadname])
 
@@ -128,13 +123,13 @@ _POLICIES: dict[str, Policy] = {
 
 
 def operators() -> dict[str, list[str]]:
-    """Returns what stands in `autocast.yaml`: policy -> operators."""
+    """Returns the contents of `autocast.yaml`: policy -> operators."""
     text = (Path(__file__).parent / "autocast.yaml").read_text(encoding="utf-8")
     return {policy: list(names) for policy, names in yaml.safe_load(text).items()}
 
 
 def register() -> None:
-    """Registers the casts for the fake accelerator; once in a process."""
+    """Registers the casts for the fake accelerator; call it once in a process."""
     fallthrough = torch.library.Library("_", "IMPL", _KEY)  # type: ignore[no-untyped-call]
     fallthrough.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
     _library.append(fallthrough)

@@ -20,13 +20,7 @@ from snugfit.techniques.batches import tensors_of
 
 
 def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *others: Any) -> list[torch.Tensor]:
-    """Returns the tensors of a request that belong neither to the model nor to the batch.
-
-    Args:
-        arrived: All that travelled with the request.
-        model: The model.
-        *others: Batches, and whatever else is handed over by itself: nestings of tensors.
-    """
+    """Returns the tensors in a request that belong neither to the model nor to `others` (batches)."""
     known = {id(tensor) for tensor in (*_held_by(model), *tensors_of(others))}
     return [tensor for tensor in arrived if id(tensor) not in known and not is_lazy(tensor)]
 
@@ -38,16 +32,10 @@ def _held_by(model: torch.nn.Module) -> Iterable[torch.Tensor]:
 
 
 class Captured:
-    """Captured tensors of one recording."""
+    """The captured tensors of one recording."""
 
     def __init__(self, factory: FakeFactory, device: torch.device, tensors: Iterable[torch.Tensor]) -> None:
-        """Makes every tensor without values a fake one, in place; only outside of the recording.
-
-        Args:
-            factory: Makes fake tensors of the recording.
-            device: Where they are.
-            tensors: From `captured_tensors`.
-        """
+        """Turns every tensor without values into a fake one, in place; call it outside of the recording."""
         self.unused: dict[int, torch.Tensor] = {}
         """Storages that no operator has used yet, and a tensor that has each."""
         self._factory = factory
@@ -73,20 +61,12 @@ class Captured:
             self.unused[tensor.untyped_storage()._cdata] = tensor
 
     def used(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns those that are used for the first time.
-
-        Args:
-            tensors: Tensors among the arguments of an operator.
-        """
+        """Returns those among an operator's tensors that are used for the first time."""
         keys = {tensor.untyped_storage()._cdata for tensor in tensors}
         return [self.unused.pop(key) for key in keys & self.unused.keys()]
 
     def on_device(self, value: Any) -> Any:
-        """Returns arguments of an operator that takes tensors of the device, captured whole numbers moved there.
-
-        Args:
-            value: Arguments.
-        """
+        """Returns arguments with captured whole numbers moved to the device, for an operator of the device."""
         if isinstance(value, torch.Tensor):
             key = value.untyped_storage()._cdata if type(value) is torch.Tensor and value.dim() else None
             if key is None or key not in self._real:

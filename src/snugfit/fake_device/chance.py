@@ -82,15 +82,7 @@ OVERWRITES = frozenset(
 
 
 def stand_in(func: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, stance: Stance) -> torch.Tensor:
-    """Returns what a random operator is taken to have drawn.
-
-    Args:
-        func: One of `SOURCES`.
-        args: Its positional arguments, tensors with their values.
-        shape: Shape of its result.
-        dtype: Dtype of its result.
-        stance: Where all its numbers stand.
-    """
+    """Returns what a random operator is assumed to have drawn: its middle, least or most, by `stance`."""
     if func in _ORDERS:
         return torch.arange(shape[0], dtype=dtype)
     numbers = [number for number in args if type(number) in (int, float)]
@@ -116,24 +108,16 @@ class _Seen:
 
 
 class Chance:
-    """Where random numbers stand in one recording, by the place in the code that asks for them."""
+    """Which random numbers one recording assumes (middle, least, most), by the place in the code that asks."""
 
     def __init__(self, stances: Mapping[str, Stance] | None = None) -> None:
-        """Puts all others at their middle.
-
-        Args:
-            stances: Place -> where random numbers stand for it.
-        """
+        """Takes place -> stance; all other places get the middle."""
         self.stances = dict(stances or {})
         self._seen: dict[str, _Seen] = {}
 
     def answer(self, value_at: Callable[[Stance], torch.Tensor], place: str) -> torch.Tensor:
-        """Returns values that follow from random numbers.
-
-        Args:
-            value_at: Works them out.
-            place: Who asks.
-        """
+        """Returns values that follow from random numbers, worked out by `value_at` for the place that asks."""
+        # All three are worked out, although one is returned: where they differ, another recording is worth a try.
         values = {stance: value_at(stance) for stance in STANCES}
         taken = values[self.stances.get(place, "middle")]
         others = tuple(stance for stance in STANCES if not torch.equal(values[stance], values["middle"]))
@@ -143,16 +127,11 @@ class Chance:
         return taken
 
     def alternatives(self) -> list[tuple[str, Stance]]:
-        """Returns places that might have been answered otherwise, and how."""
+        """Returns the places that would have got another answer from other numbers, and which stance gives it."""
         return [(place, stance) for place, seen in self._seen.items() for stance in seen.others]
 
     def otherwise(self, place: str, stance: Stance) -> Chance:
-        """Returns the same with another answer at one place.
-
-        Args:
-            place: The place.
-            stance: Where random numbers stand for it.
-        """
+        """Returns the same assumptions with another stance at one place."""
         return Chance({**self.stances, place: stance})
 
     def in_words(self) -> list[str]:

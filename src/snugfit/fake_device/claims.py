@@ -14,45 +14,39 @@ from snugfit.private_torch import collectives
 
 
 class Claims:
-    """Tells a ledger what belongs to the watched models."""
+    """Tells a ledger which tensors belong to the watched models, and as what."""
 
     def __init__(self, ledger: StorageLedger, modules: ModulePath) -> None:
-        """Watches no model yet.
-
-        Args:
-            ledger: Is told.
-            modules: Knows the names of modules.
-        """
         self._ledger, self._modules = ledger, modules
         self._models: list[torch.nn.Module] = []
         self.in_optimizer = 0
         """How many optimizers are in the middle of their step, one inside another."""
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Takes a model, whose parameters and buffers are weights from now on."""
+        """Watches a model: its parameters and buffers count as weights from now on."""
         if all(model is not known for known in self._models):
             self._models.append(model)
         self._weights_of(model)
 
     def weights(self) -> None:
-        """Parameters and buffers of all models are weights, those too that have come since."""
+        """Claims parameters and buffers of all models as weights, those too that were added since."""
         for model in self._models:
             self._weights_of(model)
 
     def _weights_of(self, model: torch.nn.Module) -> None:
-        """They are weights of the module that owns them, wherever they were made."""
+        """Claims the weights of a module for that module, wherever they were made."""
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._ledger.claim((collectives.own_part(tensor),), "weights", name.rpartition(".")[0])
 
     def gradients(self) -> None:
-        """What lies in `.grad` of parameters is gradients."""
+        """Claims what is in `.grad` of parameters as gradients."""
         for model in self._models:
             parts = (collectives.own_part(parameter) for parameter in model.parameters())
             self._ledger.claim((part.grad for part in parts), "gradients")
 
     @contextmanager
     def optimizers(self) -> Iterator[None]:
-        """Knows when an optimizer runs, which gradients it reads and which state it keeps."""
+        """Context in which optimizers are seen when they run: which gradients they read, which state they keep."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         def before(optimizer: Any, *_: Any) -> None:

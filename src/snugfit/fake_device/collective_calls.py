@@ -47,15 +47,10 @@ KINDS = {
 
 
 def collective_of(operator: Any, args: Sequence[Any], cards: int | None) -> Collective | None:
-    """Returns what an operator of `torch.distributed` sends.
+    """Returns what an operator of torch's `c10d` sends.
 
-    Args:
-        operator: The overload, of the namespace `c10d`.
-        args: Its positional arguments.
-        cards: Cards in a machine, which ranks fill one machine after the other; None: all ranks are in one.
-
-    Returns:
-        The collective; None for an operator that sends nothing that counts.
+    `cards`: cards in a machine, which ranks fill one machine after the other; None: all ranks are in one.
+    Returns the collective; None for an operator that sends nothing that counts.
     """
     found = KINDS.get(operator._opname)
     if found is None:
@@ -85,19 +80,10 @@ def run_of(
     stream: int = 0,
     after: tuple[int, ...] = (),
 ) -> OperatorRun | None:
-    """Returns a collective as the clock sees it; arguments as of `collective_of`, and where and when it runs.
+    """Returns a collective as a run for the clock; arguments as of `collective_of`, and where and when it runs.
 
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
-        cards: Cards in a machine.
-        module: Dotted path of the module that asked for it.
-        phase: The phase.
-        stream: The stream it runs on.
-        after: Indices of the runs that it waits for.
-
-    Returns:
-        The run, with `device="ranks"`; None for an operator that sends nothing that counts.
+    `after`: indices of the runs that it waits for.
+    Returns the run, with `device="ranks"`; None for an operator that sends nothing that counts.
     """
     sent = collective_of(operator, args, cards)
     if sent is None:

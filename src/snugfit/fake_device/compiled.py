@@ -29,15 +29,7 @@ _library: list[torch.library.Library] = []
 
 @contextmanager
 def compiled_on_fakes(recipe: Recipe, personality: Personality) -> Iterator[None]:
-    """Lets a recorded step compile its model as the recipe asks; does nothing for a recipe that does not.
-
-    Args:
-        recipe: The recipe.
-        personality: The kind of device.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which a recorded step compiles its model, if the recipe asks for that."""
     if recipe.compile == "none":
         yield
         return

@@ -18,12 +18,7 @@ from snugfit import private_torch
 
 
 def layout(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """Returns the layout in which a card computes a convolution.
-
-    Args:
-        source: The input, (N, C, H, W) or with one spatial dimension more or fewer.
-        weight: The weights.
-    """
+    """Returns the memory format of a convolution on a card; `source` is (N, C, H, W), or 1 or 3 dimensions of space."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
     if last is None or torch.float64 in (source.dtype, weight.dtype):
         return torch.contiguous_format
@@ -32,24 +27,14 @@ def layout(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
 
 
 def copied_bytes(source: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor | None = None) -> int:
-    """Returns the bytes of the copies that a card makes of arguments in another layout.
-
-    Args:
-        source: The input.
-        weight: The weights.
-        gradient: The gradient of the result, in the backward pass.
-    """
+    """Returns the bytes of copies that a card makes of arguments (in backward the gradient, too) in another layout."""
     wanted = layout(source, weight)
     given = [one for one in (source, weight, gradient) if one is not None]
     return sum(one.numel() * one.dtype.itemsize for one in given if not one.is_contiguous(memory_format=wanted))
 
 
 def register(device_type: str) -> None:
-    """Lets fake convolutions on a device give their results in the card's layout; once in a process.
-
-    Args:
-        device_type: The simulated card's.
-    """
+    """Makes fake convolutions on a device type give results in the card's layout; call it once in a process."""
     aten = torch.ops.aten
     for operator, first in ((aten.convolution.default, 0), (aten.convolution_backward.default, 1)):
 

@@ -41,7 +41,7 @@ _NOT_RUN = (
 
 
 class Inner(NamedTuple):
-    """What is known of a call."""
+    """What is known of a call: what it takes inside, and its real results."""
 
     spaces: tuple[InnerBytes, ...]
     """What it takes inside, in order."""
@@ -58,14 +58,10 @@ NOTHING = Inner((), (), ())
 
 
 class CpuOperators:
-    """Answers for one processor with its threads."""
+    """The machine's answers for one processor and number of threads."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Takes the processor as it is now.
-
-        Args:
-            folder: Where answers are kept; None: the user's cache folder.
-        """
+        """Takes the processor as it is now; answers are kept in `folder` (None: the user's cache folder)."""
         self.processor: Processor = this_processor()
         self._cache = OperatorCache(
             {**self.processor.identity(), "settings": private_torch.processor_settings()}, folder
@@ -76,17 +72,9 @@ class CpuOperators:
     def ask(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], fakes: Sequence[torch.Tensor], cost: Cost
     ) -> Inner:
-        """Returns what a call takes.
+        """Returns what a call takes; nothing for what cannot be asked.
 
-        Args:
-            operator: The overload.
-            args: Its positional arguments, fake or real.
-            kwargs: Its keyword arguments.
-            fakes: Its new results as the fake version has them.
-            cost: What a run costs.
-
-        Returns:
-            What it takes; nothing for what cannot be asked.
+        `fakes`: its new results as the fake version has them.
         """
         call = describe(operator, args, kwargs, _gradients(operator)) if _may_run(operator) else None
         if call is None:
@@ -123,15 +111,10 @@ class CpuOperators:
         self._cache.forget()
 
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
-        """Returns the results of a call whose fake version refuses arguments that the real one takes.
+        """Returns a call's real results, where the fake version refuses arguments that the real one takes.
 
-        Args:
-            operator: The overload.
-            args: Its positional arguments, fake or real.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            Its results in order, all of them new; None where the real one refuses them as well, or returns anything else.
+        Returns its results in order, all of them new; None where the real one refuses them as well, or returns anything
+        else.
         """
         returned = operator._schema.returns
         if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returned):
@@ -148,7 +131,7 @@ _known: dict[tuple[Processor, tuple[str, ...]], CpuOperators] = {}
 
 
 def of_this_processor() -> CpuOperators:
-    """Returns the answers for the processor, threads and settings that are in force now; one object for each."""
+    """Returns the answers for the processor, threads and settings in force now; one object for each combination."""
     key = this_processor(), private_torch.processor_settings()
     if key not in _known:
         _known[key] = CpuOperators()
@@ -164,7 +147,7 @@ def _may_run(operator: Any) -> bool:
 
 @functools.cache
 def _version(namespace: str) -> str:
-    """The version of the library that an operator comes from, where that is not torch."""
+    """The version of the library that an operator comes from, unless that is torch."""
     from importlib import metadata
 
     if namespace in ("aten", "prims", "torch_nn"):
@@ -180,7 +163,7 @@ def _gradients(operator: Any) -> bool | None:
 
 
 def _work(operator: Any, args: Sequence[Any]) -> float:
-    """Floating-point operations of operators that torch has no formula for, roughly: only to know what is too large."""
+    """A rough count of floating-point operations where torch has no formula; only tells what is too large to run."""
     name, tensors = operator._opname, tensors_in(args)
     if "scaled_dot_product" in name:
         backward = "backward" in name
@@ -198,7 +181,7 @@ def _work(operator: Any, args: Sequence[Any]) -> float:
 
 
 def _to_plain(truth: Truth, fakes: Sequence[Result], proved: bool) -> dict[str, Any]:
-    """An answer as it is kept: results only where they are not as the fake version has them."""
+    """An answer as it is stored: results only where they differ from those of the fake version."""
     alike = len(truth.results) == len(fakes)
     differ = [
         [number, list(result.shape), list(result.stride), str(result.dtype), result.nbytes, result.shares]

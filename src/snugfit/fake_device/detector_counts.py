@@ -33,16 +33,12 @@ _FIRST_STAGE, _POOLERS, _BOXES = "torchvision.models.detection.rpn", "torchvisio
 
 
 def stated_counts(answered: Callable[[str], None]) -> list[Change]:
-    """Returns what answers a detector's questions about numbers of boxes, where torchvision's are loaded.
-
-    Args:
-        answered: Gets what was assumed, in words.
-    """
+    """Returns the replacements that answer torchvision detectors' questions about numbers of boxes."""
     return _Counts(answered).changes() if _HEADS in sys.modules else []
 
 
 class _Torch:
-    """torch as a module of torchvision sees it: only `where(mask)` is answered."""
+    """Stands for `torch` in a module of torchvision: only `where(mask)` is answered."""
 
     def __init__(self, indices: Callable[[Tensor], Tensor]) -> None:
         self._indices = indices
@@ -62,7 +58,7 @@ def _first(count: int, like: Tensor) -> Tensor:
 
 
 class _Counts:
-    """Answers for one recording: what was drawn last decides what is asked after it."""
+    """The answers of one recording; what was drawn last decides what is asked next."""
 
     def __init__(self, answered: Callable[[str], None]) -> None:
         self._answered = answered
@@ -71,7 +67,7 @@ class _Counts:
         self._levels_seen = 0
 
     def changes(self) -> list[Change]:
-        """Returns what takes whose place."""
+        """Returns what is replaced by what."""
         heads, utilities, resizing = (sys.modules[name] for name in (_HEADS, _UTILITIES, _RESIZING))
         first_stage, poolers, boxes = sys.modules[_FIRST_STAGE], sys.modules[_POOLERS], sys.modules[_BOXES]
         pool = poolers._multiscale_roi_align
@@ -98,7 +94,7 @@ class _Counts:
         ]
 
     def _sampled(self, sampler: Any, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Masks of what is drawn, by way of the indices that lead to them."""
+        """Masks of the drawn proposals, made from the indices that select them."""
         chosen: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._masks = [0, 0]
         for labels in matched:
@@ -123,17 +119,17 @@ class _Counts:
         return drawn
 
     def _of_first_stage(self, condition: Tensor) -> Tensor:
-        """Scores are all high enough; masks of what was drawn come in the order in which they were made."""
+        """All scores are high enough; masks of what was drawn are handed out in the order they were made."""
         mask = condition.dtype == torch.uint8 and self._masks
         return _first(self._masks.pop(0) if mask else condition.shape[0], condition)
 
     def _of_heads(self, condition: Tensor) -> Tensor:
-        """Proposals on objects among those that were drawn; keypoints are all valid."""
+        """The drawn proposals that lie on objects; all keypoints are valid."""
         share = self._share if condition.dtype == torch.bool else 1.0
         return _first(round(share * condition.shape[0]), condition)
 
     def _of_pooler(self, condition: Tensor) -> Tensor:
-        """Proposals of a level: all are on the first."""
+        """All proposals are on the first level of the pyramid."""
         self._levels_seen += 1
         return _first(condition.shape[0] if self._levels_seen == 1 else 0, condition)
 

@@ -35,7 +35,7 @@ _BY_VALUE = ("upsample", "arange", "linspace", "logspace", "range", "interpolate
 
 
 class Output(NamedTuple):
-    """How to make one result."""
+    """How to make one result of an operator."""
 
     kind: int
     """New tensor, view of an argument, an argument itself, None, or a plain value."""
@@ -81,11 +81,9 @@ class OperatorPlans:
     __slots__ = ("_by_gradient", "_by_offset", "_by_value", "_unread", "knows", "plans")
 
     def __init__(self, operator: Any, *, knows: bool = False) -> None:
-        """Looks at what a plan depends on besides layouts.
+        """Finds out what a plan of this operator depends on besides layouts.
 
-        Args:
-            operator: The overload.
-            knows: Whether its results may carry on what is known of its arguments' values.
+        `knows`: whether its results may carry on what is known of its arguments' values.
         """
         self.plans: dict[Any, Plan] = {}
         self.knows = knows
@@ -95,14 +93,9 @@ class OperatorPlans:
         self._unread = _UNREAD.get(operator, 1 << 30)
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
-        """Returns the key of a plan and the tensors among the arguments.
+        """Returns the key of a plan, and the tensors among the arguments.
 
-        Args:
-            args: Positional arguments of the operator.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            A hashable key and the tensors in order; None where no plan can be made.
+        Returns a hashable key and the tensors in order; None where no plan can be made.
         """
         parts: list[Any] = []
         tensors: list[torch.Tensor] = []
@@ -158,12 +151,7 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
 def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Output, ...], type | None] | None:
     """Returns how to make a result again from arguments of the same layouts.
 
-    Args:
-        result: What the operator returned.
-        tensors: The tensors among its arguments.
-
-    Returns:
-        The outputs and the type that holds them; None where this cannot be said from layouts alone.
+    Returns the outputs and the type that holds them; None where this cannot be said from layouts alone.
     """
     several = isinstance(result, list | tuple)
     storages: dict[int, int] = {}
@@ -202,15 +190,9 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
 
 
 def follow(plan: Plan, tensors: Sequence[torch.Tensor], factory: FakeFactory) -> tuple[Any, list[torch.Tensor]]:
-    """Makes the results of a plan.
+    """Makes the results of a plan, for the tensors among an operator's arguments.
 
-    Args:
-        plan: The plan.
-        tensors: The tensors among the arguments.
-        factory: Makes fake tensors.
-
-    Returns:
-        What the operator returns, and the results with a storage of their own.
+    Returns what the operator returns, and the results with a storage of their own.
     """
     results: list[Any] = []
     fresh: list[torch.Tensor] = []

@@ -35,7 +35,7 @@ _to_copy = torch.ops.aten._to_copy.default
 
 
 class Call(NamedTuple):
-    """An operator that was run."""
+    """An operator that was run, and what it made."""
 
     args: Sequence[Any]
     """Its positional arguments, fake ones in the place of large real ones."""
@@ -96,7 +96,7 @@ class FakeCalls:
         return type(value)(map(self._fakes, value)) if isinstance(value, list | tuple) else value
 
     def _as_the_machine_does(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns what an operator makes whose fake version refuses what the real one takes; None where it does not."""
+        """Returns results as the machine makes them where the fake version refuses; None where the machine does, too."""
         results = None if self.operators is None else self.operators.results_of(func, args, kwargs)
         if results is None:
             return None
@@ -106,7 +106,7 @@ class FakeCalls:
         return made[0] if len(made) == 1 else tuple(made.values())
 
     def _tensor(self, layout: Result, others: dict[int, torch.Tensor]) -> torch.Tensor:
-        """Returns a fake tensor as the machine makes it."""
+        """Returns a fake tensor in the layout that the machine gave."""
         if layout.shares >= 0:
             return self._factory.view(others[layout.shares], layout.shape, layout.stride, 0, layout.dtype)
         made = self._factory.empty(layout.shape, layout.stride, layout.dtype, torch.device("cpu"))
@@ -117,14 +117,7 @@ class FakeCalls:
     def plan(
         self, func: Any, call: Call, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> tuple[Plan, Any, list[torch.Tensor]]:
-        """Returns what a run costs, without its outputs, and its result and new tensors as the device really has them.
-
-        Args:
-            func: The operator.
-            call: Its run.
-            tensors: The tensors among its arguments.
-            fresh: Its new results.
-        """
+        """Returns the cost of a run as a plan, and its results as the device really lays them out."""
         args, kwargs, result, by_values = call
         # A number on the host is an argument of a kernel, unless it is what is copied.
         moves = func is _copy or func is _to_copy
@@ -166,7 +159,7 @@ class FakeCalls:
 
 
 def number_read(tensor: torch.Tensor) -> Plan:
-    """Returns what it is to read a number of a card: a copy for which the host waits until all before it has ended."""
+    """Returns the run for reading a number from a card: a copy that the host waits for, behind all work before it."""
     kind = str(tensor.dtype).removeprefix("torch.")
     cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
     name = str(torch.ops.aten._local_scalar_dense.default)
@@ -174,12 +167,12 @@ def number_read(tensor: torch.Tensor) -> Plan:
 
 
 def is_mask(index: Any) -> bool:
-    """Returns whether an index selects by true and false."""
+    """Returns whether an index is a mask (true and false), not a list of positions."""
     return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
 
 
 def selects_by_masks(func: Any, args: Sequence[Any]) -> bool:
-    """Returns whether an operator selects what masks say; one number goes wherever they say without being selected."""
+    """Returns whether an operator selects by masks. Writing one number where a mask is true selects nothing."""
     selects = func is _index or (func in _PUTS and args[2].numel() > 1)
     return selects and any(map(is_mask, args[1]))
 
@@ -191,7 +184,7 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
 
 
 def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator works on small real host tensors alone, so that its values can stay true."""
+    """Whether an operator works on small real host tensors alone, so that its values stay true."""
     return (
         bool(tensors)
         and kwargs.get("device") in (None, torch.device("cpu"))
@@ -200,7 +193,7 @@ def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
 
 
 def _replaced(value: Any, known: set[int], made: Iterator[torch.Tensor]) -> Any:
-    """Returns what an operator returned with other tensors in the place of the new ones, in order."""
+    """Returns an operator's result with its new tensors replaced, in order."""
     if isinstance(value, torch.Tensor):
         return value if value.untyped_storage()._cdata in known else next(made)
     return type(value)(_replaced(part, known, made) for part in value) if isinstance(value, list | tuple) else value

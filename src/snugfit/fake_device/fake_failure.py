@@ -11,16 +11,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def no_value(operator: str, module: str, assumption: str = "") -> CannotSimulateError:
-    """Returns the error for an operator that needs the values of a tensor.
-
-    Args:
-        operator: Its name.
-        module: Dotted path of the module that runs.
-        assumption: The assumption that would answer it, as it is typed.
-
-    Returns:
-        The error.
-    """
+    """Returns the error for an operator that needs values; `assumption` is the word that would answer it."""
     library = _library_of(private_torch.source_line((_PACKAGE,)))
     advice = (
         "Leave it out of the simulated step (printing or logging a loss, for example), write it without values "
@@ -43,16 +34,7 @@ def no_value(operator: str, module: str, assumption: str = "") -> CannotSimulate
 
 
 def explain(error: Exception, operator: str, module: str) -> CannotSimulateError | None:
-    """Returns the error for a person, where an operator has no version for fake tensors.
-
-    Args:
-        error: What torch raised.
-        operator: The operator.
-        module: Dotted path of the module that runs.
-
-    Returns:
-        The error; None where it is an ordinary mistake, which the real run would make too.
-    """
+    """Returns the error for an operator without a fake version; None for a mistake that a real run would make too."""
     if isinstance(error, private_torch.DATA_DEPENDENT):
         return no_value(operator, module)
     if isinstance(error, private_torch.UNSUPPORTED):
@@ -65,7 +47,7 @@ def explain(error: Exception, operator: str, module: str) -> CannotSimulateError
 
 
 def place_outside() -> str:
-    """Returns `file:line` of the innermost code that is neither torch's nor in this package; empty where all of it is."""
+    """Returns `file:line` of the innermost frame that is neither torch's nor ours; empty where there is none."""
     return private_torch.source_line((_PACKAGE,))
 
 

@@ -28,7 +28,7 @@ _GRU_GATES, _GRU_KEPT = 3, 5
 
 
 def register() -> None:
-    """Puts the fake versions in place; only in the worker."""
+    """Registers the fake versions; only in a worker."""
     for operator, make in {
         "_ctc_loss.Tensor": ctc_loss,
         "_ctc_loss_backward.Tensor": ctc_loss_backward,

@@ -37,16 +37,9 @@ Row = Callable[[Args, Mapping[str, Any], tuple[int, int]], Sequence[int]]
 def workspaces(
     operator: str, args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]
 ) -> tuple[InnerBytes, ...]:
-    """Returns what an operator takes inside itself on CUDA.
+    """Returns the memory that an operator takes inside itself on CUDA.
 
-    Args:
-        operator: Its name.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        capability: Compute capability of the card.
-
-    Returns:
-        One workspace after the other: each is given back before the next one is taken.
+    Returns one workspace after the other: each is given back before the next one is taken.
     """
     row = _CUDA.get(operator)
     return tuple(InnerBytes(size, AFTER_ALL) for size in row(args, kwargs, capability) if size) if row else ()
@@ -137,7 +130,7 @@ def _convolution(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, i
 
 
 def _convolution_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
-    """The same, with the gradient of the result."""
+    """As `_convolution`, with the gradient of the result."""
     return [copied_bytes(args[1], args[2], args[0])]
 
 

@@ -51,7 +51,7 @@ class Made:
 
 
 class _Blank:
-    """A tensor of which only the layout is looked at."""
+    """Stands for a tensor of which only the layout matters."""
 
     __slots__ = ("dtype", "shape")
 
@@ -62,15 +62,7 @@ class _Blank:
 def follow(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
 ) -> None:
-    """Remembers how the result of an operator was made, where its values follow from the code.
-
-    Args:
-        func: The operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        tensors: The tensors among them.
-        result: What it returned.
-    """
+    """Remembers how the result of an operator was made, if its values follow from the code."""
     for tensor in tensors:
         unknown = type(tensor) is FakeTensor and _NAME not in tensor.__dict__
         if unknown and (not args or tensor is not args[0] or not _reads_layout(func)):  # most operators end here
@@ -108,21 +100,13 @@ def _reads_layout(func: Any) -> bool:
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the values of a tensor; None where they depend on data or chance.
-
-    Args:
-        tensor: A tensor of the recording.
-    """
+    """Returns the values of a tensor of the recording; None where they depend on data or chance."""
     made = _made(tensor)
     return None if made is None or made.random else _values(made, "middle")
 
 
 def random_value(tensor: torch.Tensor) -> Callable[[Stance], torch.Tensor] | None:
-    """Returns what works out the values of a tensor that follows from the code and random numbers alone; else None.
-
-    Args:
-        tensor: A tensor of the recording.
-    """
+    """Returns a function that works out values which follow from code and random numbers alone; else None."""
     made = _made(tensor)
     return functools.partial(_values, made) if made is not None and made.random else None
 

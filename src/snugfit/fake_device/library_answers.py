@@ -55,12 +55,7 @@ Answered = Callable[[str], None]
 
 
 def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
-    """Returns what takes the place of the questions of the libraries that are loaded.
-
-    Args:
-        values: What else is answered about values in the recording.
-        answered: Gets each answer in words when it is given.
-    """
+    """Returns the replacements for what loaded libraries would find out by looking at values."""
     masks = "transformers.masking_utils"
     losses = [name for name in sys.modules if name.startswith("transformers.loss.")]
     return [
@@ -79,7 +74,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
 
 
 def _wrapped(module: str, name: str, wrap: Callable[[Any, Any], Any], told: Any) -> list[Change]:
-    """The change of a module's function to one made of it, where it is there."""
+    """The replacement of a module's function by one made of it, where the module has it."""
     owner = sys.modules.get(module)
     return [(owner, name, wrap(getattr(owner, name), told))] if hasattr(owner, name) else []
 

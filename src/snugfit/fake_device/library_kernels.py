@@ -33,11 +33,7 @@ _library: list[torch.library.Library] = []
 
 
 def stand_ins(kind: str) -> list[Change]:
-    """Returns what stands for the kernels of optimizer libraries that are loaded.
-
-    Args:
-        kind: `cuda` or `cpu`.
-    """
+    """Returns the replacements for kernels of loaded optimizer libraries."""
     changes: list[Change] = []
     if _BITSANDBYTES in sys.modules:
         changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
@@ -77,7 +73,7 @@ def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device
 
 
 def _one_kernel() -> Callable[..., None]:
-    """Stands where the compiled update stands."""
+    """Stands for the compiled update: one kernel."""
     _warn(
         "this optimizer's update is compiled on CUDA, and predicted as one kernel for each slice of a parameter: its time "
         "and its temporaries (at most 104 MiB) are an approximation, its state is exact."

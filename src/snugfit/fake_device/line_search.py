@@ -29,11 +29,7 @@ _HOLD = ("ys >", "abs(gtd_new) <=")
 
 
 def calls_until_full(optimizer: object) -> int:
-    """Returns after how many calls of `step` an optimizer needs no more memory: where it is LBFGS, its history is full then.
-
-    Args:
-        optimizer: An optimizer, or anything else.
-    """
+    """Returns after how many calls of `step` an optimizer needs no more memory: LBFGS must fill its history."""
     if not isinstance(optimizer, LBFGS):
         return 0
     group = optimizer.param_groups[0]
@@ -41,12 +37,7 @@ def calls_until_full(optimizer: object) -> int:
 
 
 def lbfgs_goes_on(values: ReadValues, answered: Callable[[str], None]) -> list[Change]:
-    """Returns what lets LBFGS run on simulated tensors.
-
-    Args:
-        values: Answers what is asked about values.
-        answered: Gets each answer in words when it is given.
-    """
+    """Returns the replacements that let LBFGS run on tensors without values."""
     original = LBFGS.step
     losses = (1.0 / number for number in itertools.count(1))  # they fall, or it would stop
 

@@ -18,22 +18,12 @@ class Materialiser:
     """Makes one fake storage for every storage of a skeleton, however many tensors share it."""
 
     def __init__(self) -> None:
-        """Has made nothing yet."""
         self._storages: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._tensors: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []
 
     def tensor(self, meta: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Returns the fake tensor for a meta tensor; the same one for the same.
-
-        Args:
-            meta: A meta tensor; any other comes back as it is.
-            device: Where the fake one is.
-            dtype: Its dtype; None: as in the skeleton. Tensors that share a storage are given the same.
-
-        Returns:
-            A fake tensor of the same layout, a parameter where the skeleton is one.
-        """
+        """Returns the fake tensor (or parameter) for a meta tensor, the same one every time; others as they are."""
         if meta.device.type != "meta":
             return meta
         known = self._tensors.get((id(meta), device))
@@ -72,14 +62,10 @@ class Materialiser:
         weights: bool = True,
         late: bool = False,
     ) -> None:
-        """Gives a model fake parameters and buffers, in place; tied ones stay tied.
+        """Gives a skeleton fake parameters and buffers, in place; tied ones stay tied.
 
-        Args:
-            model: A skeleton.
-            device: Where they are.
-            dtype: Dtype of floating-point ones; None: as in the skeleton.
-            weights: Whether parameters get memory, too.
-            late: Whether those that are awaited get none.
+        `weights`: whether parameters get memory, too.
+        `late`: whether those that are awaited get none.
         """
         kept = {id(table) for table in own_tables(model)}
 
@@ -92,23 +78,13 @@ class Materialiser:
         change_tensors(model, fake)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        """Gives an optimizer the fake parameters of the model it belongs to, and fake state, in place.
-
-        Args:
-            optimizer: An optimizer that travelled with its model.
-            device: Where its state is, step counts apart.
-        """
+        """Gives an optimizer that travelled with its model the fake parameters and fake state, in place."""
         change_optimizer(optimizer, lambda tensor: self.tensor(tensor, device))
 
     def tree(self, value: Any, device: torch.device | Callable[[torch.Tensor], torch.device]) -> Any:
-        """Returns a batch with fake tensors in place of meta tensors.
+        """Returns a nesting (tuples, lists, dicts, dataclasses) with fake tensors in place of meta ones.
 
-        Args:
-            value: Tensors in any nesting of tuples, lists, dicts and dataclasses.
-            device: Where they are, or a function that says so for each.
-
-        Returns:
-            The same nesting.
+        `device`: where they are, or a function that says so for each.
         """
 
         def one(leaf: torch.Tensor) -> torch.Tensor:
@@ -121,7 +97,7 @@ class Materialiser:
 
 
 def change_tensors(model: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Puts other tensors in the place of a model's parameters, buffers and plain attributes."""
+    """Replaces a model's parameters, buffers and tensors in plain attributes."""
     for module in model.modules():
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
         for table in tables:
@@ -131,7 +107,7 @@ def change_tensors(model: torch.nn.Module, change: Callable[[torch.Tensor], torc
 
 
 def change_optimizer(optimizer: torch.optim.Optimizer, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Puts other tensors in the place of an optimizer's parameters and state, in lists of its own too (LBFGS has one)."""
+    """Replaces an optimizer's parameters and state, in lists of its own too (LBFGS has one)."""
     for group in optimizer.param_groups:
         group["params"] = [change(parameter) for parameter in group["params"]]
     for name, value in list(vars(optimizer).items()):
@@ -144,12 +120,7 @@ def change_optimizer(optimizer: torch.optim.Optimizer, change: Callable[[torch.T
 
 
 def remembered(model: torch.nn.Module, *optimizers: object) -> Callable[[], None]:
-    """Returns what makes a skeleton again what it is now, for another recording of it.
-
-    Args:
-        model: A skeleton.
-        *optimizers: Optimizers of it; anything else is left alone.
-    """
+    """Returns a function that restores a skeleton and its optimizers to what they are now, for another recording."""
     modules = [(module, type(module), _tables_copied(vars(module))) for module in model.modules()]
     given = [
         (
@@ -181,7 +152,7 @@ def _groups_copied(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _tables_copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, its tables of parameters, modules and hooks copied."""
+    """The attributes of a module, with its tables of parameters, modules and hooks copied."""
     return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 
@@ -190,15 +161,9 @@ def fill(
     captured: Iterable[torch.Tensor] = (),
     optimizers: Iterable[torch.optim.Optimizer] = (),
 ) -> torch.nn.Module:
-    """Gives what has no memory values of a sensible size, in place: weights random ones, all else 1, or 0 for an index.
+    """Gives a skeleton sensible values, in place: weights random ones, all else 1, or 0 for an index.
 
-    Args:
-        model: A skeleton; tied parameters stay tied.
-        captured: Tensors that are held elsewhere.
-        optimizers: Those that came as objects, with the model's parameters.
-
-    Returns:
-        The model.
+    `captured`: tensors that are held elsewhere.
     """
     generator = torch.Generator().manual_seed(0)
     made: dict[int, torch.Tensor] = {}
@@ -226,12 +191,7 @@ def fill(
 
 
 def filled_batch(batch: Any, generator: torch.Generator | None = None) -> Any:
-    """Returns a batch with random values that any model takes: whole numbers are 0 or 1, masks mask nothing.
-
-    Args:
-        batch: Tensors in any nesting.
-        generator: Draws the values; None: torch's own.
-    """
+    """Returns a batch with random values that any model takes: whole numbers are 0 or 1, masks mask nothing."""
 
     def values(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_meta:
@@ -248,12 +208,8 @@ def filled_batch(batch: Any, generator: torch.Generator | None = None) -> Any:
 def without_memory(make: Callable[[str], torch.nn.Module]) -> torch.nn.Module:
     """Builds a model whose parameters have no memory.
 
-    Args:
-        make: Builds the model; told `meta` when everything is to be made without memory, and `cpu` when that failed, because
-            the constructor reads values: then parameters lose their memory one by one as they are registered.
-
-    Returns:
-        The model.
+    `make`: builds the model; told `meta` when everything is to be made without memory, and `cpu` when that failed,
+    because the constructor reads values: then parameters lose their memory one by one as they are registered.
     """
     try:
         with torch.device("meta"):

@@ -27,9 +27,7 @@ class OperatorCache:
     def __init__(self, identity: dict[str, Any], folder: Path | None = None) -> None:
         """Opens the file, or makes it.
 
-        Args:
-            identity: What the answers belong to: processor, instructions, torch, threads.
-            folder: Where the file lies; None: the user's cache folder.
+        `identity`: what the answers belong to: processor, instructions, torch, threads.
         """
         self._identity = json.dumps({**identity, "format": FORMAT}, sort_keys=True)
         self._answers: dict[str, Any] = {}
@@ -46,11 +44,7 @@ class OperatorCache:
         self._do("CREATE TABLE IF NOT EXISTS answers (digest TEXT PRIMARY KEY, answer TEXT, checksum TEXT)")
 
     def get(self, digest: str) -> Any:
-        """Returns an answer, None where there is none.
-
-        Args:
-            digest: The call.
-        """
+        """Returns the answer for the digest of a call, None where there is none."""
         if digest not in self._answers:
             for answer, checksum in self._do("SELECT answer, checksum FROM answers WHERE digest = ?", digest):
                 if checksum == self._checksum(digest, answer):
@@ -58,12 +52,7 @@ class OperatorCache:
         return self._answers.get(digest)
 
     def put(self, digest: str, answer: Any) -> None:
-        """Keeps an answer.
-
-        Args:
-            digest: The call.
-            answer: Plain data.
-        """
+        """Stores an answer (plain data) for the digest of a call."""
         self._answers[digest] = answer
         text = json.dumps(answer)
         self._do("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", digest, text, self._checksum(digest, text))
@@ -78,7 +67,7 @@ class OperatorCache:
         return hashlib.sha256(f"{self._identity} {digest} {answer}".encode()).hexdigest()
 
     def _do(self, statement: str, *values: Any) -> list[Any]:
-        """Returns the rows that a statement finds; none where the file cannot be used."""
+        """Runs a statement and returns its rows; none where the file cannot be used."""
         if self._file is None:
             return []
         try:

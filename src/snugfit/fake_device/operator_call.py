@@ -75,26 +75,14 @@ class Call(NamedTuple):
         return found
 
     def changed(self, change: Callable[[Any], Any]) -> Call:
-        """Returns the call with its arguments changed.
-
-        Args:
-            change: Takes a `Layout` or a plain value and returns what stands there.
-        """
+        """Returns the call with `change` applied to each `Layout` and plain value among its arguments."""
         return self._replace(
             arguments=tuple(_map(value, change) for value in self.arguments),
             named=tuple((name, _map(value, change)) for name, value in self.named),
         )
 
     def on(self, device: torch.device, fill: int = 0) -> tuple[list[Any], dict[str, Any]]:
-        """Returns arguments to call the operator with.
-
-        Args:
-            device: Where tensors are made.
-            fill: What is in them.
-
-        Returns:
-            Positional and keyword arguments.
-        """
+        """Returns positional and keyword arguments with real tensors on a device, filled with one value."""
         sizes: dict[int, int] = {}
         for layout in self.layouts():
             sizes[layout.storage] = max(sizes.get(layout.storage, 0), layout.elements * layout.dtype.itemsize)
@@ -117,12 +105,7 @@ class Call(NamedTuple):
 
 
 def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Returns how many elements lie between the first and the last of a tensor, both counted.
-
-    Args:
-        shape: Its sizes.
-        stride: Its strides.
-    """
+    """Returns how many elements lie between the first and the last of a tensor, both counted."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -131,14 +114,8 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 def describe(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: bool | None) -> Call | None:
     """Returns a call by what it depends on.
 
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        gradients: Whether gradients are recorded, for operators that ask; None for all others.
-
-    Returns:
-        The call; None where it has arguments that cannot be made anew (a sparse tensor, an object of a library).
+    `gradients`: whether gradients are recorded, for operators that ask; None for all others.
+    Returns the call; None where it has arguments that cannot be made anew (a sparse tensor, an object of a library).
     """
     storages: dict[tuple[int, int], int] = {}
     by_value = any(part in operator._opname for part in _BY_VALUE)

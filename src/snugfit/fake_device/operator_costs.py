@@ -69,7 +69,7 @@ _LONG_ROW = 1024
 
 
 class Cost(NamedTuple):
-    """Cost of one run of an operator: what an `OperatorRun` says of it, by the same names."""
+    """The cost of one run of an operator, named as the fields of `OperatorRun`."""
 
     flops: int
     """Floating-point operations."""
@@ -109,15 +109,7 @@ def cost_of(
 ) -> Cost:
     """Returns what a run of an operator costs.
 
-    Args:
-        operator: The overload.
-        args: Its positional arguments, fake tensors among them.
-        kwargs: Its keyword arguments.
-        result: What it returned.
-        written: The tensors it wrote: results that are not views, and arguments it changed.
-
-    Returns:
-        The cost.
+    `written`: the tensors it wrote: results that are not views, and arguments it changed.
     """
     name = str(operator)
     if name.endswith(".out"):  # as compiled code calls them: the same kernel, which writes where it is told
@@ -148,7 +140,7 @@ def cost_of(
 
 
 def _with_all_heads(args: Sequence[Any]) -> list[Any]:
-    """Arguments of attention as torch's formulas take them: shapes, with a head of keys and values for each of queries.
+    """Arguments of attention for torch's formulas: shapes, with the heads of keys and values repeated.
 
     The formulas of torch 2.11 refuse fewer (grouped queries); later ones count them like this.
     """
@@ -167,11 +159,7 @@ def _formulas() -> dict[Any, Any]:
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among values, those in lists included.
-
-    Args:
-        values: Any values.
-    """
+    """Returns the tensors among values, those in lists included."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -237,11 +225,7 @@ def _convolution(name: str, args: Sequence[Any], result: Any) -> Convolution | t
 
 
 def convolution_flops(shape: Convolution) -> int:
-    """Returns the floating-point operations of a convolution, or of the gradients that its backward pass makes.
-
-    Args:
-        shape: Its shape.
-    """
+    """Returns the floating-point operations of a convolution, or of its gradients."""
     one = 2 * shape.samples * shape.positions * shape.outputs * (shape.inputs // shape.groups) * shape.taps
     return one * max(1, shape.gradients.bit_count())
 
@@ -302,7 +286,7 @@ def _strided_bytes(inputs: Sequence[torch.Tensor], result: torch.Tensor) -> int:
 
 
 def _blocks(name: str, args: Sequence[Any]) -> int:
-    """Blocks of threads of a batch norm over images with channels first: one for each channel."""
+    """Number of thread blocks of a batch norm with channels first: one for each channel."""
     position = _READ_TWICE.get(name)
     if position is None or _is_channels_last(args[position]) or not _sums_over_images(name, args):
         return 0
@@ -310,7 +294,7 @@ def _blocks(name: str, args: Sequence[Any]) -> int:
 
 
 def _own_statistics(name: str, args: Sequence[Any]) -> bool:
-    """Whether a normalisation works with statistics of its own input."""
+    """Whether a normalisation takes the statistics of its own input."""
     return bool(args[_IN_TRAINING[name]]) if name in _IN_TRAINING else True
 
 
@@ -338,7 +322,7 @@ def _uneven(name: str, args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _likes_channels_last(tensor: torch.Tensor) -> bool:
-    """What torch's `suggest_memory_format` says: channels lie side by side, be it in a part of a larger tensor."""
+    """What torch's `suggest_memory_format` says: channels are adjacent, if only in a part of a larger tensor."""
     if tensor.dim() != 4:
         return False
     if tensor.is_contiguous():

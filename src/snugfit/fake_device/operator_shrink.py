@@ -44,7 +44,7 @@ _SHARE_OF_MEMORY = 0.5
 
 
 class Size(NamedTuple):
-    """How large a call is."""
+    """How large a call is: floating-point operations and bytes."""
 
     flops: float
     """Floating-point operations."""
@@ -52,15 +52,15 @@ class Size(NamedTuple):
     """Bytes of arguments and results."""
 
     def times(self, share: float) -> Size:
-        """Returns the size of a smaller call; what grows faster than in proportion shrinks more than this says."""
+        """Returns the size of a call that is smaller by a factor; work that grows faster shrinks by more than this."""
         return Size(self.flops * share, self.nbytes * share)
 
     def within(self, limit: Size) -> bool:
-        """Whether neither number is above a limit."""
+        """Whether both numbers are within a limit."""
         return self.flops <= limit.flops and self.nbytes <= limit.nbytes
 
     def share_within(self, limit: Size) -> float:
-        """Returns the part of the call that is within a limit."""
+        """Returns the factor that brings the call to a limit; above 1 where it is smaller already."""
         return min(limit.flops / max(self.flops, 1), limit.nbytes / max(self.nbytes, 1))
 
 
@@ -84,19 +84,9 @@ class Found(NamedTuple):
 
 
 def find(call: Call, size: Size, run: Run = operator_truth.run, *, free_bytes: int | None = None) -> Found:
-    """Finds out what an operator takes.
+    """Finds out what an operator takes; raises `CannotRun` where it refuses to be run by itself.
 
-    Args:
-        call: The operator and its arguments.
-        size: How large it is.
-        run: Runs a call that is small enough.
-        free_bytes: Memory that the machine can spare; None: it is asked.
-
-    Returns:
-        What it takes.
-
-    Raises:
-        CannotRun: It cannot be run by itself.
+    `free_bytes`: memory that the machine can spare; None: it is asked.
     """
     free = free_memory_bytes() if free_bytes is None else free_bytes
     has_room = 2 * size.nbytes <= _SHARE_OF_MEMORY * free
@@ -129,7 +119,7 @@ def _proved(call: Call, size: Size, run: Run, *, first_only: bool, depth: int = 
 
 
 def _along(call: Call, number: int, size: Size, run: Run, depth: int, *, one_only: bool) -> Truth | None:
-    """Returns what a call takes if that is a straight line in one of its sizes; others are made smaller too unless not."""
+    """What a call takes, if that is a straight line in one of its sizes; other sizes may be made smaller as well."""
     points = sizes_to_run(number, size.share_within(SMALL))
     if points is None or (one_only and not size.times(points[0] / number).within(AS_IT_IS)):
         return None
@@ -149,15 +139,7 @@ def _along(call: Call, number: int, size: Size, run: Run, depth: int, *, one_onl
 
 
 def sizes_to_run(number: int, share: float) -> tuple[int, ...] | None:
-    """Returns four smaller sizes that stand for a large one, the largest first.
-
-    Args:
-        number: The large size.
-        share: The part of it that the largest of them should be.
-
-    Returns:
-        The sizes; None where there are not four.
-    """
+    """Returns four smaller sizes, the largest first, about `share` of the large one; None where there are not four."""
     far = number >= 8 * _FAR
     least = max(torch.get_num_threads() + 1, _FAR if far else 1)
     most = number / 2 if number >= 2 * _SMALLEST else number * 3 / 4
@@ -175,15 +157,9 @@ def sizes_to_run(number: int, share: float) -> tuple[int, ...] | None:
 
 
 def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Truth | None:
-    """Returns what a call takes at a large size, if what it takes at smaller ones lies on a line.
+    """Returns what a call takes at a large size, if the truths at smaller ones lie on a line; else None.
 
-    Args:
-        points: The smaller sizes; the first is the largest, the last the smallest.
-        truths: What was taken at each.
-        number: The large size.
-
-    Returns:
-        What it takes; None where the runs differ in kind, or a number is beside the line.
+    `points`: the smaller sizes, from the largest to the smallest.
     """
     first = truths[0]
     forms = {(len(t.peaks), t.order, tuple((len(r.shape), r.dtype, r.shares) for r in t.results)) for t in truths}
@@ -222,16 +198,7 @@ class _NoLine(Exception):
 
 
 def with_size(call: Call, number: int, other: int) -> Call | None:
-    """Returns a call with another size in the place of one, wherever that occurs.
-
-    Args:
-        call: The call.
-        number: The size.
-        other: What stands in its place.
-
-    Returns:
-        The smaller call; None where strides do not follow from the size.
-    """
+    """Returns a call with one size replaced wherever it occurs; None where strides do not follow from the size."""
     broken = False
 
     def change(value: Any) -> Any:
@@ -275,7 +242,7 @@ def _candidates(call: Call, *, first_only: bool) -> list[int]:
 
 
 def _fits_together(call: Call) -> bool:
-    """Whether the operator takes such arguments, as its fake version sees it; kernels do not check all of them."""
+    """Whether the fake version accepts these arguments; real kernels do not check all of them."""
     with private_torch.nothing_above(call.gradients):
         mode = private_torch.new_fake_mode()
         try:
@@ -291,7 +258,7 @@ def _fits_together(call: Call) -> bool:
 
 
 def _one_by_one(call: Call) -> list[Call]:
-    """Returns a call for each place of the lists that an operator goes through; none where it takes no such lists."""
+    """Returns a call for each position of the lists that an operator goes through; none where it takes no such lists."""
     if call.operator.namespace != "aten" or not call.operator._opname.startswith(("_foreach_", "_fused_")):
         return []
     lists = [value for value in call.arguments if isinstance(value, tuple) and not isinstance(value, Layout)]
@@ -332,7 +299,7 @@ def _span(call: Call) -> int:
 
 
 def _renumbered(call: Call) -> Call:
-    """The same call for the same layouts: storages are numbered anew."""
+    """The same call with storages numbered anew, so that equal layouts give equal calls."""
     numbers: dict[int, int] = {}
 
     def change(value: Any) -> Any:
@@ -344,11 +311,7 @@ def _renumbered(call: Call) -> Call:
 
 
 def together(truths: Sequence[Truth]) -> Truth:
-    """Returns what calls take one after the other, all results staying.
-
-    Args:
-        truths: What each takes.
-    """
+    """Returns what several calls take one after the other, when all results stay."""
     peaks, order, results = [0], list[int](), list[Result]()
     for truth in truths:
         peaks[-1] = max(peaks[-1], truth.peaks[0])
@@ -363,7 +326,7 @@ def together(truths: Sequence[Truth]) -> Truth:
 
 
 def _guessed(call: Call, size: Size, run: Run) -> Truth:
-    """Scales up what a smaller call takes; it is said that this is not proved."""
+    """Scales up what a smaller call takes, marked as not proved."""
     for number in _candidates(call, first_only=False):
         points = sizes_to_run(number, size.share_within(SMALL))
         smaller = with_size(call, number, points[0]) if points else None

@@ -40,7 +40,7 @@ class Result(NamedTuple):
     """The number of the earlier result whose storage it shares; -1 where it has its own."""
 
     def same_as(self, other: Result) -> bool:
-        """Whether two layouts take the same memory in the same order; strides of sizes of 1 mean nothing."""
+        """Whether two layouts take the same memory in the same order; strides of dimensions of size 1 do not matter."""
         if self._replace(stride=()) != other._replace(stride=()):
             return False
         return 0 in self.shape or all(
@@ -62,15 +62,11 @@ class Truth(NamedTuple):
 
 
 class CannotRun(Exception):
-    """The operator refused to be run by itself."""
+    """The operator refused to be run by itself, with zeros and with ones."""
 
 
 def results_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """Returns the layouts of results.
-
-    Args:
-        tensors: The new results of a call, real or fake.
-    """
+    """Returns the layouts of the new results of a call, real or fake."""
     first: dict[int, int] = {}
     found = []
     for number, tensor in enumerate(tensors):
@@ -82,17 +78,7 @@ def results_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
 
 
 def run(call: Call) -> Truth:
-    """Runs an operator twice and says what the second run took.
-
-    Args:
-        call: The operator and its arguments.
-
-    Returns:
-        What it took.
-
-    Raises:
-        CannotRun: It raised an error with zeros and with ones.
-    """
+    """Runs a call twice, on zeros or else on ones, and reports and times the second run; CannotRun where neither goes."""
     with private_torch.nothing_above(call.gradients):
         try:
             return _run(call, 0)
@@ -154,7 +140,7 @@ def _truth(results: Sequence[torch.Tensor], blocks: Sequence[tuple[int, int]]) -
 
 
 def _left_at_end(blocks: Sequence[tuple[int, int]]) -> set[int]:
-    """Indices of the events that gave blocks which were not taken back."""
+    """Indices of the allocation events whose blocks were not freed again."""
     open_at: dict[int, int] = {}
     for i, (nbytes, address) in enumerate(blocks):
         if nbytes > 0:
@@ -165,11 +151,6 @@ def _left_at_end(blocks: Sequence[tuple[int, int]]) -> set[int]:
 
 
 def new_tensors(result: Any, known: set[int]) -> list[torch.Tensor]:
-    """Returns the results that lie in no argument's storage.
-
-    Args:
-        result: What an operator returned.
-        known: `_cdata` of the arguments' storages.
-    """
+    """Returns the results whose storage is none of the arguments' (`known`: their `_cdata`)."""
     tensors = tensors_in(result if isinstance(result, list | tuple) else (result,))
     return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in known]

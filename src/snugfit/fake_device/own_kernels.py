@@ -45,9 +45,7 @@ KERNELS_TO_US = frozenset({"aten::convolution", "aten::_convolution", "aten::cop
 def has_own_kernel(name: str, kind: str) -> bool:
     """Returns whether a device runs an operator by a kernel of its own.
 
-    Args:
-        name: The operator as the dispatcher names it, such as `aten::silu_backward` or `aten::add.Tensor`.
-        kind: `cuda` or `cpu`.
+    `name`: the operator as the dispatcher names it, such as `aten::silu_backward` or `aten::add.Tensor`.
     """
     if kind == "cpu" or dispatcher.knows_cuda_kernels():
         return dispatcher.has_kernel(name, kind.upper())
@@ -58,15 +56,7 @@ def has_own_kernel(name: str, kind: str) -> bool:
 
 @functools.cache
 def choice(operator: Any, kind: str) -> str:
-    """Returns how a recording treats an operator that reaches it.
-
-    Args:
-        operator: The overload.
-        kind: `cuda` or `cpu`.
-
-    Returns:
-        `WHOLE`, `APART`, or `APART_WHERE_IT_HOLDS_MORE` (see `holds_more`).
-    """
+    """Returns `WHOLE`, `APART`, or `APART_WHERE_IT_HOLDS_MORE`: how a recording treats an operator."""
     name = operator.name()
     if has_own_kernel(name, kind) or name in KERNELS_TO_US:
         return WHOLE
@@ -80,14 +70,9 @@ def choice(operator: Any, kind: str) -> str:
 
 
 def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any], alike: Any = None) -> bool:
-    """Returns whether the body of a composite operator, called with fake tensors, makes tensors beside its results.
+    """Returns whether the body of a composite operator makes tensors besides its results.
 
-    Args:
-        operator: The overload; its choice is `APART_WHERE_IT_HOLDS_MORE`.
-        kind: `cuda` or `cpu`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        alike: The same for all calls that do the same, which are asked once; None where that is not known.
+    `alike`: the same for all calls that do the same, which are asked once; None where that is not known.
     """
     if not any(type(tensor) is FakeTensor for tensor in _tensors((args, kwargs))):
         return False
@@ -99,6 +84,7 @@ def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[st
 
 def _makes_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     made = _Made(kind)
+    # Tensors without memory: the body is run to see what it makes, and nothing of that belongs to the recording.
     on_meta = tree_map(_on_meta, (args, kwargs))
     try:
         with made:
@@ -110,7 +96,7 @@ def _makes_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[s
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees which storages operators make, those inside composite ones included; keeps them, so that each has its number."""
+    """Counts the storages that operators make, nested ones included; keeps them alive, so that no number is used twice."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +143,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def told_to_the_dispatcher() -> list[str]:
-    """Returns the operators that CUDA runs whole and that the dispatcher would take apart above autograd elsewhere."""
+    """Returns the operators that CUDA runs whole and that a device without a kernel would split above autograd."""
     return [
         name
         for name in dispatcher.operator_names()
@@ -166,11 +152,11 @@ def told_to_the_dispatcher() -> list[str]:
 
 
 def register() -> None:
-    """Gives the simulated card the kernels of CUDA that decide what autograd records; once in a process."""
+    """Gives the simulated card the kernels of CUDA that decide what autograd records; call it once in a process."""
     for name in told_to_the_dispatcher():
         dispatcher.claim_kernel(name, _never_run)
 
 
 def _never_run(*_: Any, **__: Any) -> Any:
-    """A recording stands above the kernels of the simulated card; that there is one is all that autograd asks."""
+    """The kernel itself: autograd only asks whether there is one, and a recording catches the call before it."""
     raise NotImplementedError("this operator of the simulated card was run outside of a recording")

@@ -17,7 +17,7 @@ from snugfit.private_torch import FakeTensor, without_modes
 
 
 def packed_sequences() -> list[Change]:
-    """Returns what takes the place of torch's kernel."""
+    """Returns the replacement for torch's kernel that pads packed sequences."""
     kernels: Any = vars(rnn)["_VF"]
     original = kernels._pad_packed_sequence
 

@@ -16,7 +16,7 @@ DEVICE_TYPE = SIMULATED
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Personality:
-    """A kind of device."""
+    """The kind of device that a run is simulated on."""
 
     kind: Simulated = CUDA
     """cuda, or cpu for a run on the host."""

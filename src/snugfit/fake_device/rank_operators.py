@@ -43,7 +43,7 @@ class RankOperators:
         raise NotImplementedError
 
     def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Answers what only comes where there are process groups; `NOT_OF_RANKS` for an ordinary operator."""
+        """Handles what only exists with process groups; `NOT_OF_RANKS` for an ordinary operator."""
         for kind in types:
             if kind not in _PLAIN and kind.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH:  # type: ignore[attr-defined]
                 return NotImplemented  # a DTensor comes again as the tensor in it
@@ -61,7 +61,7 @@ class RankOperators:
         return NOT_OF_RANKS
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
-        """Takes down a collective: when it runs, on which stream, and who waits for it."""
+        """Records a collective: when it runs, on which stream, and who waits for it."""
         module, current = self._where(), self._stream
         if not self._cuda:
             self._inside(gloo_bytes(func, args), str(func), module)
@@ -85,7 +85,7 @@ class RankOperators:
         return issued(func, args, waited, beside=bool(group))
 
     def _inside(self, size: int, operator: str, module: str) -> None:
-        """Takes down memory that is taken and given back within one call."""
+        """Records memory that is allocated and freed within one call."""
         if size:
             self._builder.workspace(size, operator=operator, module=module, phase=self.phase, stream=self._stream)
             self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)

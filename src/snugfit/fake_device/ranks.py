@@ -20,15 +20,9 @@ _cards: ContextVar[int | None] = ContextVar("cards", default=None)
 
 @contextmanager
 def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
-    """Makes this process one of several that torch knows of, without the others.
+    """Context in which torch takes this process for one of `ranks`, with `cards` in a machine; the others do not exist.
 
-    Args:
-        ranks: How many.
-        number: Which of them; 0 has the largest share of everything.
-        cards: How many are in one machine.
-
-    Yields:
-        Nothing.
+    `number`: which of them; 0 has the largest share of everything.
     """
     if ranks == 1:
         yield
@@ -46,29 +40,20 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
 
 
 def cards_of_machine() -> int | None:
-    """Returns how many of the simulated processes are in one machine; None where nobody has said."""
+    """Returns how many simulated processes share a machine; None where nobody has said."""
     return _cards.get()
 
 
 def runs_beside(operator: Any, args: Sequence[Any]) -> str:
-    """Returns the group in whose stream a collective runs, beside its caller; empty for one in the caller's stream.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments, fake tensors.
-    """
+    """Returns the group on whose stream a collective runs; empty where it runs on its caller's stream."""
     named = collectives.named_arguments(operator, args)
     return str(collectives.group_of(named["process_group"]).group_name) if named.get("async_op", True) else ""
 
 
 def issued(operator: Any, args: Sequence[Any], waited: Callable[[], None], *, beside: bool) -> Any:
-    """Returns what a collective returns that nobody carries out.
+    """Returns what a collective returns that nobody carries out; `waited` is called when its work is waited for.
 
-    Args:
-        operator: The overload.
-        args: Its positional arguments, fake tensors.
-        waited: Called when its work is waited for.
-        beside: Whether it runs beside its caller. NCCL's work then keeps its tensors until it is waited for.
+    `beside`: whether it runs beside its caller. NCCL's work then keeps its tensors until it is waited for.
     """
     kept = tensors_in(args) if beside else []
 
@@ -84,10 +69,6 @@ def gloo_bytes(operator: Any, args: Sequence[Any]) -> int:
 
     Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (newLikeFlat in AsyncAllgatherWork, clone in
     reduce_scatter_tensor_coalesced). Other collectives work in place.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
     """
     kind, whole = KINDS.get(operator._opname, ("", 0))
     copied = tensors_in((args[whole],)) if kind in ("all_gather", "reduce_scatter") else ()

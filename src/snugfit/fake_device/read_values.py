@@ -30,7 +30,7 @@ _Facts = Callable[[Sequence[Any]], float | None]
 
 
 def _compared(found: bool) -> _Facts:
-    """Comparison of a finite number with an infinite one, or of a tensor with itself (the ways to write isfinite)."""
+    """A comparison of a finite number with infinity, or of a tensor with itself: ways to write isfinite."""
 
     def fact(args: Sequence[Any]) -> float | None:
         other = args[1]
@@ -43,7 +43,7 @@ def _compared(found: bool) -> _Facts:
 
 
 def _never(bound: float) -> _Facts:
-    """Comparison that no finite number passes: more than infinity, less than what is below all."""
+    """A comparison that no finite number passes, such as more than infinity."""
     return lambda args: 0.0 if isinstance(args[1], float) and args[1] == bound else None
 
 
@@ -83,15 +83,12 @@ KNOWING = frozenset({*_CARRIES, *_NOTHING_THERE, *FACTS, _aten._is_all_true.defa
 
 
 class ReadValues:
-    """Answers the questions of one recording."""
+    """Answers the questions about values of one recording."""
 
     def __init__(self, assumptions: Assumptions, ledger: StorageLedger, answered: set[str]) -> None:
-        """Takes what may be assumed.
+        """Takes what may be assumed; `answered` gets every assumption that is used.
 
-        Args:
-            assumptions: The assumptions.
-            ledger: Knows what tensors of one truth value hold.
-            answered: Gets every assumption that is used.
+        `ledger`: knows what tensors of one truth value hold.
         """
         self.assumptions = assumptions
         self.chance = Chance()
@@ -104,13 +101,9 @@ class ReadValues:
 
     @contextmanager
     def holding(self, why: str) -> Iterator[None]:
-        """Takes conditions on values to hold for a while.
+        """Context in which conditions on values hold.
 
-        Args:
-            why: What is assumed, in words; empty: they are asked about again.
-
-        Yields:
-            Nothing.
+        `why`: what is assumed, in words; empty: they are asked about again.
         """
         before, self._holding = self._holding, why
         try:
@@ -119,20 +112,13 @@ class ReadValues:
             self._holding = before
 
     def is_true(self, tensor: torch.Tensor) -> None:
-        """Says that a tensor of one truth value would be true in a run where all goes well."""
+        """Marks a tensor of one truth value as true in a run where all goes well."""
         self._ledger.set_value(tensor, 1.0)
 
     def carry(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
     ) -> None:
-        """Takes down what is known of an operator's results.
-
-        Args:
-            func: One of `KNOWING`.
-            args: Its positional arguments.
-            sources: The tensors among its arguments, at least one.
-            copies: Its new results, at least one.
-        """
+        """Records what is known of an operator's results from what is known of its arguments."""
         if func in FACTS or func is _aten._is_all_true.default:
             self._fact(func, args, copies[0])
         known = [value for value in map(self._ledger.value, sources) if value is not None]
@@ -145,7 +131,7 @@ class ReadValues:
             self._ledger.set_value(copies[0], 0.0)
 
     def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Takes down what finite numbers make of an operator's result."""
+        """Records what an operator makes of finite numbers."""
         if func is _aten._is_all_true.default:
             if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
                 self._ledger.set_value(result, 1.0)
@@ -156,15 +142,7 @@ class ReadValues:
             self._ledger.set_value(result, found)
 
     def number(self, tensor: torch.Tensor, module: str) -> Any:
-        """Returns the number that is read out of a tensor of one element.
-
-        Args:
-            tensor: The tensor.
-            module: Dotted path of the module that runs.
-
-        Raises:
-            CannotSimulateError: Nothing says what it is.
-        """
+        """Returns the number of a tensor with one element; `CannotSimulateError` where nothing says what it is."""
         exact = self._exact(tensor)
         if exact is not None:
             return exact.item()
@@ -182,35 +160,17 @@ class ReadValues:
         return self._assumed(tensor.dtype, _READ, module)
 
     def condition(self, operator: str, module: str) -> bool:
-        """Returns the answer of an operator that compares values.
-
-        Args:
-            operator: The operator.
-            module: Dotted path of the module that runs.
-
-        Raises:
-            CannotSimulateError: Nothing says what it is.
-        """
+        """Returns the answer of an operator that compares values, or raises `CannotSimulateError`."""
         return bool(self._assumed(torch.bool, operator, module))
 
     def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
-        """Answers whether two tensors hold the same."""
+        """Returns whether two tensors hold the same values."""
         return self.condition(operator, module)
 
     def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Returns the result of an operator whose size depends on values, None for all other operators.
+        """Returns how to make the result of an operator whose size depends on values, None for other operators.
 
-        Args:
-            func: The operator.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            module: Dotted path of the module that runs.
-
-        Returns:
-            Fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
-
-        Raises:
-            CannotSimulateError: Nothing says what the size is.
+        Returns fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
         """
         name = func._opname
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -242,15 +202,7 @@ class ReadValues:
         return None
 
     def array(self, tensor: torch.Tensor, what: str) -> Any:
-        """Returns a NumPy array in place of a tensor's values.
-
-        Args:
-            tensor: The tensor.
-            what: What asks, for the message.
-
-        Raises:
-            CannotSimulateError: Nothing says what it holds.
-        """
+        """Returns a NumPy array in place of values, or raises `CannotSimulateError`; `what` asks for it."""
         import numpy
 
         exact = self._exact(tensor)
@@ -266,16 +218,7 @@ class ReadValues:
         return numpy.full(tuple(tensor.shape), value, dtype=kind)
 
     def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
-        """Returns how many elements of a tensor are not zero.
-
-        Args:
-            tensor: A mask, or numbers.
-            operator: Who asks.
-            module: Dotted path of the module that runs.
-
-        Raises:
-            CannotSimulateError: Nothing says so.
-        """
+        """Returns how many elements are not zero, or raises `CannotSimulateError`."""
         exact = self._exact(tensor)
         if exact is not None:
             return int(exact.count_nonzero())
@@ -285,30 +228,11 @@ class ReadValues:
         return round(share * tensor.numel())
 
     def distinct(self, tensor: torch.Tensor, elements: int, operator: str, module: str) -> int:
-        """Returns how many different values there are among some.
-
-        Args:
-            tensor: The values.
-            elements: How many are compared.
-            operator: Who asks.
-            module: Dotted path of the module that runs.
-
-        Raises:
-            CannotSimulateError: Nothing says so.
-        """
+        """Returns how many different values are among `elements`, or raises `CannotSimulateError`."""
         return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
 
     def total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
-        """Returns the sum of whole numbers.
-
-        Args:
-            tensor: The numbers.
-            operator: Who asks.
-            module: Dotted path of the module that runs.
-
-        Raises:
-            CannotSimulateError: Nothing says so.
-        """
+        """Returns the sum of whole numbers, or raises `CannotSimulateError`."""
         exact = self._exact(tensor)
         if exact is not None:
             return int(exact.sum())
@@ -324,7 +248,7 @@ class ReadValues:
         return known_value(tensor)
 
     def _random(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a tensor of random numbers is taken to hold, where nobody has said what to take for them."""
+        """What a tensor of random numbers is taken to hold, unless an assumption was given for it."""
         given = self.assumptions
         said = {torch.bool: given.branch, torch.int64: given.integer}.get(tensor.dtype)
         value_at = random_value(tensor) if said is None else None
@@ -371,7 +295,7 @@ def _whole(tensor: torch.Tensor) -> bool:
 
 
 def arrays_given(values: ReadValues) -> list[Change]:
-    """Returns what lets `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give what may be assumed."""
+    """Returns the replacements that make `.numpy()`, `.tolist()` and `f"{loss:.3f}"` give assumed values."""
     numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
 
     def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:

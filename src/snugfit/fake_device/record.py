@@ -32,17 +32,9 @@ def record(
     assumptions: Assumptions | None = None,
     chance: Chance | None = None,
 ) -> Recording:
-    """Records a function on the fake device; only inside a worker, where the fake accelerator is registered.
+    """Records `run(recorder)` on the fake device; only in a worker, where the fake accelerator is registered.
 
-    Args:
-        run: Called with the recorder, whose `personality.device` is where tensors belong.
-        personality: The kind of device.
-        captured: Tensors that the code to be recorded holds by itself.
-        assumptions: What may be taken for granted about values; None: the defaults.
-        chance: What random numbers are taken to be, and gets who asked; None: each at its middle.
-
-    Returns:
-        The recording.
+    `chance`: what random numbers are taken to be, and gets who asked; None: each at its middle.
     """
     recorder = Recorder(personality, assumptions)
     recorder.bring(captured)
@@ -84,7 +76,7 @@ def record(
 
 
 def pages_locked() -> list[Change]:
-    """Host memory that is locked for a card: a copy of the tensor, and a note on it."""
+    """Replacement for page-locking host memory for a card: a copy of the tensor, and a note of it."""
     locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def pin_memory(tensor: torch.Tensor, *_: object) -> torch.Tensor:

@@ -57,13 +57,7 @@ class Recorder(RankOperators, DirectMode):
     def __init__(
         self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
     ) -> None:
-        """Makes a recorder with nothing recorded.
-
-        Args:
-            personality: The kind of device.
-            assumptions: What may be taken for granted about values; None: the defaults.
-            builder: Takes the events; None: a new one.
-        """
+        """Has recorded nothing; events go to `builder` (None: a new one)."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.personality = personality
         self.step = 0
@@ -98,7 +92,7 @@ class Recorder(RankOperators, DirectMode):
     # -- the run from outside
 
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]
-        """Whether torch.compile compiles what runs here; what it has made is recorded as any other code."""
+        """Whether torch.compile compiles under this mode: yes, and its code is recorded like any other."""
         return self.compiles
 
     def __enter__(self) -> Recorder:
@@ -110,6 +104,7 @@ class Recorder(RankOperators, DirectMode):
             "current": backend.current,
         }
         self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
+        # Backward runs in this thread then: a dispatch mode sees no other.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:
             self._plans = _plans.setdefault(self.personality, {})
@@ -128,7 +123,7 @@ class Recorder(RankOperators, DirectMode):
 
     @contextmanager
     def _also_inside(self) -> Iterator[None]:
-        """Records the operators that an operator runs inside itself; what `__enter__` set up stays as it is."""
+        """Records the operators that an operator runs inside itself, without setting up what `__enter__` does."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
@@ -136,43 +131,29 @@ class Recorder(RankOperators, DirectMode):
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def bring(self, captured: Iterable[torch.Tensor]) -> None:
-        """Takes tensors that the step's code holds besides model and batch; before the recording begins.
-
-        Args:
-            captured: From `captured_tensors`.
-        """
+        """Takes the tensors that the step's code holds besides model and batch; call it before the recording."""
         self._captured = Captured(self._factory, self.personality.device, captured)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Takes a model's module names, and its parameters and buffers as weights.
-
-        Args:
-            model: The model, with fake parameters.
-        """
+        """Takes the names of a model's modules, and its fake parameters and buffers as weights."""
         self.modules.watch(model)
         self._claims.watch(model)
         if not self._cuda:  # on a card only what is used goes there; in this memory it is as soon as the model is
             self._take_captured([one.value for one in held_values(model).values()], {}, "")
 
     def saw(self, tensor: torch.Tensor) -> None:
-        """Takes down a tensor that no operator made.
+        """Records a tensor that no operator made.
 
-        Args:
-            tensor: A real host tensor, such as a copy of the random state.
+        `tensor`: a real host tensor, such as a copy of the random state.
         """
         self._ledger.see(tensor, operator="", module=self._where(), phase=self.phase, stream=self._stream)
 
     def host_pool(self) -> AbstractContextManager[None]:
-        """Returns a context in which tensors count as host memory, also in a run on cpu."""
+        """Returns a context in which new tensors count as host memory, even in a run on cpu."""
         return self._ledger.as_host()
 
     def on_phase(self, name: str, entered: bool) -> None:
-        """Takes a mark of `snugfit.phases`.
-
-        Args:
-            name: The phase.
-            entered: Whether it was entered or left.
-        """
+        """Takes a mark of `snugfit.phases`."""
         if entered:
             self._marks.append(name)
         elif self._marks:
@@ -185,17 +166,17 @@ class Recorder(RankOperators, DirectMode):
 
     @property
     def phase(self) -> str:
-        """The phase of the run: as marked, or else as autograd and the optimizer show it."""
+        """The phase of the run: as marked, else as autograd and the optimizer show it."""
         return self._marks[-1] if self._marks else self._state
 
     @property
     def processor(self) -> str | None:
-        """The processor that was asked what operators take, in words; None for a card."""
+        """Describes the processor that was asked what operators take; None for a card."""
         operators = self._calls.operators
         return None if operators is None else operators.processor.in_words()
 
     def build(self) -> Trace:
-        """Returns the trace so far, with the category of everything that is still alive decided."""
+        """Returns the trace so far; everything alive gets its final category."""
         self._claims.weights()
         self._ledger.decide_all()
         return self._builder.build()
@@ -240,6 +221,8 @@ class Recorder(RankOperators, DirectMode):
                 return self._ran(func, args, kwargs, result)
         if func.namespace == "profiler":  # a name for a stretch of code, which reaches no device
             return func(*args, **kwargs)
+        # There is no plan. Either the device has no kernel for this operator, and what its body does is recorded in its
+        # place, or the operator is worked out as a whole.
         how = own_kernels.choice(func, self.personality.kind)
         if how == own_kernels.APART:
             with self._also_inside():
@@ -258,7 +241,7 @@ class Recorder(RankOperators, DirectMode):
         return self._work_out(func, args, kwargs, module, found)
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
-        """A captured tensor counts from its first use on."""
+        """Counts a captured tensor from its first use on."""
         used = self._captured.used(tensors_in((*args, *kwargs.values())))
         for tensor in used:
             self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
@@ -272,7 +255,7 @@ class Recorder(RankOperators, DirectMode):
         module: str,
         found: tuple[Any, list[torch.Tensor]] | None,
     ) -> Any:
-        """Runs an operator that has no plan, and makes one where that is possible."""
+        """Runs an operator that has no plan, and makes a plan where that is possible."""
         tensors = tensors_in((*args, *kwargs.values()))
         written = written_by(func, args, kwargs)
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
@@ -301,6 +284,7 @@ class Recorder(RankOperators, DirectMode):
         known = set() if func is LIFT else {tensor.untyped_storage()._cdata for tensor in tensors}
         fresh = new_tensors(call.result, known)
         plan, result, fresh = self._calls.plan(func, call, tensors, fresh)
+        # What depends on values, or changes a storage, has to be worked out each time.
         once = call.by_values or resizing or unscaling or torch.Tag.inplace_view in func.tags
         if found is not None and not once:
             outputs = dispatch_plan.outputs_of(result, found[1])
@@ -313,11 +297,11 @@ class Recorder(RankOperators, DirectMode):
         return self._ran(func, args, kwargs, result)
 
     def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-        """Returns what an operator that was recorded returned; a card that computes starts its work here."""
+        """Returns the result of a recorded operator; a pretend card, which computes, starts its work here."""
         return result
 
     def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Runs an operator that selects by masks as one that selects by the places where they are true."""
+        """Runs an operator that selects by masks as one that selects by positions."""
         for index in filter(is_mask, args[1]):
             self.values.count(index, str(func), module)
         with self._also_inside():
@@ -329,11 +313,12 @@ class Recorder(RankOperators, DirectMode):
     # -- taking down
 
     def _where(self) -> str:
-        """Returns the running module, and notices whether we are in forward, backward or the optimizer."""
+        """Returns the running module, and notices whether this is forward, backward or the optimizer."""
         node = private_torch.current_node()
         stack = self.modules.stack
         if self._claims.in_optimizer:
             state = _OPTIMIZER
+        # A module that runs inside of backward is being computed again: that is forward.
         elif stack or node is None:
             state = _FORWARD
         else:
@@ -354,7 +339,7 @@ class Recorder(RankOperators, DirectMode):
         self._state = state
 
     def _note(self, plan: Plan, fresh: Sequence[torch.Tensor], module: str) -> None:
-        """Takes down an operator: its new storages, the memory inside it, its cost."""
+        """Records an operator: its new storages, the memory inside it, its cost."""
         name, stream = plan.name, self._stream
         phase = self._marks[-1] if self._marks else self._state
         cost = plan.cost
@@ -365,6 +350,7 @@ class Recorder(RankOperators, DirectMode):
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
         seen = 0
+        # In the order of the device: `results` new tensors are there when a workspace is taken.
         for size, results in plan.workspaces:
             for tensor in fresh[seen:results]:
                 self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
@@ -389,7 +375,7 @@ class Recorder(RankOperators, DirectMode):
     def _know(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
     ) -> None:
-        """A batch that is copied to the device is still the batch; a known truth value stays known."""
+        """A copy of the batch on the device is still the batch; a known truth value stays known."""
         if not sources or not copies:
             return
         if self._ledger.category(sources[0]) == "inputs":
@@ -397,7 +383,7 @@ class Recorder(RankOperators, DirectMode):
         self.values.carry(func, args, sources, copies)
 
     def _library_workspace(self, phase: str) -> None:
-        """CuBLAS takes its workspace at the first product of a thread (ours, or autograd's) on a stream, for good."""
+        """Records cuBLAS's workspace: taken at a thread's first product on a stream (ours, autograd's), never freed."""
         key = (private_torch.current_node() is not None, self._stream)
         if key not in self._library_workspaces:
             self._library_workspaces.add(key)
@@ -406,14 +392,14 @@ class Recorder(RankOperators, DirectMode):
             self._ledger.grow(size)
 
     def _memory(self) -> tuple[int, int]:
-        """What a script is told of allocated memory, in which the workspace of cuBLAS has its size on this card."""
+        """Allocated memory as a script asks for it, with cuBLAS's workspace as large as on this card."""
         self.card.leave_out()
         return self._ledger.allocated_bytes, self._ledger.peak_bytes
 
     # -- streams
 
     def _on_backend(self, what: str, stream: int, value: Any) -> Any:
-        """Takes down what was asked of `torch.sim`: streams, events, the cache."""
+        """Records what was asked of `torch.sim`: streams, events, the cache."""
         if what == "stream":
             self._stream = stream
         elif what == "event":

@@ -25,13 +25,13 @@ _RUN_BY_CUDNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def _without_cudnn(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs layers that cuDNN would run by the operators that they are made of elsewhere."""
+    """Runs recurrent layers by the operators that torch takes without cuDNN."""
     warnings.warn(CUDNN_WARNING, SnugfitWarning, stacklevel=2)
     return operator.decompose(*args, **kwargs)
 
 
 def register() -> None:
-    """Marks the layers that cuDNN would run; once in a process."""
+    """Redirects the layers that cuDNN would run; call it once in a process."""
     for name in _RUN_BY_CUDNN:
         for overload in ("input", "data"):
             run = functools.partial(_without_cudnn, getattr(getattr(torch.ops.aten, name), overload))

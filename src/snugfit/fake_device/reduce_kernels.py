@@ -32,12 +32,9 @@ class _Dimension(NamedTuple):
 
 
 def scratch_bytes(tensor: torch.Tensor, reduced: Sequence[int] | None, item_bytes: int = 4) -> int:
-    """Returns the bytes of partial sums.
+    """Returns the bytes of partial sums of a reduction; `item_bytes` is the size of one partial sum.
 
-    Args:
-        tensor: What is summed.
-        reduced: Its dimensions that are summed over; None or none: all.
-        item_bytes: Bytes of a partial sum.
+    `reduced`: its dimensions that are summed over; None or none: all.
     """
     over = {dimension % tensor.dim() for dimension in reduced} if reduced and tensor.dim() else set(range(tensor.dim()))
     inputs, outputs = _dimensions(tensor, over)
@@ -69,7 +66,7 @@ def scratch_bytes(tensor: torch.Tensor, reduced: Sequence[int] | None, item_byte
 
 
 def _dimensions(tensor: torch.Tensor, over: set[int]) -> tuple[list[_Dimension], list[_Dimension]]:
-    """Dimensions that are summed over, and those that stay: the fastest first, neighbours joined."""
+    """The dimensions that are summed over, and those that stay: the fastest first, adjacent ones merged."""
     inputs, outputs = [], []
     out_stride = 1
     for dimension in reversed(range(tensor.dim())):
@@ -97,7 +94,7 @@ def _joined(dimensions: list[_Dimension]) -> list[_Dimension]:
 
 
 def _vector(size: int, strides: Sequence[int]) -> int:
-    """How many results a thread works out at once: what size and strides are multiples of."""
+    """How many results a thread computes at once: sizes and strides must be multiples of it."""
     vector = _VECTOR
     while any(number % vector for number in (size, *strides)):
         vector //= 2

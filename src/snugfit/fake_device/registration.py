@@ -48,14 +48,7 @@ def register() -> None:
 
 @contextmanager
 def threads_on_cpu(count: int) -> Iterator[None]:
-    """Lets simulated runs on cpu compute with some number of threads.
-
-    Args:
-        count: The threads of the process that asks.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which simulated runs on cpu compute with this many threads, those of the process that asks."""
     global _threads
     before, _threads = _threads, count
     try:
@@ -66,14 +59,7 @@ def threads_on_cpu(count: int) -> Iterator[None]:
 
 @contextmanager
 def threads_of(personality: Personality) -> Iterator[None]:
-    """Lets torch believe it computes with the threads of a run on cpu: kernels are chosen and sized by their number.
-
-    Args:
-        personality: The kind of device; nothing changes unless it is cpu.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which torch believes it has the threads of a cpu run, by which it chooses and sizes kernels."""
     before = torch.get_num_threads()
     if personality.kind == "cpu":
         torch.set_num_threads(personality.threads or _threads)

@@ -15,14 +15,7 @@ _ABSENT = object()
 
 @contextmanager
 def replaced(changes: Iterable[Change]) -> Iterator[None]:
-    """Replaces attributes while the context is open, and puts back what was there.
-
-    Args:
-        changes: What is replaced; a name that its owner does not have is added, and goes again.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which attributes are replaced; added names are removed again at its end."""
     wanted = list(changes)
     before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in wanted]
     for owner, name, value in wanted:

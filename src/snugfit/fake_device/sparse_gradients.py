@@ -16,14 +16,7 @@ _SPARSE_ARGUMENT = {"aten.embedding.default": 4, "aten._embedding_bag.default": 
 
 
 def without_sparse_gradients(model: torch.nn.Module) -> tuple[str, ...]:
-    """Lets the embeddings of a skeleton make dense gradients, in place.
-
-    Args:
-        model: The model.
-
-    Returns:
-        What to say about it in the estimate; nothing for a model without sparse gradients.
-    """
+    """Makes a skeleton's embeddings give dense gradients, in place; returns what the estimate says about it."""
     from snugfit.workloads.sparse_weights import sparse_embeddings
 
     found = sparse_embeddings(model)
@@ -35,16 +28,7 @@ def without_sparse_gradients(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def refuse_sparse(operator: str, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses a lookup whose gradient would be sparse: it would end the process.
-
-    Args:
-        operator: Name of an operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
-    Raises:
-        CannotSimulateError: The gradient would be sparse.
-    """
+    """Raises `CannotSimulateError` for a lookup whose gradient would be sparse: it would crash the process."""
     position = _SPARSE_ARGUMENT.get(operator)
     if position is None or not torch.is_grad_enabled():
         return

@@ -65,14 +65,14 @@ _TRANSLATED = frozenset({torch.Tensor.cuda, torch.device, _IS_CUDA, _SET_DATA})
 
 
 def _move(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """`tensor.data = tensor.to(device)`, which torch refuses where one of both is a fake tensor and the other is not."""
+    """`tensor.data = tensor.to(device)`, which torch refuses when only one of the two is a fake tensor."""
     is_weight = isinstance(tensor, torch.nn.Parameter)
     moved = torch.nn.Parameter(data, tensor.requires_grad) if is_weight else data.detach()
     torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
 
 
 def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:
-    """Returns the change that tells of every result of a function of torch, such as `torch.isfinite`."""
+    """Returns the replacement that reports every result of a torch function, such as `torch.isfinite`."""
 
     def telling(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -84,11 +84,7 @@ def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> 
 
 
 def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> list[Change]:
-    """Returns what counts the host pool of a simulated CPU run as host memory.
-
-    Args:
-        as_host: Returns a context in which tensors count as host memory.
-    """
+    """Returns the replacement that counts the host pool of a simulated CPU run as host memory."""
     from snugfit.techniques.host_pool import HostPool
 
     original = HostPool.empty
@@ -106,11 +102,7 @@ def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> list[Ch
 
 @contextmanager
 def cuda_means_sim() -> Iterator[None]:
-    """Leads what says "cuda" to the fake accelerator while the context is open.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
 
     changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in names_of_cuda()]

@@ -25,11 +25,11 @@ Formulas = dict[Any, Callable[..., Tensor]]
 
 
 class _WithFormula(torch.autograd.Function):
-    """An operator on the source and some numbers, with a formula for its gradient."""
+    """An operator on a tensor and some numbers, with a formula for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, formula: Any, source: Tensor, *more: Any) -> Any:
-        """Runs the operator itself, and keeps what torch keeps."""
+        """Runs the operator, and saves what torch saves."""
         with private_torch.below_autograd():
             result = operator(source, *more)
         ctx.formula, ctx.more = formula, more
@@ -88,7 +88,7 @@ def _kernel(operator: Any, formula: Callable[..., Tensor], key: str) -> Callable
 
 
 def register() -> None:
-    """Gives these operators their gradients; once in a process."""
+    """Registers these gradients; call it once in a process."""
     aten = torch.ops.aten
     anywhere: Formulas = {
         aten.prod.default: _product_of_all, aten.prod.dim_int: _product, aten.cumprod.default: _products_so_far

@@ -23,12 +23,7 @@ Farness = tuple[int, int, int, int]
 
 
 def farness(recipe: Recipe, workload: Workload) -> Farness:
-    """Returns how far a recipe is from plain training; the smaller, the closer.
-
-    Args:
-        recipe: How the step is held in memory.
-        workload: What is learned.
-    """
+    """Returns a sort key for how far a recipe is from plain training; smaller is closer."""
     lowered, infos = fidelity(recipe, workload).reasons, field_infos(Recipe)
     levels = [level for level, _ in lowered.values()]
     values = {name: getattr(recipe, name) for name in lowered if name in infos}
@@ -37,18 +32,13 @@ def farness(recipe: Recipe, workload: Workload) -> Farness:
 
 
 def fields_on(recipe: Recipe) -> list[str]:
-    """Returns the fields that are not as plain training has them."""
+    """Returns the fields that differ from plain training."""
     plain = Recipe()
     return [name for name in field_infos(Recipe) if getattr(recipe, name) != getattr(plain, name)]
 
 
 def closest(probes: Iterable[Probe], workload: Workload) -> Probe | None:
-    """Returns the one closest to plain training of the fastest and those that take nearly the same time.
-
-    Args:
-        probes: Simulated recipes.
-        workload: What is learned.
-    """
+    """Returns the closest to plain training of the fastest probe and those that take nearly the same time."""
     known = list(probes)
     limit = NEARLY * min((probe.seconds for probe in known), default=0.0)
     near = [probe for probe in known if probe.seconds <= limit]
@@ -56,15 +46,10 @@ def closest(probes: Iterable[Probe], workload: Workload) -> Probe | None:
 
 
 def turned_back(space: Space, recipe: Recipe, name: str) -> Recipe | None:
-    """Returns a recipe with a field as plain training has it, and with it what cannot be without that field.
+    """Returns a recipe with one field as in plain training, and with it the fields that depend on it.
 
-    Args:
-        space: The recipes there are.
-        recipe: A plan's.
-        name: A field that is on.
-
-    Returns:
-        The recipe; None where a plan may not have it, because of a pin, or because the field belongs to another one.
+    Returns the recipe; None where a plan may not have it, because of a pin, or because the field belongs to another
+    one.
     """
     plain, own = Recipe().to_mapping(), recipe.to_mapping()
     others = [other for other in fields_on(recipe) if other != name]
@@ -76,7 +61,7 @@ def turned_back(space: Space, recipe: Recipe, name: str) -> Recipe | None:
 
 
 def all_turned_back(space: Space, recipe: Recipe) -> Iterator[Recipe]:
-    """Yields a recipe with each of its fields turned back that may be."""
+    """Yields a recipe with each of its fields turned back in turn, where that is allowed."""
     for name in fields_on(recipe):
         made = turned_back(space, recipe, name)
         if made is not None:
@@ -84,7 +69,7 @@ def all_turned_back(space: Space, recipe: Recipe) -> Iterator[Recipe]:
 
 
 def _offered(space: Space, recipe: Recipe) -> bool:
-    """Whether a plan would make a recipe: of fields that are only chosen together it has all."""
+    """Whether a plan could make this recipe: of fields that are only chosen together, it has all or none."""
     for name in filter(space.constraints.is_free, fields_on(recipe)):
         mine = [change for change in space.choices() if change.get(name) == getattr(recipe, name)]
         if mine and not any(all(getattr(recipe, field) == value for field, value in one.items()) for one in mine):

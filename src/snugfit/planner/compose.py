@@ -45,7 +45,7 @@ class Composed:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """Something that may be done to blocks one by one: computing them again, or keeping what they hold on the host."""
+    """Something that can be done to single blocks: computing them again, or moving what they save to the host."""
 
     drops: list[float]
     """For each block, what it holds less while it is open, at the largest microbatch."""
@@ -57,7 +57,7 @@ class Way:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Composition:
-    """Arithmetic on simulations that are all by the same precision, attention and loss."""
+    """Arithmetic on simulations that share precision, attention and loss."""
 
     batch: int
     """Samples of an update."""
@@ -82,7 +82,7 @@ class Composition:
 
     @functools.cached_property
     def _small(self) -> tuple[int, Probe] | None:
-        """The small microbatch and its simulation."""
+        """The small microbatch and its simulation, if there is one by now."""
         found = None if self.small_size is None else self.plain(self.small_size)
         return None if found is None or self.small_size is None else (self.small_size, found)
 
@@ -92,15 +92,11 @@ class Composition:
 
     @functools.cached_property
     def _constants(self) -> dict[Label, float]:
-        """What of each stretch does not depend on samples, such as weights cast by autocast."""
+        """The bytes of each stretch that do not depend on samples, such as weights cast by autocast."""
         return {label: self._constant_of(label) for label in self.large.profile.rows}
 
     def plain(self, size: int) -> Probe | None:
-        """Returns the simulation in which nothing is checkpointed, if there is one by now.
-
-        Args:
-            size: Samples of a microbatch.
-        """
+        """Returns the simulation at this microbatch size without checkpointing, if there is one by now."""
         return self.probes.get(self.recipes[size]) if size in self.recipes else None
 
     def pieces(self, size: int) -> int:
@@ -110,12 +106,7 @@ class Composition:
     # Time ----------------------------------------------------------------------------------------------------------
 
     def plain_seconds(self, size: int, update: str = PLAIN) -> float:
-        """Returns the time of a step that checkpoints and offloads nothing.
-
-        Args:
-            size: Samples of a microbatch.
-            update: A way of updating.
-        """
+        """Returns the time of a step without checkpointing and offloading, by some way of updating."""
         shift = self.updates[update].seconds - self.large.seconds
         seen = self.plain(size)
         if seen is not None:
@@ -139,13 +130,7 @@ class Composition:
         return probe.seconds - end, end
 
     def point_seconds(self, probe: Probe, size: int, update: str = PLAIN) -> float:
-        """Returns the time of a step that does to its blocks what a simulation at the largest microbatch did.
-
-        Args:
-            probe: That simulation.
-            size: Samples of a microbatch.
-            update: A way of updating.
-        """
+        """Returns the time of a step that treats blocks as `probe`, a simulation at the largest microbatch, did."""
         extra = probe.seconds - self.large.seconds
         plain = self.plain_seconds(size)
         passes, end = self._passes(self.large)
@@ -154,13 +139,7 @@ class Composition:
     # Memory --------------------------------------------------------------------------------------------------------
 
     def point_bytes(self, probe: Probe, size: int, update: str = PLAIN) -> float:
-        """Returns what a step needs that does to its blocks what a simulation at the largest microbatch did.
-
-        Args:
-            probe: That simulation.
-            size: Samples of a microbatch.
-            update: A way of updating.
-        """
+        """Returns the bytes of a step that treats blocks as `probe`, a simulation at the largest microbatch, did."""
         highest = self._outside(update)
         for label, row in probe.profile.rows.items():
             constant = min(self._constants.get(label, 0.0), row.other_bytes)
@@ -171,14 +150,8 @@ class Composition:
     def chosen(self, size: int, update: str, capacity_bytes: float, *, offload: bool) -> Composed | None:
         """Returns the cheapest choice of blocks that fits.
 
-        Args:
-            size: Samples of a microbatch.
-            update: A way of updating.
-            capacity_bytes: Memory there is.
-            offload: Whether blocks may be offloaded, beside checkpointed ones.
-
-        Returns:
-            The choice; None where no choice fits, or the simulations it takes are missing.
+        `offload`: whether blocks may be offloaded, beside checkpointed ones.
+        Returns the choice; None where no choice fits, or the simulations it takes are missing.
         """
         again, away = self.ways(size)
         if (away if offload else again) is None:
@@ -209,7 +182,7 @@ class Composition:
         return Composed(need, self.plain_seconds(size, update) + extra, blocks)
 
     def _first_blocks(self, size: int, update: str, room_bytes: float, again: Way) -> int | None:
-        """How many blocks from the front must be checkpointed to fit; None where all of them do not suffice."""
+        """How many blocks from the front must be checkpointed to fit; None where all are not enough."""
 
         def fits(count: int) -> bool:
             return self.level(size, update, dict.fromkeys(range(count), again)) <= room_bytes
@@ -218,7 +191,7 @@ class Composition:
         return bisect.bisect_left(counts, True, key=fits) if fits(counts[-1]) else None
 
     def _proved(self, size: int, update: str, room_bytes: float, again: Way, first: int) -> dict[int, Way] | None:
-        """The blocks from the front, where no choice can be cheaper: as few of them, each the cheapest there is."""
+        """Blocks from the front, where that is provably the cheapest: as few as possible, and none is cheaper."""
         missing = self.level(size, update, {}) - room_bytes
         fewest = 0
         for drop in sorted(again.drops, reverse=True):
@@ -226,11 +199,12 @@ class Composition:
                 break
             missing -= drop * size / self.largest
             fewest += 1
+        # No choice can take fewer blocks, and none can be cheaper than the cheapest of so many.
         cheapest = sum(sorted(again.seconds)[:fewest])
         return dict.fromkeys(range(first), again) if sum(again.seconds[:first]) <= _ALIKE * cheapest else None
 
     def _knapsack(self, size: int, update: str, room_bytes: float, ways: list[Way]) -> dict[int, Way] | None:
-        """What to do to which blocks, with the least extra time whose every stretch fits."""
+        """What to do to which blocks: the least extra time for which every stretch fits."""
         scale = size / self.largest
         solver = silent_solver()
         for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3)):
@@ -242,6 +216,8 @@ class Composition:
                 solver.addConstr(solver.qsum(of_block) <= 1)
         for label, row in self.large.profile.rows.items():
             level = self._held(label, row, size, update) + self._other(label, row, size)
+            # One constraint for each stretch: what is done to a block lowers every stretch in which it is open, and
+            # raises its own.
             weights: dict[tuple[int, int], float] = {}
             for number, way in enumerate(ways):
                 if label[1] != OUTSIDE:
@@ -261,13 +237,7 @@ class Composition:
         return {block: way for way, mine in pairs for block, one in enumerate(mine) if values[one.index] > 0.5}
 
     def level(self, size: int, update: str, done: Mapping[int, Way]) -> float:
-        """Returns what is alive at the highest point of a step.
-
-        Args:
-            size: Samples of a microbatch.
-            update: A way of updating.
-            done: Blocks to which something is done.
-        """
+        """Returns the bytes at the highest point of a step in which something is `done` to some blocks."""
         scale = size / self.largest
         highest = self._outside(update)
         for label, row in self.large.profile.rows.items():
@@ -307,7 +277,7 @@ class Composition:
         return max(fixed, 0) + max(gradients, 0)
 
     def _difference(self, probe: Probe) -> tuple[list[float], dict[Label, float]]:
-        """What a block holds less while it is open, and what its own stretch needs more, at the largest microbatch."""
+        """How many bytes a block saves while it is open, and how many more its own stretch needs."""
         base, other = self.large.profile, probe.profile
         drops = [float(before - after) for before, after in zip(base.saved_bytes, other.saved_bytes, strict=True)]
         inner = {}
@@ -315,15 +285,12 @@ class Composition:
             seen = other.rows.get(label)
             if seen is not None and label[1] != OUTSIDE:
                 own = row.other_bytes - sum(base.saved_bytes[i] for i in row.open)
+                # What open blocks save is counted by `drops`; what is left is the own need of the stretch.
                 inner[label] = float(seen.other_bytes - sum(other.saved_bytes[i] for i in seen.open) - own)
         return drops, inner
 
     def ways(self, size: int) -> tuple[Way | None, Way | None]:
-        """Returns checkpointing and offloading, as far as they were simulated.
-
-        Args:
-            size: Samples of a microbatch.
-        """
+        """Returns checkpointing and offloading, as far as they were simulated at this microbatch size."""
         again = away = None
         if self.again is not None:
             total = self.point_seconds(self.again, size) - self.plain_seconds(size)
@@ -341,18 +308,18 @@ def _divided(total: float, weights: Sequence[float], least: float) -> list[float
 
 
 def _cheaper(away: Way | None, again: Way) -> bool:
-    """Whether some block is offloaded for less time a byte than it is computed again."""
+    """Whether offloading some block costs less time for each byte than computing it again."""
     assert away is not None
     blocks = zip(away.seconds, away.drops, again.seconds, again.drops, strict=True)
     return any(gone > 0 and cost / gone < other / max(drop, 1.0) for cost, gone, other, drop in blocks)
 
 
 def _device_passes(probe: Probe) -> float:
-    """What the card computes in forward and backward."""
+    """The seconds that the card computes in forward and backward."""
     return max(probe.timing.device_seconds - probe.timing.phase_seconds.get(ON_UPDATE, 0.0), 0.0)
 
 
 def _overhead(probe: Probe) -> float:
-    """What a recipe needs over the bytes of its tensors: rounding and fragments of the allocator."""
+    """A recipe's need over the bytes of its tensors: the allocator's rounding and fragments."""
     highest = max([probe.profile.outside_bytes, *(row.total_bytes for row in probe.profile.rows.values())])
     return max(probe.need_bytes / max(highest, 1), 1.0)

@@ -39,15 +39,11 @@ class Constraints:
     """What is wrong without it."""
 
     def base(self) -> Recipe:
-        """Returns plain training with the pinned fields, and those that are needed."""
+        """Returns plain training with the pinned fields, and with those that are needed."""
         return Recipe.from_mapping({**self.needed, **self.pins})
 
     def for_workload(self, workload: Workload) -> Constraints:
-        """Returns the same for a workload that plain training with the pins may not be able to do.
-
-        Args:
-            workload: What is learned, as far as that is known before a simulation.
-        """
+        """Returns constraints under which the workload is possible, where plain training with the pins is not."""
         refused = " ".join(contradictions(self.base(), workload))
         return next(self.ways_out(workload, refused), self) if refused else self
 
@@ -68,23 +64,11 @@ class Constraints:
                     yield dataclasses.replace(self, needed={**self.needed, **changes}, needed_as=why)
 
     def is_free(self, field: str) -> bool:
-        """Returns whether the planner may choose a field.
-
-        Args:
-            field: Name of a recipe field.
-        """
+        """Returns whether the planner may choose a recipe field."""
         return field not in self.pins and field not in self.forbidden
 
     def refusal(self, recipe: Recipe, workload: Workload) -> str | None:
-        """Returns why a recipe is not allowed, None where it is.
-
-        Args:
-            recipe: Any recipe.
-            workload: What is learned.
-
-        Returns:
-            One sentence.
-        """
+        """Returns one sentence that says why a recipe is not allowed, None where it is."""
         plain = Recipe()
         for name, value in self.pins.items():
             if getattr(recipe, name) != value:
@@ -106,7 +90,7 @@ class Constraints:
         return None
 
     def _asked_for(self, name: str, reason: tuple[Level, str], workload: Workload) -> bool:
-        """Whether plain training with the pins has it, too: several GPUs have other statistics of the batch than one."""
+        """Whether plain training with the pins has it too: several GPUs have other batch statistics than one."""
         return workload.ranks > 1 and fidelity(self.base(), workload).reasons.get(name) == reason
 
 
@@ -119,23 +103,11 @@ def constraints_from(
     given: Mapping[str, Any] | None = None,
     device: Any = None,
 ) -> Constraints:
-    """Reads what a person gave.
+    """Reads what a person gave; a `RecipeError` lists every mistake in pins and bans.
 
-    Args:
-        allow: Levels of fidelity, as words or one text with commas.
-        pin: Recipe field -> value (text is read as on the command line).
-        forbid: Recipe fields.
-        host_budget: Host memory, as text with a unit or in bytes; None: what is free, and no limit for a card by its name,
-            in whose machine nobody knows what is free.
-        given: Recipe fields that were given otherwise; each is a pin, too.
-        device: Where training is to run, as `plan` takes it.
-
-    Returns:
-        The constraints.
-
-    Raises:
-        InputError: A size or a level is not understood.
-        RecipeError: Listing every mistake in pins and bans.
+    `allow`: levels of fidelity, as words or one text with commas.
+    `host_budget`: host memory, as text with a unit or in bytes; None: what is free, and no limit for a card by its
+    name, in whose machine nobody knows what is free.
     """
     infos = field_infos(Recipe)
     problems: list[str] = []

@@ -56,15 +56,9 @@ EXPERT = Elsewhere(
 
 
 def ways_elsewhere(estimate: Estimate, *, samples: int | None, fits: bool) -> tuple[Elsewhere, ...]:
-    """Returns what is the natural next step for a training on several GPUs.
+    """Returns the natural next step for training on several GPUs; nothing in most cases.
 
-    Args:
-        estimate: What one of them needs, by the plan, or by the recipe that needs the least where nothing fits.
-        samples: Those that go through the model at a time on a GPU; None where nobody knows.
-        fits: Whether the plan fits.
-
-    Returns:
-        Nothing in most cases.
+    `estimate`: what one of them needs, by the plan, or by the recipe that needs the least where nothing fits.
     """
     if not estimate.ranks:
         return ()

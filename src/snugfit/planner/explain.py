@@ -28,16 +28,7 @@ for _row in sorted(TECHNIQUES, key=lambda row: LEVELS.index(row.level)):
 
 
 def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
-    """Returns why each field of the recipe is as it is.
-
-    Args:
-        space: The recipes there are, and what was simulated.
-        best: The plan's recipe.
-        capacity_bytes: Memory there is.
-
-    Returns:
-        Field -> sentence.
-    """
+    """Returns field -> a sentence that says why the field is as it is."""
     constraints, plain = space.constraints, Recipe()
     found: dict[str, str] = {}
     for name in field_infos(Recipe):
@@ -71,7 +62,7 @@ def _in_words(best: Probe, name: str) -> str:
 
 
 def _built_by_each(space: Space, best: Probe) -> str:
-    """What it takes that a model is built of which every process of a machine then keeps a share."""
+    """Says who builds the model where several processes share it out, and the host memory that takes."""
     who = (
         "the first process builds the model on the host and sends it to the others unit by unit"
         if best.recorded.one_builds
@@ -114,7 +105,7 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
 
 
 def _change(best: Probe, other: Probe) -> str:
-    """What a step by another recipe takes, beside the plan's, in words."""
+    """The difference of a step by another recipe to the plan's, in words."""
     more, slower = other.need_bytes - best.need_bytes, other.seconds - best.seconds
     memory = f"takes {format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "takes as much memory"
     if abs(slower) < 1e-9:
@@ -147,20 +138,20 @@ def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
 
 
 def _differs_in(recipe: Recipe, other: Recipe, name: str) -> bool:
-    """Whether two recipes differ in a field, and else in nothing but what follows from it."""
+    """Whether two recipes differ in a field and in what follows from it, and in nothing else."""
     names = [one for one in _differing(recipe, other) if _OWNERS[one].follows is None]
     return names == [name]
 
 
 def _instead(best: Probe, name: str) -> str:
-    """What the plan does in place of a technique that is off."""
+    """What the plan does instead of a technique that is off."""
     instead = _OWNERS[name].instead
     found = instead(best.recipe, _in_words(best, BY_BLOCK["again"][0])) if instead is not None else ""
     return found and f"; {found}"
 
 
 def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | None:
-    """Why a change to the plan is not allowed, or cannot be carried out."""
+    """Why a change to the plan is not allowed or not possible."""
     made = space.recipe(best.recipe.to_mapping(), change)
     if isinstance(made, str):
         wider = dataclasses.replace(space.constraints, allow=frozenset(LEVELS))
@@ -178,7 +169,7 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
 
 
 def _differing(one: Recipe, other: Recipe, without: Collection[str] = ()) -> list[str]:
-    """The fields in which two recipes differ, some not looked at."""
+    """The fields in which two recipes differ, without some."""
     return [name for name in field_infos(Recipe) if name not in without and getattr(one, name) != getattr(other, name)]
 
 
@@ -194,7 +185,7 @@ def _trade(saved_bytes: int, cost_seconds: float) -> str:
 
 
 def _settings(recipe: Recipe, names: Iterable[str], many: str) -> Iterator[str]:
-    """Fields as they are typed; long lists of blocks in other words, in which {} is how many they are."""
+    """Fields as they are typed; a long list of blocks becomes a phrase in which {} is their number."""
     for name in names:
         value = getattr(recipe, name)
         text = as_typed(value)
@@ -202,16 +193,7 @@ def _settings(recipe: Recipe, names: Iterable[str], many: str) -> Iterator[str]:
 
 
 def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
-    """Returns what a little more or less budget would change.
-
-    Args:
-        usable: Simulated recipes that are allowed.
-        best: The plan's.
-        budget_of: Need in bytes -> smallest budget.
-
-    Returns:
-        At most two sentences.
-    """
+    """Returns at most two sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
     lines = []
     faster = [probe for probe in usable if probe.seconds < 0.998 * best.seconds]
     if faster:

@@ -31,12 +31,7 @@ _TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
 def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
     """Returns the fallbacks of a plan.
 
-    Args:
-        space: The recipes there are, and what was simulated.
-        best: The plan's recipe.
-
-    Returns:
-        Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
+    Returns recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
     if len(_chain(space, best)) < ENOUGH:
         space.laboratory.look(_lent(space, best))
@@ -50,7 +45,7 @@ def _may_follow(space: Space, best: Probe, recipe: Recipe) -> bool:
 
 
 def _lent(space: Space, best: Probe) -> list[Recipe]:
-    """The plan's recipe with those fields of leaner ones that may change."""
+    """The plan's recipe with those fields of leaner recipes that may change in a run."""
     found: dict[Recipe, None] = {}
     for other in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         if other.need_bytes >= best.need_bytes:
@@ -66,7 +61,7 @@ def _lent(space: Space, best: Probe) -> list[Recipe]:
 
 
 def _chain(space: Space, best: Probe, *, less: float = LESS) -> list[Probe]:
-    """The fastest that needs less than the plan, then the fastest that needs less than that, and so on."""
+    """The fastest that needs less than the plan, then the fastest that needs less than that one, and so on."""
     kept: list[Probe] = []
     for probe in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         least = kept[-1].need_bytes if kept else best.need_bytes
@@ -76,7 +71,7 @@ def _chain(space: Space, best: Probe, *, less: float = LESS) -> list[Probe]:
 
 
 def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
-    """The plan's recipe with more of everything that saves memory: each alone, microbatches halved, all at once."""
+    """The plan's recipe with more of everything that saves memory: each alone, smaller microbatches, all together."""
     own = best.recipe.to_mapping()
     turns = space.effective(_TURNS, best)
     sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]

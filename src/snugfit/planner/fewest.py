@@ -25,11 +25,9 @@ PlannerFor = Callable[[int, int], Planner]
 
 
 def numbers(batch_size: int | None, nodes: int) -> list[tuple[int, int]]:
-    """Returns GPUs of a machine and machines, doubled while each GPU has a sample.
+    """Returns (GPUs of a machine, machines), doubled while each GPU has a sample.
 
-    Args:
-        batch_size: Samples of an update; None where nobody knows.
-        nodes: Machines that there are; 1: as many as it takes.
+    `nodes`: machines that there are; 1: as many as it takes.
     """
     within = [(gpus, nodes) for gpus in (1, 2, 4, PER_MACHINE)]
     beyond = [(PER_MACHINE, 2**power) for power in range(1, MOST)] if nodes == 1 else []
@@ -38,21 +36,7 @@ def numbers(batch_size: int | None, nodes: int) -> list[tuple[int, int]]:
 
 
 def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int, budget_bytes: int) -> Plan:
-    """Returns the plan for the fewest GPUs.
-
-    Args:
-        planner_for: Plans for a number of them.
-        batch_size: Samples of an update; None where nobody knows.
-        nodes: Machines that there are; 1: as many as it takes.
-        budget_bytes: Memory of each GPU.
-
-    Returns:
-        The plan; its `gpus_tried` says what fewer and more of them would do.
-
-    Raises:
-        DoesNotFitError: No number is enough; names the smallest budgets at the largest one.
-        RecipeError: Pins contradict the training settings.
-    """
+    """Returns the plan for the fewest GPUs; its `gpus_tried` says what fewer and more of them would do."""
     asked = numbers(batch_size, nodes)
     tried: list[GpusTried] = []
     plan: Plan | None = None
@@ -92,7 +76,7 @@ def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int,
 
 
 def _with_numbers(error: DoesNotFitError, asked: list[tuple[int, int]], batch_size: int | None) -> DoesNotFitError:
-    """The error at the largest number, which says what was tried before."""
+    """The error at the largest number, with what was tried before."""
     most = asked[-1][0] * asked[-1][1]
     why = (
         f"each needs a sample of the batch of {batch_size}"

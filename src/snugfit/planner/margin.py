@@ -32,14 +32,7 @@ class Margin:
     """What stays free of any budget."""
 
     def bytes_of(self, budget_bytes: int) -> int:
-        """Returns the bytes of a budget that stay free.
-
-        Args:
-            budget_bytes: The budget.
-
-        Returns:
-            Bytes, rounded up.
-        """
+        """Returns the bytes of a budget that stay free, rounded up."""
         return max(-int(-budget_bytes * self.share // 1), self.least_bytes)
 
 
@@ -53,15 +46,7 @@ _MARGINS = {
 
 
 def margin_for(kind: str, context: Context | None = None) -> Margin:
-    """Returns the margin on a kind of device.
-
-    Args:
-        kind: cpu or cuda.
-        context: What CUDA takes on the card.
-
-    Returns:
-        The margin.
-    """
+    """Returns the margin on cpu or cuda; `context` is what CUDA takes on the card."""
     margin = _MARGINS[kind]
     if context is None or not context.above_typical_bytes:
         return margin

@@ -44,24 +44,7 @@ def plan_for_largest(
     *,
     pool: Pool | None = None,
 ) -> Plan:
-    """Returns the plan for the largest size that fits.
-
-    Args:
-        what: batch-size or seq-len.
-        named: The model and the shape of its batch.
-        workload: The training settings.
-        place: Where training runs.
-        constraints: What the plan must keep to.
-        budget_bytes: Memory there is.
-        pool: Workers to use; None: two, which end with the search.
-
-    Returns:
-        The plan; `maximized` says the size.
-
-    Raises:
-        InputError: There is nothing of that name to maximise, or the model takes no sequence.
-        DoesNotFitError: Not even the smallest size fits.
-    """
+    """Returns the plan for the largest batch-size or seq-len that fits; `maximized` says the size."""
     name = what.replace("_", "-")
     if name not in MAXIMIZED:
         raise InputError(f"--maximize is {what!r}; {did_you_mean(name, MAXIMIZED)}")
@@ -92,13 +75,9 @@ def plan_for_largest(
 
 
 def _largest(fits: Callable[[int, int], bool]) -> int | None:
-    """The largest size that fits: doubled until one does not, then halved in between; None when 1 does not fit.
+    """The largest size that fits: doubled until one does not, then bisected; None when 1 does not fit.
 
-    Args:
-        fits: Whether a size fits, told the largest one that does by now, or 0.
-
-    Returns:
-        The size.
+    `fits`: whether a size fits, told the largest one that does by now, or 0.
     """
     low, high = 0, 1
     while high <= _MOST and fits(high, low):
@@ -113,7 +92,7 @@ def _largest(fits: Callable[[int, int], bool]) -> int | None:
 
 
 def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
-    """Whether a recipe that needs little fits; a smaller size is told that does, or 0."""
+    """Whether a recipe that needs little fits; `smaller` is a size known to fit, or 0."""
     try:
         spaces = planner.space().ways()
     except (DoesNotFitError, SequenceTooLongError):

@@ -14,17 +14,7 @@ from snugfit.techniques import LOOP_FIELDS
 def without_loop(
     pins: Mapping[str, Any], forbid: str | Iterable[str] | None, settings: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Returns the fields that such a plan must leave alone.
-
-    Args:
-        pins: Recipe field -> the value it must have.
-        forbid: Recipe fields that are to be left alone in any case.
-        settings: Fields of the workload.
-
-    Raises:
-        RecipeError: A pin belongs to the loop.
-        InputError: It is for several GPUs.
-    """
+    """Returns the fields that such a plan must leave alone; `RecipeError` where one of them is pinned."""
     if settings.get("gpus", 1) != 1 or settings.get("nodes", 1) != 1:
         raise InputError(
             "a plan for a loop of your own is for one GPU: how several share a batch is the loop's business."
@@ -37,10 +27,6 @@ def without_loop(
 
 
 def for_own_loop(found: Plan) -> Plan:
-    """Returns a plan that says of the loop's fields whose they are, and has no recipes to change over to.
-
-    Args:
-        found: What was planned without them.
-    """
+    """Returns a plan whose reasons say which fields are the loop's, without fallbacks."""
     theirs = dict.fromkeys(LOOP_FIELDS & found.reasons.keys(), "off: it belongs to the loop.")
     return dataclasses.replace(found, reasons={**found.reasons, **theirs}, fallbacks=(), rivals=())

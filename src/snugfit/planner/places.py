@@ -18,17 +18,7 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 
 def place_for(device: str | Device | None) -> Place:
-    """Returns the place that a device argument names.
-
-    Args:
-        device: A name or a row of the table, `local`, `cpu`, or None: this machine's GPU, or else its processor.
-
-    Returns:
-        The place, with measured speeds where it is a processor.
-
-    Raises:
-        InputError: The name is unknown, means several cards, or its speeds are not known.
-    """
+    """Returns the place that a name stands for (`local`, `cpu`, a card); None: this machine's GPU, or its processor."""
     if device == "all":
         raise InputError("a plan is for one device; give --device a name of the table (snugfit devices), local or cpu.")
     card = device if isinstance(device, Device) else device_named(_default() if device is None else device)
@@ -42,24 +32,16 @@ def place_for(device: str | Device | None) -> Place:
 
 
 def _default() -> str:
-    """The GPU of this machine, or its processor; torch is only asked where a driver is there."""
+    """The GPU of this machine, or its processor; torch is asked only where there is a driver."""
     if not _DRIVER.exists():
         return "cpu"
     return KINDS[default_device()].planned or CPU
 
 
 def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
-    """Returns the budget in bytes, and the place with what it takes off already counted.
+    """Returns the budget in bytes; for all of this machine's GPU, what is free, and a place with nothing to take off.
 
-    Args:
-        place: Where training runs.
-        budget: As typed, in bytes, or None for all there is: a card's memory, of this machine's GPU what is free.
-
-    Returns:
-        Place and bytes.
-
-    Raises:
-        InputError: The budget is not understood, or there is no default.
+    `budget`: as typed, in bytes, or None for all there is: a card's memory, of this machine's GPU what is free.
     """
     card = place.card
     if budget is not None:

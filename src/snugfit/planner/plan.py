@@ -159,24 +159,8 @@ def plan_named(
 ) -> Plan:
     """Finds the fastest recipe for a model by its name; it is built without weights, and nothing is downloaded.
 
-    Args:
-        named: The model and the shape of its batch.
-        workload: Optimizer, batch size and training settings; None: AdamW on batches of 64.
-        budget: As for `plan`.
-        device: As for `plan`.
-        constraints: Pins, bans and what may be given up; None: exact, all else free.
-        maximize: batch_size or seq_len: the largest value for which a plan fits, and the plan for it.
-        fewest_gpus: Whether the plan is for the fewest GPUs that do it, whatever the workload says.
-        pool: Workers to use; None: two, which end with the search.
-
-    Returns:
-        The plan.
-
-    Raises:
-        InputError: The model does not exist, does not fit its batch, or budget or device cannot be used.
-        RecipeError: Pins contradict the training settings.
-        DoesNotFitError: Nothing fits; names the smallest budgets that would.
-        CannotSimulateError: Something needs values, which simulated tensors do not have.
+    `maximize`: batch_size or seq_len: the largest value for which a plan fits, and the plan for it.
+    `fewest_gpus`: whether the plan is for the fewest GPUs that do it, whatever the workload says.
     """
     from snugfit.planner.planner import Planner
     from snugfit.planner.separable import named_check
@@ -205,7 +189,7 @@ def plan_named(
 
 
 def _fewest(planner_for: Any, samples: int | None, nodes: int, budget_bytes: int, pool: Pool | None) -> Plan:
-    """The plan for the fewest GPUs; all numbers share their workers."""
+    """The plan for the fewest GPUs; all numbers share the workers."""
     from snugfit.planner.fewest import plan_for_fewest
     from snugfit.planner.probe import WORKERS
     from snugfit.workers.pool import Pool

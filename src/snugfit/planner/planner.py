@@ -58,15 +58,10 @@ class Planner:
         check: Check | None = None,
         before: Laboratory | None = None,
     ) -> None:
-        """Starts without having simulated anything.
+        """Has simulated nothing yet; workers are its own if `pool` is None.
 
-        Args:
-            subject: What is trained.
-            place: Where.
-            constraints: What plans must keep to.
-            pool: Workers to use; None: its own.
-            check: Tries whether microbatches add up to the batch; None: the first step of training does.
-            before: What the same training was simulated by before.
+        `check`: tries whether microbatches add up to the batch; None: the first step of training does.
+        `before`: what the same training was simulated by before.
         """
         self.subject = subject
         self.place = place
@@ -94,20 +89,13 @@ class Planner:
         return self._led_by or self._search_in(self.space().ways()[0])
 
     def _search_in(self, space: Space) -> Search:
-        """The search of one way to share, which has simulated what it starts from."""
+        """The search of one way to share, after it has simulated what it starts from."""
         if space.base not in self._searches:
             self._searches[space.base] = Search(space)
         return self._searches[space.base]
 
     def space(self) -> Space:
-        """Returns the recipes there are.
-
-        Returns:
-            The space.
-
-        Raises:
-            RecipeError: The pins contradict the workload.
-        """
+        """Returns the space of recipes; `RecipeError` where pins contradict the workload."""
         base = self.constraints.base()
         workload = self._plain().recorded.workload
         assert workload is not None
@@ -127,36 +115,18 @@ class Planner:
             raise RecipeError([f"{self.constraints.needed_as} That was tried: {error}"]) from None
 
     def capacity_bytes(self, budget_bytes: int) -> int:
-        """Returns what a recipe may need: the budget less margin and CUDA's context.
-
-        Args:
-            budget_bytes: The budget.
-        """
+        """Returns what a recipe may need: the budget less margin and CUDA's context."""
         return budget_bytes - self.margin.bytes_of(budget_bytes) - self.place.card.context_bytes
 
     def budget_bytes(self, need_bytes: int) -> int:
-        """Returns the smallest budget, in whole MiB, that leaves a need free.
-
-        Args:
-            need_bytes: What a recipe needs.
-        """
+        """Returns the smallest budget, in whole MiB, that has room for a need."""
         budget = int((need_bytes + self.place.card.context_bytes) / (1 - self.margin.share)) // MIB * MIB
         while self.capacity_bytes(budget) < need_bytes:
             budget += MIB
         return budget
 
     def at(self, budget_bytes: int) -> Plan:
-        """Returns the plan for a budget.
-
-        Args:
-            budget_bytes: Memory there is.
-
-        Returns:
-            The plan.
-
-        Raises:
-            DoesNotFitError: Nothing fits.
-        """
+        """Returns the plan for a budget; `DoesNotFitError` where nothing fits."""
         capacity = self.capacity_bytes(budget_bytes)
         self._try_microbatches()
         best = self._found(capacity)
@@ -192,7 +162,7 @@ class Planner:
         return self._plan(best, fallbacks, budget_bytes, capacity)
 
     def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
-        """The best recipe, compiled where that is pinned; where that needs more than there is, one that needs less."""
+        """The best recipe, compiled where that is pinned; if it then needs too much, one that needs less."""
         room = capacity
         for _ in range(_MOST_COMPILED):
             best = search.best(room)
@@ -207,12 +177,9 @@ class Planner:
         return least if least is not None and least.need_bytes <= capacity else None
 
     def _least(self, smallest: Smallest, level: Level, *, brief: bool = False) -> Probe | None:
-        """What needs the least memory as it runs: a compiled step may need more than the eager one that stood for it.
+        """The leanest recipe as it runs: a compiled step may need more than the eager one it was judged by.
 
-        Args:
-            smallest: The search.
-            level: As its `find` takes it.
-            brief: Whether a tenth of what a search may simulate is enough for it, because nobody trains by what it finds.
+        `brief`: whether a tenth of what a search may simulate is enough for it, because nobody trains by what it finds.
         """
         seen: list[Probe] = []
         while len(seen) < _MOST_COMPILED:
@@ -223,7 +190,7 @@ class Planner:
         return min(seen, key=lambda probe: probe.need_bytes)
 
     def _try_microbatches(self) -> None:
-        """Finds out, once, whether microbatches add up to the batch, where a plan could have any."""
+        """Tries once whether microbatches add up to the batch, where a plan could have some."""
         check, self._check = self._check, None
         if check is None:
             return
@@ -252,7 +219,7 @@ class Planner:
             warn(f"{what}: {found.sentence} {found.advice}")
 
     def _look_first(self) -> None:
-        """Simulates what is asked for in any case, together, so that both workers are busy."""
+        """Simulates together what is needed in any case, so that both workers are busy."""
         field, by = BY_BLOCK["again"]
         # Of several GPUs none may be able to hold everything, as the base has it.
         if self.constraints.is_free(field) and self.subject.workload.ranks == 1:
@@ -263,8 +230,8 @@ class Planner:
     def _found(self, capacity: int) -> Probe | None:
         """The fastest recipe over all ways to share; None where nothing fits of what is tried first.
 
-        A way is left out where even its fastest recipe is no faster than the best one, or where nothing of it fits; nothing
-        is simulated before that only speed is for.
+        A way is left out where even its fastest recipe is no faster than the best one, or where nothing of it fits;
+        nothing is simulated before that only speed is for.
         """
         best: Probe | None = None
         self._led_by = None
@@ -283,11 +250,10 @@ class Planner:
         return best
 
     def _found_by_a_way_out(self, least: Probe, capacity: int) -> Probe | None:
-        """The fastest recipe by what techniques offer where nothing else fits; from there on a plan keeps to it.
+        """The fastest recipe with a last resort (more GPUs a layer); a plan keeps to it from there on.
 
-        Args:
-            least: What needs the least of all else. No way out can need less than its part of that for each GPU of a group.
-            capacity: Memory there is.
+        `least`: what needs the least of all else. No way out can need less than its part of that for each GPU of a
+        group.
         """
         plain, workload = self.constraints, self.subject.workload
         for constraints in plain.ways_out(workload, "nothing that was simulated fits"):
@@ -303,12 +269,9 @@ class Planner:
         return None
 
     def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
-        """Whether something of a way to share fits, on the device and on the host.
+        """Whether something of a way to share may fit, on the device and on the host.
 
-        Args:
-            space: The way.
-            capacity: Memory there is.
-            longer: Whether the least memory is looked for, too, where the leanest recipe of all comes near.
+        `longer`: whether the least memory is looked for, too, where the leanest recipe of all comes near.
         """
         if least_weights_of(space) > capacity:
             return False
@@ -320,11 +283,7 @@ class Planner:
         return fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
-        """Returns whether a plan for a budget is likely to be found; less is simulated than for the plan.
-
-        Args:
-            budget_bytes: Memory there is.
-        """
+        """Returns whether a plan for a budget is likely to be found; simulates less than planning would."""
         capacity = self.capacity_bytes(budget_bytes)
         return any(self._may_fit(space, capacity, longer=True) for space in reversed(self.space().ways()))
 
@@ -336,7 +295,7 @@ class Planner:
         return Smallest(leanest)
 
     def ever_leaner(self, smallest: Smallest) -> Iterator[Probe | None]:
-        """Yields the plain recipe, one with every block computed again, and one with all that saves at once."""
+        """Yields the plain recipe, one with every block checkpointed, and one with all that saves memory."""
         yield smallest.space.tried({})
         yield smallest.space.tried(BY_BLOCK["again"][1].everywhere)
         yield smallest.start(_widest(self.constraints))
@@ -381,7 +340,7 @@ class Planner:
         return found
 
     def _estimate(self, best: Probe, workload: Workload, budget_bytes: int) -> Estimate:
-        """The estimate on a card of the size of the budget less the margin."""
+        """The estimate on a card as large as the budget less the margin."""
         place = among(self.place.card, groups_of(best.recipe, workload.ranks))
         card = dataclasses.replace(place, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
         made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
@@ -419,7 +378,7 @@ class Planner:
 
 
 def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:
-    """Whether something was simulated already that another capacity would allow, or leave."""
+    """Whether a simulated recipe between two capacities would be the better choice at one of them."""
     if other < capacity:
         slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
         return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)

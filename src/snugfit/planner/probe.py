@@ -54,22 +54,14 @@ class Place:
         return self.personality.kind == "cpu"
 
     def timing(self, recorded: Recording) -> Timing | None:
-        """Returns the mean timing of the steady steps, each batch once.
-
-        Args:
-            recorded: A recording on this kind of device.
-        """
+        """Returns the mean timing of the steady steps of a recording, each batch once."""
         trace, speeds = recorded.trace, self.speeds
         if speeds is None:
             return recorded.timing(lambda step: clock(trace, self.card, step=step))
         return recorded.timing(lambda step: cpu_clock(trace, speeds, step=step))
 
     def seconds_of(self, run: OperatorRun) -> float:
-        """Returns how long an operator keeps the busier of card and host.
-
-        Args:
-            run: The operator.
-        """
+        """Returns the seconds for which an operator keeps the busier of card and host busy."""
         if self.speeds is not None:
             return cpu_run_seconds(run, self.speeds)
         return max(run_seconds(run, self.card) or 0.0, issue_seconds(run, self.card))
@@ -116,20 +108,9 @@ class Refusal:
 
 
 def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = False) -> Probe:
-    """Simulates a recipe; runs in a worker.
+    """Simulates a recipe and returns what it needs and how long it takes; runs in a worker.
 
-    Args:
-        subject: What is trained.
-        recipe: How the step is held in memory.
-        place: Where.
-        compiled: Whether a recipe that compiles is compiled, which takes minutes; otherwise its eager step stands for it.
-
-    Returns:
-        What it needs and how long it takes.
-
-    Raises:
-        InputError: The recipe cannot be carried out, or no speed of the device is known.
-        CannotSimulateError: Something needs values.
+    `compiled`: whether a recipe that compiles is compiled, which takes minutes; otherwise its eager step stands for it.
     """
     eager = eager_of(recipe)
     recorded = subject.record(recipe if compiled else eager, place.personality)
@@ -168,19 +149,15 @@ def no_speeds(card: Device, ranks: int = 1) -> InputError:
 
 
 class Laboratory:
-    """Simulates recipes, each once: several at a time, but on a processor."""
+    """Simulates each recipe once; several at a time, except on a processor."""
 
     def __init__(
         self, subject: Subject, place: Place, pool: Pool | None = None, before: Laboratory | None = None
     ) -> None:
-        """Starts empty.
+        """Has simulated nothing yet; workers are its own if `pool` is None, and `close` ends them.
 
-        Args:
-            subject: What is trained.
-            place: Where.
-            pool: Workers; None: some of its own, which `close` ends.
-            before: What the same training was simulated by before; it is asked first, and what it has counts as simulated
-                only where it is asked for here.
+        `before`: what the same training was simulated by before; it is asked first, and what it has counts as simulated
+        only where it is asked for here.
         """
         self.subject = subject
         self.place = place
@@ -202,11 +179,7 @@ class Laboratory:
             self._pool.close()
 
     def look(self, recipes: Iterable[Recipe]) -> None:
-        """Simulates recipes that were not simulated before; what cannot be carried out becomes a refusal.
-
-        Args:
-            recipes: Candidates.
-        """
+        """Simulates the recipes that were not simulated before; an impossible one becomes a `Refusal`."""
         wanted = [r for r in dict.fromkeys(recipes) if r not in self.probes and r not in self.refusals]
         for recipe, found in zip(wanted, self._threads.map(self._try, wanted), strict=True):
             if isinstance(found, Probe):
@@ -215,38 +188,25 @@ class Laboratory:
                 self.refusals[recipe] = found
 
     def need(self, recipe: Recipe) -> Probe:
-        """Returns the probe of a recipe that must be possible.
-
-        Args:
-            recipe: Such as plain training with the pinned fields.
-
-        Raises:
-            InputError: It cannot be carried out.
-            CannotSimulateError: It needs values.
-        """
+        """Returns the probe of a recipe that must be possible (plain training with the pins), or raises."""
         if recipe not in self.probes:
             known = self._before.get(recipe)
             self.probes[recipe] = known if isinstance(known, Probe) else self._simulated(recipe)
         return self.probes[recipe]
 
     def as_it_runs(self, found: Probe) -> Probe:
-        """Returns a probe whose step was compiled where its recipe says so, and keeps it in the place of the other."""
+        """Simulates a recipe with its step compiled if it says so, and replaces its eager probe."""
         if not found.as_it_runs:
             found = self.probes[found.recipe] = self._simulated(found.recipe, compiled=True)
         return found
 
     @property
     def operators(self) -> int:
-        """Operators that were simulated: the measure of how long the simulations took."""
+        """Operators simulated so far, the measure of effort."""
         return sum(len(probe.recorded.trace.runs) for probe in self.probes.values())
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a function in a worker.
-
-        Args:
-            function: What to run.
-            *arguments: Its arguments.
-        """
+        """Runs a function in a worker."""
         return self._pool.call(function, *arguments)
 
     def _simulated(self, recipe: Recipe, *, compiled: bool = False) -> Probe:

@@ -62,15 +62,14 @@ class Profile:
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """The most bytes in weights and optimizer state within a pass, and in gradients."""
+        """The most bytes of weights and optimizer state within a pass, and of gradients."""
         return max((row.fixed_bytes for row in self.rows.values()), default=0), self.gradient_bytes
 
     def shifted(self, base: Profile, other: Profile) -> Profile:
-        """Returns the profile as it would be with what another one holds more than a third.
+        """Returns this profile plus the difference of two others: a guess at another way of updating.
 
-        Args:
-            base: The third, of a training that differs from this one in its passes only.
-            other: It with another way of updating.
+        `base`: the third, of a training that differs from this one in its passes only.
+        `other`: it with another way of updating.
         """
         rows = {
             label: dataclasses.replace(
@@ -89,15 +88,9 @@ class Profile:
 
 
 def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> Profile:
-    """Returns the profile of a recording.
+    """Returns the profile of the last step of a recording; `seconds_of` gives the time of an operator.
 
-    Args:
-        trace: The recording, with the marks of its phases.
-        blocks: Names of the blocks, in the order of the model.
-        seconds_of: How long an operator takes.
-
-    Returns:
-        The profile of its last step.
+    `blocks`: names of the blocks, in the order of the model.
     """
     return _Walk(trace, blocks).result(seconds_of)
 
@@ -125,7 +118,7 @@ class _Walk:
         self._walk()
 
     def _block(self, module: str) -> int:
-        """Index of the block that a module lies in."""
+        """The index of the block that a module lies in."""
         if module not in self._known:
             inside = (i for i, name in enumerate(self._blocks) if module == name or module.startswith(name + "."))
             self._known[module] = next(inside, OUTSIDE)

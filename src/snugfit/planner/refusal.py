@@ -27,7 +27,7 @@ _MOST_LIFTED = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WayOut:
-    """What lets the work fit, and how."""
+    """What would let the work fit, and what to type for it."""
 
     limit: str
     """What stands in the way."""
@@ -46,24 +46,18 @@ class Refusal:
     def __init__(
         self, search: Smallest, capacity_bytes: int, leanest: Callable[[Smallest, Level], Probe | None]
     ) -> None:
-        """Starts with what was simulated.
-
-        Args:
-            search: That for the least memory, in the way to share that needs the least.
-            capacity_bytes: What a recipe may need on the device.
-            leanest: Finds the recipe of the least memory at a level of fidelity, as it runs.
-        """
+        """Starts with what `search` (for the least memory) simulated; `leanest` finds more at a level of fidelity."""
         self.space, self.capacity_bytes = search.space, capacity_bytes
         self._search, self._leanest = search, leanest
         self.allowed = max(self.space.constraints.allow, key=LEVELS.index)
 
     def smallest(self) -> dict[Level, Probe]:
-        """Returns the recipe of the least device memory at each level of fidelity from the one that is allowed."""
+        """Returns the leanest recipe at each level of fidelity, from the allowed one on."""
         found = {level: self._leanest(self._search, level) for level in LEVELS[LEVELS.index(self.allowed) :]}
         return {level: probe for level, probe in found.items() if probe is not None}
 
     def ways_out(self) -> list[WayOut]:
-        """Returns the limits that stand in the way, each lifted alone, what changes least first."""
+        """Returns the limits that stand in the way, each lifted alone, the smallest change first."""
         return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
 
     def _lifted(self, **changes: object) -> Space:
@@ -71,7 +65,7 @@ class Refusal:
         return dataclasses.replace(self.space, constraints=constraints)
 
     def _fitting(self, space: Space) -> list[Probe]:
-        """What fits of everything that is simulated by now, and of the recipes that save everything at once."""
+        """What fits of all that is simulated by now, and of the recipes that save everything at once."""
         Smallest(space).start(max(space.constraints.allow, key=LEVELS.index))
         return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
 
@@ -107,7 +101,7 @@ class Refusal:
             yield WayOut(limit=limit, instead=f"without {limit}", recipe=best)
 
     def _without(self, names: tuple[str, ...]) -> Space | None:
-        """The space without some pins and bans; None where what is left contradicts itself."""
+        """The space without some pins and bans; None where the rest contradicts itself."""
         constraints = self.space.constraints
         pins = {name: value for name, value in constraints.pins.items() if name not in names}
         plain = {
@@ -135,15 +129,9 @@ class Refusal:
 def does_not_fit(
     *, title: str, budget: str, taken_off: str, refusal: Refusal, budget_for: Callable[[int], int], advice: str
 ) -> DoesNotFitError:
-    """Returns the error of a budget in which nothing fits.
+    """Returns the error of a budget in which nothing fits; `budget_for`: need -> smallest budget.
 
-    Args:
-        title: What is trained.
-        budget: The budget and the device, in words.
-        taken_off: What is taken off the budget, in words.
-        refusal: What stands in the way.
-        budget_for: From what a recipe needs to the smallest budget for it.
-        advice: What is to be said beside, empty or with a line break before it.
+    `advice`: what is to be said beside, empty or with a line break before it.
     """
     least, ways = refusal.smallest(), refusal.ways_out()
     budgets = {level: budget_for(probe.need_bytes) for level, probe in least.items()}

@@ -33,7 +33,7 @@ Group = tuple[str, int, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recipe that was not simulated yet."""
+    """A recipe that was not simulated yet, with guesses at its time and bytes."""
 
     seconds: float
     """Composed, and corrected."""
@@ -50,14 +50,10 @@ class Candidate:
 
 
 class Search:
-    """Looks for the fastest recipe within a capacity; keeps what it learned for the next capacity."""
+    """Looks for the fastest recipe within a capacity, and keeps what it learned for the next capacity."""
 
     def __init__(self, space: Space) -> None:
-        """Simulates what composition starts from.
-
-        Args:
-            space: The recipes there are.
-        """
+        """Simulates what composition starts from."""
         self.laboratory, self.space = space.laboratory, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
@@ -67,7 +63,7 @@ class Search:
         self.renew()
 
     def _take_switches(self) -> None:
-        """Takes for good what shows less memory or time, and no more of the other."""
+        """Adopts each switch (such as `inplace`) that saves memory or time and costs neither."""
         space = self.space
         base = space.laboratory.need(space.base)
         taken: dict[str, object] = dict(space.built_elsewhere(base))
@@ -85,11 +81,11 @@ class Search:
 
     @property
     def compositions(self) -> Mapping[str, Composition]:
-        """Name of a variant -> arithmetic on its simulations; those that are worth it by now."""
+        """Name of a variant -> arithmetic on its simulations, for those that were worth it so far."""
         return self.variants.composed
 
     def renew(self) -> None:
-        """Allows as much simulation again as one budget may take."""
+        """Allows as many new simulations again as one budget may take."""
         self._most_operators = self.laboratory.operators + MOST_OPERATORS
         self._most_probes = len(self.laboratory.probes) + MOST_PROBES
 
@@ -99,23 +95,13 @@ class Search:
         return [probe for probe in self.space.usable() if probe.need_bytes <= capacity_bytes]
 
     def best(self, capacity_bytes: int) -> Probe | None:
-        """Returns the fastest simulated recipe that fits, or one closer to plain training that takes nearly the same time.
-
-        Args:
-            capacity_bytes: Memory there is, CUDA's context apart.
-        """
+        """Returns the fastest simulated recipe that fits, or one closer to plain training of nearly the same time."""
         return closest(self._fitting(capacity_bytes), self.space.workload)
 
     def run(self, capacity_bytes: int) -> Probe | None:
-        """Looks for the fastest recipe: among the variants composed by now, then among more of them.
+        """Looks for the fastest recipe among the composed variants, then among more; None where nothing fits.
 
-        What was found in another way, such as the recipe of the least memory, is where the search goes on from.
-
-        Args:
-            capacity_bytes: Memory there is, CUDA's context apart.
-
-        Returns:
-            The best one that was simulated, or None where nothing fits.
+        A recipe that was found in another way, such as that of the least memory, is where the search goes on from.
         """
         while not self._spent:
             self.descend(capacity_bytes)
@@ -124,6 +110,7 @@ class Search:
                 if best is None or not self.variants.begin_from(best.recipe):
                     break
         limit = self._limit(capacity_bytes)
+        # Whatever is faster than the best and does not fit may fit when it is built elsewhere (`init`).
         for probe in sorted(self.laboratory.probes.values(), key=lambda probe: probe.seconds):
             if probe.seconds >= limit or self._spent:
                 break
@@ -136,18 +123,12 @@ class Search:
         return self.laboratory.operators > self._most_operators or len(self.laboratory.probes) > self._most_probes
 
     def _limit(self, capacity_bytes: int) -> float:
-        """What a candidate must stay under to be worth a simulation."""
+        """The seconds that a candidate must stay under to be worth a simulation."""
         fitting = self._fitting(capacity_bytes)
         return min((probe.seconds for probe in fitting), default=float("inf")) * (1 - WORTH)
 
     def descend(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = 2) -> None:
-        """Simulates what promises to be faster than the fastest, or closer to plain training in nearly the same time.
-
-        Args:
-            capacity_bytes: Memory there is, CUDA's context apart.
-            most_rounds: Rounds of simulation.
-            at_once: Candidates that a round tries.
-        """
+        """Simulates what promises to be faster than the fastest, or closer to plain in nearly the same time."""
         for _ in range(most_rounds):
             if self._spent:
                 break
@@ -166,8 +147,9 @@ class Search:
     def _most_promising(
         self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None
     ) -> list[Candidate]:
-        """The candidates of the least time, of different groups, under a limit of time; only those that give up less."""
+        """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that."""
         found: list[Candidate] = []
+        # Branch and bound: a group whose best imaginable time is over what was found is never composed.
         groups = sorted((self._bound(group), group) for group in self._groups())
         for bound, group in groups:
             worst = limit if len(found) < count else min(limit, max(candidate.seconds for candidate in found))
@@ -197,7 +179,7 @@ class Search:
         return self.compositions[variant].plain_seconds(size, update) * min(factors)
 
     def _seconds_off(self, group: Group, mode: str) -> float:
-        """How far off a guess at the time is: as seen, or as seen of recipes like it, or the benefit of the doubt."""
+        """The factor by which time guesses were off: for this group, for relatives, or an optimistic one."""
         if (group, mode) in self._seconds_factor:
             return self._seconds_factor[group, mode]
         if self.compositions[group[0]].plain(group[1]) is not None:
@@ -206,7 +188,7 @@ class Search:
         return HOPE if near is None else near * (1 - WORTH)
 
     def _bytes_off(self, group: Group, mode: str) -> float:
-        """How far off a guess at the memory is."""
+        """The factor by which memory guesses were off."""
         if (group, mode) in self._bytes_factor:
             return self._bytes_factor[group, mode]
         return _of_relatives(self._bytes_factor, group, mode) or 1.0
@@ -261,7 +243,7 @@ class Search:
 
 
 def _of_relatives(factors: Mapping[tuple[Group, str], float], group: Group, mode: str) -> float | None:
-    """A factor between those of the nearest sizes of microbatch that were seen of a variant and mode, by any update."""
+    """A correction between those seen at the nearest microbatch sizes of a variant and mode, by any update."""
     variant, size, _ = group
     seen = {one[1]: factor for (one, other), factor in factors.items() if (one[0], other) == (variant, mode)}
     if not seen:

@@ -46,13 +46,9 @@ Check = Callable[[Call, float, int], "Checked | None"]
 
 
 def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any]) -> Check:
-    """Returns the check of a model that was given; it runs in this process.
+    """Returns the check of a model (or function that builds one) that was given; it runs in this process.
 
-    Args:
-        model: A module, or a function without arguments that builds one.
-        batch: One, or `Batches`, as given.
-        shapes: The same without memory.
-        arguments: loss, forward, split and loss_weight of `snugfit.prepare`.
+    `shapes`: the same without memory.
     """
 
     def check(_: Call, flops: float, parameters: int) -> Checked | None:
@@ -80,12 +76,7 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
 
 
 def named_check(named: NamedModel, workload: Workload) -> Check:
-    """Returns the check of a model by its name; it runs in a worker.
-
-    Args:
-        named: The model and the shape of its batch.
-        workload: What is learned.
-    """
+    """Returns the check of a model by its name; it runs in a worker."""
 
     def check(call: Call, flops: float, parameters: int) -> Checked | None:
         if parameters > MOST_PARAMETERS or flops * _PASSES * 2 > MOST_FLOPS["cpu"]:
@@ -117,7 +108,7 @@ def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Ch
 
 
 def _samples(flops: float, device: torch.device) -> int | None:
-    """How many samples may be tried; None where two are too many."""
+    """How many samples may be tried; None where even two are too many."""
     most = MOST_FLOPS.get(device.type, FLOPS_ON_A_CARD)
     return next((samples for samples in (8, 4, 2) if samples * _PASSES * flops <= most), None)
 

@@ -39,11 +39,7 @@ class Smallest:
     """Looks for the recipe that needs the least memory."""
 
     def __init__(self, space: Space) -> None:
-        """Starts with what was simulated.
-
-        Args:
-            space: The recipes there are.
-        """
+        """Starts with what was simulated."""
         self.space = space
         self._laboratory = space.laboratory
         self._settled = False
@@ -51,11 +47,7 @@ class Smallest:
         self._started: set[Level] = set()
 
     def start(self, level: Level) -> Probe | None:
-        """Returns the best of the recipes that take everything at once, and of what else was simulated.
-
-        Args:
-            level: As for `find`.
-        """
+        """Returns the best of the recipes that save everything at once, and of what else was simulated."""
         space = self._wider(level)
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
         starts = [self._effective(_least(start)) for name in new for start in _STARTS[name]]
@@ -84,13 +76,10 @@ class Smallest:
     def find(self, level: Level, enough_bytes: int = 0, most_operators: int | None = None) -> Probe | None:
         """Returns the recipe of the least memory.
 
-        Args:
-            level: The widest level of fidelity that is allowed, beside what the constraints allow.
-            enough_bytes: Nothing more is tried once a recipe needs no more than this.
-            most_operators: Nor once so many operators were simulated, beside what the search starts from; None: no limit.
-
-        Returns:
-            Its simulation; None where nothing at all can be simulated within the host's memory.
+        `level`: the widest level of fidelity that is allowed, beside what the constraints allow.
+        `enough_bytes`: nothing more is tried once a recipe needs no more than this.
+        `most_operators`: nor once so many operators were simulated, beside what the search starts from; None: no limit.
+        Returns its simulation; None where nothing at all can be simulated within the host's memory.
         """
         space = self._wider(level)
         best = self.start(level)
@@ -112,7 +101,7 @@ class Smallest:
         return _leanest(space)
 
     def _round(self, space: Space, best: Probe | None, moves: Iterable[Changes], enough_bytes: int) -> Probe | None:
-        """Tries every move alone, and those that help together; stops where something needs little enough."""
+        """Tries every single change, and those that help together; stops once a recipe needs little enough."""
         start: Changes = {} if best is None else best.recipe.to_mapping()
         alone = self._effective(moves)
         for number in range(0, len(alone), WORKERS):
@@ -139,5 +128,5 @@ def _leanest(space: Space) -> Probe | None:
 
 
 def _joined(space: Space, changes: Iterable[Changes]) -> Recipe:
-    """The recipe with every change that is allowed and contradicts none before it."""
+    """The recipe with every change that is allowed and contradicts no earlier one."""
     return (space.allowed(space.joined(changes)) or [space.base])[0]

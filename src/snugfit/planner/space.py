@@ -62,7 +62,7 @@ class Space:
 
     @property
     def batch(self) -> int | None:
-        """Samples of an update on one GPU, the one with the most; None where nobody knows."""
+        """Samples of an update on the GPU that has the most; None where nobody knows."""
         return largest_share(self.base, self.workload)
 
     @property
@@ -71,14 +71,7 @@ class Space:
         return self.laboratory.place.on_cpu
 
     def recipe(self, *changes: Changes) -> Recipe | str:
-        """Returns the recipe with some fields changed.
-
-        Args:
-            *changes: Field name -> value; later ones go before earlier ones.
-
-        Returns:
-            The recipe, or the sentence why it is not allowed.
-        """
+        """Returns the recipe with changes (later ones win), or the sentence that says why it is not allowed."""
         given = self.base.to_mapping()
         for change in changes:
             given.update(change)
@@ -99,29 +92,25 @@ class Space:
         return any(given[name] not in ("none", False) and name not in self.constraints.pins for name in ON_HOST)
 
     def allowed(self, *changes: Changes) -> list[Recipe]:
-        """Returns the recipe with some fields changed, in a list that is empty where it is not allowed."""
+        """Returns a list of the recipe with some changes; empty where that is not allowed."""
         made = self.recipe(*changes)
         return [] if isinstance(made, str) else [made]
 
     def look(self, *alternatives: Sequence[Changes]) -> None:
-        """Simulates recipes, those of them that are allowed.
-
-        Args:
-            *alternatives: For each recipe what is changed.
-        """
+        """Simulates the recipe with each of several sets of changes, where allowed."""
         self.laboratory.look(recipe for changes in alternatives for recipe in self.allowed(*changes))
 
     def seen(self, *changes: Changes) -> Probe | None:
-        """Returns the simulation of the recipe with some fields changed; None where there is none."""
+        """Returns the probe of the recipe with some changes; None where it was not simulated."""
         return next((self.laboratory.probes.get(recipe) for recipe in self.allowed(*changes)), None)
 
     def tried(self, *changes: Changes) -> Probe | None:
-        """Simulates the recipe with some fields changed; None where that is not allowed or cannot be carried out."""
+        """Simulates the recipe with some changes; None where that is not allowed or not possible."""
         self.look(changes)
         return self.seen(*changes)
 
     def usable(self) -> list[Probe]:
-        """Returns all simulated recipes that are allowed and stay within the host's memory."""
+        """Returns all simulated recipes that are allowed and within the host's memory."""
         return [
             probe
             for probe in self.laboratory.probes.values()
@@ -129,16 +118,14 @@ class Space:
         ]
 
     def exceeds_host(self, probe: Probe) -> bool:
-        """Returns whether a simulated recipe takes more of the host's memory than there is."""
+        """Returns whether a simulated recipe takes more than the host's memory."""
         host = self.constraints.host_budget_bytes
         return host is not None and probe.host_bytes > host
 
     def joined(self, changes: Iterable[Changes], start: Changes | None = None) -> dict[str, Any]:
-        """Returns all changes that are allowed together, those that take back what an earlier one does left out.
+        """Returns all changes (most important first) that are allowed together; none undoes an earlier one.
 
-        Args:
-            changes: The most important first.
-            start: What is changed before; may be taken back.
+        `start`: what is changed before; may be taken back.
         """
         together: dict[str, Any] = {}
         for change in changes:
@@ -148,7 +135,7 @@ class Space:
         return together
 
     def effective(self, changes: Iterable[Changes], seen: Probe | None) -> list[Changes]:
-        """Returns changes without those that do nothing here, such as switches that find nothing to switch, as seen."""
+        """Returns changes without those that do nothing here, such as switches that find nothing to switch."""
         dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
         if not self.may_build_elsewhere:
             dead.update(AT_BUILD.fields)
@@ -156,11 +143,11 @@ class Space:
 
     @property
     def may_build_elsewhere(self) -> bool:
-        """Whether another place to build may save memory: of several GPUs each would hold all that it then shares out."""
+        """Whether another `init` may save memory: with several GPUs each would hold all it then shares out."""
         return self.workload.ranks == 1
 
     def sizes(self) -> list[int]:
-        """Returns the sizes of microbatch, largest first: halves and thirds of the batch that are allowed."""
+        """Returns the allowed sizes of microbatch, largest first: halves and thirds of the batch."""
         pinned = self.constraints.pins.get(SIZE)
         if self.batch is None:
             return [pinned] if pinned is not None else []
@@ -175,17 +162,17 @@ class Space:
         return {} if SIZE in self.constraints.pins else {SIZE: None if size == self.batch else size}
 
     def ways(self) -> list[Space]:
-        """Returns the space of each way to share out what the model needs, the fastest first; itself where there is one."""
+        """Returns a space for each way to share out the model, the fastest first; itself where there is one."""
         declared = [way for row in TECHNIQUES if row.ways is not None for way in row.ways(self.situation)]
         bases = dict.fromkeys(recipe for way in ({}, *declared) for recipe in self.allowed(way))
         return [dataclasses.replace(self, base=base) for base in bases] or [self]
 
     def has(self, recipe: Recipe) -> bool:
-        """Returns whether a recipe shares out what the model needs in the way of this space."""
+        """Returns whether a recipe shares out the model in this space's way."""
         return all(getattr(recipe, name) == getattr(self.base, name) for name in WAY_FIELDS)
 
     def finishing(self, recipe: Recipe) -> list[Recipe]:
-        """Returns what is tried at the end of a search that found a recipe."""
+        """Returns the changes that are tried at the end of a search that found a recipe."""
         asked = [row.finishing for row in TECHNIQUES if row.finishing is not None]
         own = recipe.to_mapping()
         return [made for each in asked for change in each(recipe, self.workload) for made in self.allowed(own, change)]
@@ -201,26 +188,22 @@ class Space:
         return self._worth_trying(choice for row in TECHNIQUES for choice in row.updates)
 
     def variants(self) -> dict[str, Changes]:
-        """Returns what changes the passes themselves, plain first: number format, loss, adapters."""
+        """Returns the choices that change the passes, plain first: number format, loss, adapters."""
         return self._worth_trying(choice for row in TECHNIQUES for choice in row.variants)
 
     @staticmethod
     def choices() -> list[Changes]:
-        """Returns all ways of updating and all that changes the passes, allowed or not."""
+        """Returns all ways of updating and all changes to the passes, allowed or not."""
         return [one.changes for row in TECHNIQUES for one in (*row.updates, *row.variants)]
 
     def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
-        """Those that are allowed and make sense here, what costs least fidelity first."""
+        """The choices that are allowed and make sense here, those that cost least fidelity first."""
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
         kept = [one for one in ordered if one.level in self.constraints.allow and one.when(self.situation)]
         return {PLAIN: {}, **{one.name: one.changes for one in kept}}
 
     def built_elsewhere(self, probe: Probe) -> Changes:
-        """Returns where the model is to be built instead, if building decides what a recipe needs; no change otherwise.
-
-        Args:
-            probe: Simulation of the recipe.
-        """
+        """Returns the change of `init` where building decides what a recipe (`probe`) needs; else no change."""
         too_much_on_host = self.exceeds_host(probe)
         change = AT_BUILD.least
         chosen = any(getattr(probe.recipe, name) != getattr(Recipe(), name) for name in change)
@@ -234,11 +217,7 @@ class Space:
 
 
 def kinds_of(choices: Iterable[Changes]) -> list[list[Changes]]:
-    """Returns choices put together by what they set: of those that share a field only one can be taken.
-
-    Args:
-        choices: What may be changed.
-    """
+    """Returns choices grouped by the fields they set: only one of a group can be taken."""
     kinds: list[list[Changes]] = []
     for choice in choices:
         same = [kind for kind in kinds if any(choice.keys() & other.keys() for other in kind)]
@@ -249,11 +228,7 @@ def kinds_of(choices: Iterable[Changes]) -> list[list[Changes]]:
 
 
 def products(kinds: Iterable[Iterable[Changes]]) -> dict[str, Changes]:
-    """Returns every way to take one of each kind, by its name.
-
-    Args:
-        kinds: What may be taken of each.
-    """
+    """Returns every combination of one choice of each kind, by name."""
     taken = ({name: value for one in each for name, value in one.items()} for each in itertools.product(*kinds))
     return {worded(changes): changes for changes in taken}
 

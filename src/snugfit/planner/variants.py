@@ -26,15 +26,10 @@ _FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.follows is not None)
 
 
 class Variants:
-    """All variants, those that were composed, and what the others promise."""
+    """All variants, those that were composed, and guesses at the others."""
 
     def __init__(self, space: Space, sizes: Sequence[int]) -> None:
-        """Simulates every choice alone.
-
-        Args:
-            space: The recipes there are.
-            sizes: Sizes of microbatch, largest first.
-        """
+        """Simulates every choice alone; `sizes` are those of microbatch, largest first."""
         self._space, self._sizes = space, sizes
         self._ways = kinds_of(change for change in space.updates().values() if space.allowed(change))
         ways = products([{}, *kind] for kind in self._ways)
@@ -55,14 +50,14 @@ class Variants:
 
     @property
     def small_size(self) -> int | None:
-        """The small microbatch that is simulated beside the largest."""
+        """The small microbatch that is simulated besides the largest."""
         wanted = max(self._sizes[0] // 8, 1)
         return min(self._sizes[1:], key=lambda size: (abs(size - wanted), size), default=None)
 
     # Which are worth composing -------------------------------------------------------------------------------------
 
     def _promising(self, kind: Sequence[Changes]) -> list[Changes]:
-        """The choices of a kind, none of them included, that gain something over those before and that no other beats."""
+        """The choices of a kind (or none) that gain something and that no other beats."""
         kept: list[tuple[Changes, Probe]] = []
         for change in ({}, *kind):
             one = self._space.seen(change)
@@ -71,7 +66,7 @@ class Variants:
         return [change for change, _ in kept if not change or not self._hardly_worth(change)] or [{}]
 
     def _hardly_worth(self, change: Changes) -> bool:
-        """Whether a choice takes longer than plain passes and saves next to nothing, nor with all blocks computed again."""
+        """Whether a choice is slower than plain passes and saves next to nothing, even with all blocks checkpointed."""
         everywhere = BY_BLOCK["again"][1].everywhere
         for point in ({}, everywhere):
             if point:
@@ -82,14 +77,9 @@ class Variants:
         return True
 
     def widen(self, capacity_bytes: int, limit: float) -> bool:
-        """Composes the most promising variant that was not composed yet.
+        """Composes the most promising variant that was not composed yet; returns whether there was one.
 
-        Args:
-            capacity_bytes: Memory there is, CUDA's context apart.
-            limit: Seconds that it must promise to stay under.
-
-        Returns:
-            Whether there was one.
+        `limit`: seconds that it must promise to stay under.
         """
         large = self._space.size_change(self._sizes[0])
         tried: set[str] = set()
@@ -113,14 +103,7 @@ class Variants:
                 return True
 
     def begin_from(self, recipe: Recipe) -> bool:
-        """Composes what surrounds a recipe that was found in another way.
-
-        Args:
-            recipe: It fits, and was simulated.
-
-        Returns:
-            Whether that was not done before.
-        """
+        """Composes around a recipe that fits and was found in another way; returns whether that was new."""
         base = self._space.base.to_mapping()
         apart = {SIZE, *_FOLLOWS, *AT_BUILD.fields, *(field for field, _ in BY_BLOCK.values())}
         apart |= {field for change in self.updates.values() for field in change}
@@ -132,7 +115,7 @@ class Variants:
         return self._compose(name, None)
 
     def _promise(self, name: str) -> tuple[float, float]:
-        """The least time of a step and the fewest bytes of weights, as far as what each choice does alone tells."""
+        """The least seconds and fewest bytes of weights, from what each choice does alone."""
         whole = self._space.seen(self.changes[name], self._space.size_change(self._sizes[0]))
         if whole is not None:
             return self._least_seconds(whole), whole.profile.weight_bytes
@@ -147,14 +130,14 @@ class Variants:
         return seconds * self._least_seconds(plain) * HOPE, weights * share
 
     def _least_seconds(self, probe: Probe) -> float:
-        """What a variant takes at the least: another way of updating may take no time, where there is one."""
+        """The least seconds of a variant: another way of updating, if there is one, may cost nothing."""
         update = probe.timing.phase_seconds.get(ON_UPDATE, 0.0) if len(self.updates) > 1 else 0.0
         return max(probe.seconds - update, 1e-12) * self._cut
 
     # What composition starts from ----------------------------------------------------------------------------------
 
     def _compose(self, name: str, capacity_bytes: int | None) -> bool:
-        """Simulates what a variant is composed from; nothing more once it cannot fit."""
+        """Simulates what a variant is composed from; stops as soon as it cannot fit."""
         space, change = self._space, self.changes[name]
         large = space.size_change(self._sizes[0])
         probe = space.tried(change, large)
@@ -186,7 +169,7 @@ class Variants:
         return True
 
     def _updates(self, variant: Changes, probe: Probe) -> dict[str, Probe]:
-        """A variant updated in every way: as simulated alone, or as far as that tells what two ways do together."""
+        """A variant with every way of updating: as simulated, or guessed from the two apart."""
         space, large = self._space, self._space.size_change(self._sizes[0])
         (held, gradients), weights = probe.profile.held_bytes, probe.profile.weight_bytes
         if held - weights + gradients < _HARDLY * weights:
@@ -213,13 +196,13 @@ class Variants:
 
 
 def _shifted(probe: Probe, base: Probe, other: Probe) -> Probe:
-    """A simulation with what another way of updating changes for a third."""
+    """A probe plus what another way of updating changes in a third one."""
     seconds = probe.seconds + other.seconds - base.seconds
     return dataclasses.replace(probe, seconds=seconds, profile=probe.profile.shifted(base.profile, other.profile))
 
 
 def _no_worse(one: Probe, other: Probe) -> bool:
-    """Whether one takes no more of anything than another, but for noise."""
+    """Whether one takes no more of anything than another, up to noise."""
     mine, theirs = (
         (probe.seconds, probe.need_bytes, probe.profile.outside_bytes, *probe.profile.held_bytes)
         for probe in (one, other)
@@ -234,7 +217,7 @@ def dominates(one: Probe, other: Probe) -> bool:
 
 
 def _hardly_saves(one: Probe, other: Probe) -> bool:
-    """Whether one takes longer than another, by more than noise, for memory that is hardly less."""
+    """Whether one is slower than another by more than noise, for hardly less memory."""
     return one.seconds > 1.01 * other.seconds and one.need_bytes > 0.99 * other.need_bytes
 
 

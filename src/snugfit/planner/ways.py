@@ -12,12 +12,7 @@ from snugfit.techniques.shard import least_weights
 
 
 def in_order(ways: list[Space], capacity: int) -> list[Space]:
-    """Returns the ways to share of which something may fit, last those that must update elsewhere than the fastest recipes.
-
-    Args:
-        ways: One or more.
-        capacity: Memory there is.
-    """
+    """Returns the ways to share of which something may fit; last those whose weights and state are too large unchanged."""
     if len(ways) == 1:
         return ways
     left = [space for space in ways if least_weights_of(space) <= capacity]
@@ -31,14 +26,7 @@ def in_order(ways: list[Space], capacity: int) -> list[Space]:
 
 
 def may_win(space: Space, best: Probe, capacity: int, led_by: Search | None) -> bool:
-    """Returns whether some recipe of a way to share that may fit, nothing computed again, is faster than the best.
-
-    Args:
-        space: The way.
-        best: The best recipe so far.
-        capacity: Memory there is.
-        led_by: The search that found it; None before there is one.
-    """
+    """Returns whether a recipe of a way without recomputation may fit and be faster than the best."""
     plain = space.tried({})
     if plain is None:
         return False
@@ -66,21 +54,12 @@ def may_win(space: Space, best: Probe, capacity: int, led_by: Search | None) -> 
 
 
 def fits_in(space: Space, capacity: int) -> bool:
-    """Returns whether something fits that was simulated of a way to share, device and host.
-
-    Args:
-        space: The way.
-        capacity: Memory there is.
-    """
+    """Returns whether a simulated recipe of a way fits, on device and host."""
     return any(space.has(probe.recipe) and probe.need_bytes <= capacity for probe in space.usable())
 
 
 def least_weights_of(space: Space) -> float:
-    """Returns bytes of weights that every recipe of a way to share has on a GPU at some moment: what need not be simulated.
-
-    Args:
-        space: The way.
-    """
+    """Returns bytes of weights that every recipe of a way has on a GPU at some moment; no simulation needed."""
     recorded = space.laboratory.need(space.constraints.base()).recorded
     allowed = space.constraints.allow
     # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.

@@ -56,15 +56,14 @@ class AllocatorConfig:
 
 
 class OutOfMemory(Exception):
-    """The card has no room left, also after everything cached was given back. Internal: replays turn it into data."""
+    """The card has no room left even after all cached segments were given back; replays turn it into data."""
 
     def __init__(self, needed_bytes: int, allocated_bytes: int, reserved_bytes: int) -> None:
         """Says what was missing.
 
-        Args:
-            needed_bytes: What the allocator asked the card for.
-            allocated_bytes: Bytes in live blocks at that time.
-            reserved_bytes: Bytes in segments at that time.
+        `needed_bytes`: what the allocator asked the card for.
+        `allocated_bytes`: bytes in live blocks at that time.
+        `reserved_bytes`: bytes in segments at that time.
         """
         super().__init__(f"needs {needed_bytes} more bytes at {reserved_bytes} reserved")
         self.needed_bytes = needed_bytes
@@ -73,7 +72,7 @@ class OutOfMemory(Exception):
 
 
 class Block(NamedTuple):
-    """A block as `CachingAllocator.blocks` shows it."""
+    """A block, as `CachingAllocator.blocks` lists it."""
 
     address: int
     """Its first byte."""
@@ -104,12 +103,7 @@ class Pool:
     __slots__ = ("expandable", "keys", "small", "stream")
 
     def __init__(self, stream: int, small: bool) -> None:
-        """Starts without blocks.
-
-        Args:
-            stream: The stream whose requests it serves.
-            small: Whether it serves requests up to `SMALL_BYTES`.
-        """
+        """Starts without blocks; `small`: serves requests up to `SMALL_BYTES` of its stream."""
         self.stream = stream
         self.small = small
         self.keys: list[int] = []
@@ -142,11 +136,9 @@ class CachingAllocator:
     ) -> None:
         """Starts with an empty card.
 
-        Args:
-            config: The allocator's options.
-            capacity_bytes: What the card has for this process's segments; None for no limit.
-            observer: Told (action, address, bytes, stream) of every change of segments, with the actions that torch's
-                memory history knows: `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`.
+        `capacity_bytes`: what the card has for this process's segments; None for no limit.
+        `observer`: told (action, address, bytes, stream) of every change of segments, with the actions that torch's
+        memory history knows: `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`.
         """
         self.config = config if config is not None else AllocatorConfig()
         self.capacity_bytes = _NO_LIMIT if capacity_bytes is None else capacity_bytes
@@ -162,17 +154,9 @@ class CachingAllocator:
         self._next_address = _GAP
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Gives a block to a request (`malloc`, `get_free_block`, `alloc_found_block`).
+        """Gives a block to a request of at least one byte (`malloc`, `get_free_block`, `alloc_found_block`).
 
-        Args:
-            nbytes: Bytes asked for, more than 0 (torch never asks for 0).
-            stream: The stream that asks.
-
-        Returns:
-            The block's id, which is its address.
-
-        Raises:
-            OutOfMemory: When the capacity does not suffice.
+        Returns its id, which is its address; raises `OutOfMemory` where the capacity is not enough.
         """
         size = (nbytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
         pools = self._small if size <= SMALL_BYTES else self._large
@@ -207,11 +191,7 @@ class CachingAllocator:
         return address
 
     def free(self, block: int) -> None:
-        """Takes a block back and merges it with free neighbours (`free_block`, `try_merge_blocks`).
-
-        Args:
-            block: The id that `malloc` returned.
-        """
+        """Takes a block back and merges it with free neighbours (`free_block`, `try_merge_blocks`)."""
         size, nbytes, pool = self._live.pop(block)
         self.requested_bytes -= nbytes
         self.allocated_bytes -= size
@@ -237,18 +217,11 @@ class CachingAllocator:
                 self._release_pool(pool)
 
     def block_bytes(self, block: int) -> int:
-        """Returns the size of a live block, which is what it counts in `allocated_bytes`.
-
-        Args:
-            block: The id that `malloc` returned.
-
-        Returns:
-            Bytes.
-        """
+        """Returns the size of a live block, which is what it counts in `allocated_bytes`."""
         return self._live[block][0]
 
     def segments(self) -> list[Segment]:
-        """Returns all segments by address; of expandable ones every stretch that is mapped."""
+        """Returns all segments by address; for expandable ones, each mapped stretch."""
         found = [Segment(address, size, pool.stream, pool.small) for address, (size, pool) in self._segments.items()]
         for pools in (self._small, self._large):
             for pool in pools.values():
@@ -257,14 +230,7 @@ class CachingAllocator:
         return sorted(found)
 
     def blocks(self, segment: Segment) -> list[Block]:
-        """Returns the blocks of a segment by address, without gaps.
-
-        Args:
-            segment: One of `segments()`.
-
-        Returns:
-            Live and free blocks; their sizes add up to the segment's.
-        """
+        """Returns live and free blocks of a segment by address; their sizes add up to the segment's."""
         blocks, address = [], segment.address
         while address < segment.address + segment.size_bytes:
             if address in self._live:
@@ -288,7 +254,7 @@ class CachingAllocator:
         return at
 
     def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
-        """Asks the card for memory, giving cached segments back where that is needed (the middle of `malloc`)."""
+        """Gets memory from the card, giving cached segments back where needed (the middle of `malloc`)."""
         if pool.small:
             wanted = SMALL_SEGMENT_BYTES
         elif size < MIN_LARGE_BYTES:
@@ -348,6 +314,7 @@ class CachingAllocator:
 
     def _insert_merged(self, pool: Pool, start: int, size: int) -> None:
         """Adds a stretch to the free blocks and merges it with its free neighbours."""
+        # Made live and freed at once: `free` does the merging.
         self._live[start] = (size, 0, pool)
         self.allocated_bytes += size
         self.free(start)
@@ -361,13 +328,13 @@ class CachingAllocator:
         self.observer("segment_free", address, size, pool.stream)
 
     def _take_out(self, pool: Pool, address: int, size: int) -> None:
-        """Takes a block out of the free ones."""
+        """Removes a block from the free ones."""
         del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
         del self._starts[address]
         del self._ends[address + size]
 
     def _release_pool(self, pool: Pool) -> None:
-        """Gives back what of a pool is free (`release_blocks`): whole segments, or granules of expandable ones."""
+        """Gives back what is free in a pool (`release_blocks`): segments, or granules of expandable ones."""
         for key in list(pool.keys):
             address, size = key & _MASK, key >> _SHIFT
             if pool.expandable is not None:
@@ -376,7 +343,7 @@ class CachingAllocator:
                 self._release_segment(pool, key)
 
     def _unmap(self, pool: Pool, segments: ExpandableSegments, address: int, size: int) -> None:
-        """Unmaps the granules that lie wholly in a free block (`unmap_block`)."""
+        """Unmaps the granules that lie wholly inside a free block (`unmap_block`)."""
         start, end = segments.inner(address, size)
         if start >= end:
             return

@@ -88,14 +88,10 @@ class Timeline:
 
 
 def block_of(module: str, blocks: Collection[str]) -> str:
-    """Returns the block of the model that a module lies in, or the part of the model beside them.
+    """Returns the block that a module belongs to, or else the part of the model.
 
-    Args:
-        module: Dotted path of a module.
-        blocks: Paths of the repeated blocks, those that checkpointing counts.
-
-    Returns:
-        The block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
+    `blocks`: paths of the repeated blocks, those that checkpointing counts.
+    Returns the block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
     """
     if not module:
         return OUTSIDE
@@ -108,7 +104,7 @@ def block_of(module: str, blocks: Collection[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Sorts `layer.9` before `layer.10`."""
+    """A sort key that puts `layer.9` before `layer.10`."""
     parts = re.split(r"(\d+)", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
@@ -122,18 +118,11 @@ def anatomy(
     experts: Collection[str] = (),
     blocks: Collection[str] = (),
 ) -> Anatomy:
-    """Returns what lives at the allocated peak of an unlimited replay.
+    """Returns what lives at the allocated peak of an unlimited replay; all zero for a trace without allocations.
 
-    Args:
-        trace: The recording.
-        config: The allocator's options.
-        largest: How many of the largest tensors to name.
-        played: An unlimited replay of the same trace and options, where there is one already.
-        experts: Dotted paths of the modules that hold experts.
-        blocks: Dotted paths of the repeated blocks.
-
-    Returns:
-        The anatomy; all zero for a trace without allocations.
+    `played`: an unlimited replay of the same trace and options, where there is one already.
+    `experts`: dotted paths of the modules that hold experts.
+    `blocks`: dotted paths of the repeated blocks.
     """
     if played is None:
         played = replay(trace, config)
@@ -176,16 +165,7 @@ def anatomy(
 
 
 def timeline(trace: Trace, config: AllocatorConfig | None = None, *, points: int = 1000) -> Timeline:
-    """Returns live bytes over time; of every stretch of events the highest point is kept, so no peak is lost.
-
-    Args:
-        trace: The recording.
-        config: The allocator's options.
-        points: How many points at most.
-
-    Returns:
-        The timeline of an unlimited replay.
-    """
+    """Returns live bytes over time in at most `points` points; each is the highest of its stretch, so no peak is lost."""
     bucket = max(1, -(-len(trace) // points))
     now = dict.fromkeys(CATEGORIES, 0)
     best: dict[int, tuple[int, int, tuple[int, ...], int]] = {}

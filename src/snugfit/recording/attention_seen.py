@@ -15,13 +15,9 @@ _NAMES = {
 
 
 def attention_seen(trace: Trace) -> dict[str, int]:
-    """Returns the kernels of torch's scaled dot product attention that ran, and in how many modules.
+    """Returns which kernels of torch's attention ran, and in how many modules.
 
-    Args:
-        trace: The recording.
-
-    Returns:
-        Kernel -> number of modules; empty where the model has no attention, or writes it out by itself (eager).
+    Returns kernel -> number of modules; empty where the model has no attention, or writes it out by itself (eager).
     """
     modules: dict[str, set[str]] = {}
     seen = dict.fromkeys((run.operator, run.module) for run in trace.runs)

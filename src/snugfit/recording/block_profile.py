@@ -31,17 +31,9 @@ class BlockProfile:
 def block_profiles(
     trace: Trace, anatomy: Anatomy, weight_bytes: Mapping[str, int], device: Device | None, blocks: Collection[str]
 ) -> tuple[BlockProfile, ...]:
-    """Returns the profile of every block, in the order of the model.
+    """Returns the profile of every block in the order of the model, what is outside of it first.
 
-    Args:
-        trace: The recording.
-        anatomy: What lives at its peak.
-        weight_bytes: Module that owns parameters -> their bytes.
-        device: The card, or None.
-        blocks: Paths of the repeated blocks.
-
-    Returns:
-        One profile for each block, what is outside of the model first.
+    `weight_bytes`: module that owns parameters -> their bytes.
     """
     held = {share.name: share.bytes_by_category for share in anatomy.blocks}
     repeated = frozenset(blocks)

@@ -63,11 +63,7 @@ class Timing:
 
     @classmethod
     def mean(cls, timings: Sequence[Timing]) -> Timing:
-        """Returns the mean of several steps.
-
-        Args:
-            timings: At least one.
-        """
+        """Returns the mean of several steps."""
         count = len(timings)
         names = [f.name for f in dataclasses.fields(cls) if f.name.endswith("_seconds") and f.name != "phase_seconds"]
         phases = {phase for one in timings for phase in one.phase_seconds}
@@ -92,14 +88,9 @@ class Timing:
 def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | None:
     """Returns the predicted time of one training step.
 
-    Args:
-        trace: The recording.
-        device: The card.
-        step: Which step, by the number of its marks; None for the last one. A trace without marks is one step.
-
-    Returns:
-        The timing; None for devices of which only bytes are known, and where a type has no known speed on the card or a
-        collective no known link.
+    `step`: which step, by the number of its marks; None for the last one. A trace without marks is one step.
+    Returns the timing; None for devices of which only bytes are known, and where a type has no known speed on the card
+    or a collective no known link.
     """
     timing = _timed(trace, device, step)
     if timing is None or not timing.communication_seconds:
@@ -110,7 +101,7 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
 
 
 def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool = True) -> Timing | None:
-    """Lets the two clocks run, with collectives that take their time or none."""
+    """Runs the two clocks, with collectives that take their time or none."""
     if device.bytes_only:
         return None
     host = host_busy = latest = 0.0
@@ -130,6 +121,7 @@ def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool
         flops += run.flops
         if run.device == "host":
             ready = max((ends.get(other, 0.0) for other in run.after), default=0.0)
+            # The host works itself: it waits for what it needs, and issues nothing else until it is done.
             host = end = max(host + HOST_OPERATOR_SECONDS, ready) + seconds
             host_busy += HOST_OPERATOR_SECONDS + seconds
             ends[index] = host
@@ -146,6 +138,7 @@ def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool
             if not seconds:
                 end = ready
             elif run.collective:
+                # One queue for the links inside of machines, and one for those between them.
                 far = run.collective.machines > 1
                 end = collectives[far] = max(ready, collectives.get(far, 0.0)) + seconds
             else:
@@ -154,6 +147,7 @@ def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool
             if run.blocking:
                 host = max(host, end)
         if end > latest:
+            # Time belongs to the phase that moves the end of the step on.
             by_phase[run.phase] = by_phase.get(run.phase, 0.0) + end - latest
             latest = end
     return Timing(
@@ -172,7 +166,7 @@ _ROUNDING = 1e-12
 
 
 class _Engine:
-    """Carries out one run at a time; one that is ready goes before one that was issued earlier and still waits."""
+    """One resource that does one run at a time; a run that is ready overtakes an earlier one that still waits."""
 
     __slots__ = ("_end", "_idle")
 
@@ -181,13 +175,15 @@ class _Engine:
         self._idle: list[tuple[float, float]] = []  # before the end, and not before what the host issues next
 
     def take(self, ready: float, seconds: float, host: float) -> float:
-        """Returns when a run ends that is ready at some time, and is issued when the host's clock stands at `host`."""
+        """Returns when a run ends that is ready at some time and issued when the host is at `host` seconds."""
         if ready >= self._end:
             begin = max(self._end, host)
             if begin < ready:
                 self._idle.append((begin, ready))
             self._end = ready + seconds
             return self._end
+        # It fills gaps that others have left while they waited, and goes on behind the last run where those are too
+        # short.
         left, end, idle = seconds, ready, self._idle
         self._idle = []
         for begin, until in idle:
@@ -204,33 +200,20 @@ class _Engine:
 
 
 def issue_seconds(run: OperatorRun, device: Device) -> float:
-    """Returns how long the host is busy with an operator of the card.
-
-    Args:
-        run: The operator.
-        device: The card.
-    """
+    """Returns how long issuing an operator keeps the host busy."""
     if device.host_operator_seconds is not None:
         return device.host_operator_seconds + max(run.kernels - 1, 0) * HOST_LAUNCH_SECONDS
     return _operator_seconds(run) + run.kernels * HOST_LAUNCH_SECONDS
 
 
 def _operator_seconds(run: OperatorRun) -> float:
-    """Host time of an operator without its launches; one that takes a list works off each of its tensors."""
+    """Host time of an operator without its launches; for a list, the time of each tensor in it."""
     looped = run.phase == "optimizer" and not run.operator.startswith(("aten._foreach_", "aten._fused_"))
     return OPTIMIZER_OPERATOR_SECONDS if looped else HOST_OPERATOR_SECONDS
 
 
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
-    """Yields the operators of a step in the order in which the host issues them, repeated ones as often as they run.
-
-    Args:
-        trace: The recording.
-        step: Which step, by the number of its marks; None for the last one.
-
-    Yields:
-        Indices of runs.
-    """
+    """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run."""
     before, last = trace.step_events(step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}
     begin = bisect.bisect_right(trace.runs, before, key=_at)

@@ -58,14 +58,10 @@ KINDS = (*_TOGETHER, "all_to_all", "gather", "scatter", "send")
 
 
 def collective_seconds(collective: Collective, device: Device) -> float | None:
-    """Returns how long a collective takes once all ranks have come to it.
+    """Returns how long a collective takes once all ranks have reached it.
 
-    Args:
-        collective: What is sent, and between how many.
-        device: The card, with the links of its machine.
-
-    Returns:
-        Seconds, 0 for a single rank; None where a link that it needs is not known, or the software differs from CUDA's.
+    Returns seconds, 0 for a single rank; None where a link that it needs is not known, or the software differs from
+    CUDA's.
     """
     assert collective.kind in KINDS, f"collective {collective.kind!r} is unknown"
     if device.bytes_only:
@@ -97,7 +93,7 @@ def collective_seconds(collective: Collective, device: Device) -> float | None:
 
 
 def _joined(device: Device, cards: int) -> tuple[str, float] | None:
-    """What joins some cards of one machine, and the bytes a second that one of them sends over it."""
+    """The links that connect some cards of one machine, and the bytes a second that one card sends over them."""
     if device.peer_link is None or device.peer_link == "none":
         return None
     if device.peer_bandwidth is not None and cards <= (device.peer_cards or 0):

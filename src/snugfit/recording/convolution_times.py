@@ -62,13 +62,7 @@ class Rates(NamedTuple):
 
 
 def convolution_seconds(shape: Convolution, item: int, rates: Rates) -> list[float]:
-    """Returns the seconds of a convolution, or of each of the gradients that its backward pass makes.
-
-    Args:
-        shape: Its shape.
-        item: Bytes of an element.
-        rates: What the card does in a second.
-    """
+    """Returns the seconds of a convolution, or of each gradient in its backward; `item`: bytes of an element."""
     passes = [bit for bit in (1, 2) if shape.gradients & bit] or [0]
     return [_pass_seconds(shape, which, item, rates) for which in passes]
 

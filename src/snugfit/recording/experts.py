@@ -22,11 +22,7 @@ CONTAINER = "experts"
 def expert_modules(model: torch.nn.Module) -> tuple[str, ...]:
     """Returns the modules that hold experts.
 
-    Args:
-        model: Any module.
-
-    Returns:
-        Dotted paths, those inside of others left out; empty for a model without experts.
+    Returns dotted paths, those inside of others left out; empty for a model without experts.
     """
     found: list[str] = []
     for name, module in model.named_modules():
@@ -36,10 +32,5 @@ def expert_modules(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def inside(module: str, places: Collection[str]) -> bool:
-    """Returns whether a module is one of some places, or lies in one.
-
-    Args:
-        module: Dotted path of a module.
-        places: Dotted paths.
-    """
+    """Returns whether a module is one of some places (dotted paths), or lies inside one."""
     return any(module == place or module.startswith(place + ".") for place in places)

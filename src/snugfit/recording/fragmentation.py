@@ -35,15 +35,7 @@ class Fragmentation:
 
 
 def fragmentation(trace: Trace, played: Replay) -> Fragmentation | None:
-    """Returns what is known of a run's fragmentation.
-
-    Args:
-        trace: The recording.
-        played: Its replay on a card without limit.
-
-    Returns:
-        None below `NOTICEABLE_SHARE`.
-    """
+    """Returns what is known of fragmentation in an unlimited replay; None below `NOTICEABLE_SHARE`."""
     reserved = played.peak_reserved_bytes
     unused = reserved - played.peak_allocated_bytes
     if not reserved or unused < NOTICEABLE_SHARE * reserved:
@@ -71,7 +63,7 @@ def _moments(trace: Trace) -> list[tuple[str, int]]:
 
 
 def _reserved_after(trace: Trace, event: int) -> int:
-    """The most that is reserved after an event behind which the cache is emptied."""
+    """The most bytes that are reserved after the cache is emptied behind some event."""
     player = Player(trace)
     player.play(through=event)
     player.allocator.empty_cache()

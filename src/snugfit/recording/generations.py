@@ -27,24 +27,16 @@ _MIB = 2**20
 
 
 def generation_of(capability: Capability) -> Capability:
-    """Returns the capability that stands for a card's generation.
-
-    Args:
-        capability: That of the card.
-    """
+    """Returns the compute capability that stands for a card's generation."""
     return (7, 5) if capability < (8, 0) else (8, 0) if capability < (9, 0) else (9, 0)
 
 
 def cublas_workspace_bytes(capability: Capability) -> int:
     """Returns the workspace that cuBLAS keeps for each thread and stream, from its first product on.
 
-    Args:
-        capability: Compute capability of the card.
-
-    Returns:
-        Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
-
     Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
+
+    Returns bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
     """
     return 32 * _MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
 
@@ -53,53 +45,32 @@ class CardQuestions:
     """Answers a recording's questions about the card, and knows on which generations it would have been the same."""
 
     def __init__(self, own: Capability) -> None:
-        """Begins with all generations.
-
-        Args:
-            own: Compute capability of the card that is recorded.
-        """
+        """Starts with all generations; `own` is the capability of the recorded card."""
         self.own = own
         self._same = set(GENERATIONS)
 
     def ask(self, question: Callable[[Capability], T]) -> T:
-        """Returns an answer, and leaves out the generations that would get another.
-
-        Args:
-            question: A function of the compute capability.
-        """
+        """Returns the answer of a function of the capability; generations with another answer are left out."""
         self.leave_out(self.differing(question))
         return question(self.own)
 
     def differing(self, question: Callable[[Capability], object]) -> tuple[Capability, ...]:
-        """Returns the generations that would get another answer.
-
-        Args:
-            question: A function of the compute capability.
-        """
+        """Returns the generations for which a function of the capability has another answer."""
         answer = question(self.own)
         return tuple(other for other in GENERATIONS if question(other) != answer)
 
     def leave_out(self, generations: Iterable[Capability] = GENERATIONS) -> None:
-        """Says that the recording is another one on some generations.
-
-        Args:
-            generations: Which.
-        """
+        """Notes generations on which the recording would be another one."""
         self._same.difference_update(generations)
 
     @property
     def same(self) -> tuple[Capability, ...]:
-        """The generations on which the recording is the same, but for the workspace of cuBLAS."""
+        """The generations on which the recording is the same, except for the workspace of cuBLAS."""
         return tuple(generation for generation in GENERATIONS if generation in self._same)
 
 
 def on_generation(trace: Trace, capability: Capability) -> Trace:
-    """Returns a recording as another generation on which it is the same would have made it.
-
-    Args:
-        trace: The recording.
-        capability: The generation.
-    """
+    """Returns a recording as another generation on which it is the same would have made it."""
     size = cublas_workspace_bytes(capability)
     if all(row.nbytes == size for row in trace.storages if row.operator == CUBLAS):
         return trace

@@ -15,26 +15,18 @@ if TYPE_CHECKING:
 
 
 def machine_host_bytes(recorded: Recording) -> int:
-    """Returns the most bytes in the host memory of the machine that has the first process, all its processes together.
-
-    Args:
-        recorded: What the first process recorded.
-    """
+    """Returns the peak of host memory in the machine of the first process, all its processes together."""
     processes = 1 if recorded.workload is None else recorded.workload.gpus
     return _peak(recorded.trace, 1, processes, recorded.one_builds)
 
 
 def other_host_bytes(recorded: Recording) -> int:
-    """Returns the most bytes that a process other than the first has in host memory.
-
-    Args:
-        recorded: What it recorded, or the first one.
-    """
+    """Returns the peak of host memory of a process other than the first, from its recording or the first one's."""
     return _peak(recorded.trace, 0, 1, recorded.one_builds)
 
 
 def _peak(trace: Trace, builders: int, holders: int, one_builds: bool) -> int:
-    """The most bytes of so many processes that build, and so many that hold what stays, at any time of the recording."""
+    """The peak for a number of processes that build, and a number that only hold what stays."""
     of_builder = _of_builder(trace) if one_builds else set()
     sizes: dict[int, int] = {}
     now = most = 0
@@ -51,7 +43,7 @@ def _peak(trace: Trace, builders: int, holders: int, one_builds: bool) -> int:
 
 
 def _of_builder(trace: Trace) -> set[int]:
-    """Storages on the host that are gone when the model stands."""
+    """Host storages that are freed once the model is built."""
     ends = [
         index
         for index, kind in enumerate(trace.kinds)

@@ -49,14 +49,9 @@ class HostWaits:
 
 
 def host_waits(trace: Trace, device: Device | None) -> HostWaits | None:
-    """Returns where the host waits for the card in a step.
+    """Returns the waits that a person's code causes in the last step, None where there are none.
 
-    Args:
-        trace: The recording; its last step is looked at.
-        device: The card; None where there is not exactly one.
-
-    Returns:
-        The waits that a person's code asks for; None where there are none.
+    `device`: the card; None where there is not exactly one.
     """
     steps = Counter(index for index in runs_of_step(trace) if trace.runs[index].blocking and trace.runs[index].line)
     if not steps:

@@ -56,15 +56,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def run_seconds(run: OperatorRun, device: Device) -> float | None:
-    """Returns how long an operator keeps the card, the link, the host's memory or the links between cards busy.
-
-    Args:
-        run: The operator.
-        device: The card.
-
-    Returns:
-        Seconds; None where the table lacks what it takes.
-    """
+    """Returns how long an operator keeps card, link, host memory or ranks busy; None where the table lacks a speed."""
     if run.device == "host":
         return (run.read_bytes + run.written_bytes) / (HOST_MEMORY_BANDWIDTH * MEMORY_SHARE)
     if run.device == "link":
@@ -112,14 +104,14 @@ def _on_tensor_cores(run: OperatorRun, device: Device) -> bool:
 
 
 def _around(run: OperatorRun, rate: float, device: Device) -> float:
-    """Returns what beginning and ending a tile costs, in units of the inner side."""
+    """Returns what starting and ending a tile costs, in units of the inner side."""
     if device.sm_count is None:
         return TILE_INNER
     return around_tile(rate, device.sm_count, device.compute_capability, _on_tensor_cores(run, device))
 
 
 def _clock(device: Device) -> float:
-    """Returns the clocks a second that stand behind the card's peak; infinity where that is not known."""
+    """Returns the clock rate that the card's peak is stated for; infinity where that is not known."""
     peak, capability = device.flops.get("float32"), device.compute_capability
     if peak is None or capability is None or device.sm_count is None:
         return float("inf")
@@ -128,7 +120,7 @@ def _clock(device: Device) -> float:
 
 
 def _bandwidth(device: Device, dtype: str) -> float | None:
-    """Returns the bytes a second that long kernels move in a type."""
+    """Returns the bytes a second that long kernels move in a dtype."""
     if device.memory_bandwidth is None:
         return None
     share = CORRECTED_MEMORY_SHARE if device.corrects_in_memory else MEMORY_SHARE
@@ -136,7 +128,7 @@ def _bandwidth(device: Device, dtype: str) -> float | None:
 
 
 def _rate(dtype: str, device: Device) -> float | None:
-    """Returns the FLOP/s of a large matrix product in a type."""
+    """Returns the FLOP/s of a large matrix product in a dtype."""
     peak = _peak(dtype, device)
     return (
         None

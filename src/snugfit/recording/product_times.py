@@ -36,15 +36,9 @@ them. cuBLAS on H200 in float16 takes 31.0 microseconds for 8 products of 1024 x
 
 @functools.lru_cache(maxsize=2**14)
 def product_share(product: tuple[int, int, int, int], sm_count: int, around: float = TILE_INNER) -> float:
-    """Returns the share of what large products reach that a matrix product reaches.
+    """Returns a matrix product's share (more than 0, at most 1) of what large products reach.
 
-    Args:
-        product: Batch, rows, columns and inner size.
-        sm_count: Streaming multiprocessors of the card.
-        around: What beginning and ending a tile costs, in units of the inner side.
-
-    Returns:
-        More than 0, at most 1.
+    `around`: what beginning and ending a tile costs, in units of the inner side.
     """
     batch, rows, columns, inner = product
     best = 0.0
@@ -60,13 +54,9 @@ def product_share(product: tuple[int, int, int, int], sm_count: int, around: flo
 
 
 def around_tile(rate: float, sm_count: int, capability: tuple[int, int] | None, on_tensor_cores: bool) -> float:
-    """Returns what beginning and ending a tile costs on a card, in units of the inner side.
+    """Returns what starting and ending a tile costs on a card, in units of the inner side.
 
-    Args:
-        rate: Floating-point operations a second of large products in the type.
-        sm_count: Streaming multiprocessors.
-        capability: The card's compute capability.
-        on_tensor_cores: Whether they compute in the type.
+    `rate`: floating-point operations a second of large products in the type.
     """
     if not on_tensor_cores or capability is None or capability[0] != HOPPER:
         return TILE_INNER

@@ -13,7 +13,7 @@ from snugfit.workload import Workload
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """What one run did, and of what run that is known: the model's parts where it was a model."""
+    """What one run did, and what is known of it: the parts of the model, if it was one."""
 
     trace: Trace
     """Every storage and operator."""
@@ -51,17 +51,13 @@ class Recording:
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
 
     def on(self, capability: Capability) -> Recording:
-        """Returns the recording on another generation of cards, one of `same_on`.
-
-        Args:
-            capability: The generation.
-        """
+        """Returns the recording on another generation of cards, one of `same_on`."""
         trace = on_generation(self.trace, capability)
         return self if trace is self.trace else dataclasses.replace(self, trace=trace)
 
     @property
     def steady_steps(self) -> range:
-        """The steps that time and operations are taken of: those after the first, each batch once; else the only one."""
+        """The steps that times are taken from: those after the first, each batch once; else the only one."""
         last = self.batches + 1 if self.steps is None else self.steps
         return range(min(1, last - 1), last)
 

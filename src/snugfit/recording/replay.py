@@ -47,7 +47,7 @@ class Shortage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What a replay showed; when it ran out of memory, up to there."""
+    """What a replay showed; up to the shortage, if it ran out of memory."""
 
     peak_allocated_bytes: int
     """The most bytes in live blocks, rounded as the allocator rounds them."""
@@ -94,15 +94,7 @@ class Player:
         observer: Observer | None = None,
         segment_observer: Callable[[str, int, int, int], None] | None = None,
     ) -> None:
-        """Prepares an empty card.
-
-        Args:
-            trace: The recording.
-            config: The allocator's options.
-            capacity_bytes: The card's size; None for no limit.
-            observer: Told of every block that is given or taken back.
-            segment_observer: Told of every change of segments, as `CachingAllocator` says.
-        """
+        """Prepares an empty card; the observers are told of every block, and of every change of segments."""
         self.trace = trace
         self.allocator = allocator_for(config, capacity_bytes, segment_observer)
         self.observer = observer
@@ -122,14 +114,10 @@ class Player:
         """Index of the next event; of the present one for an observer, and of the failed one after an `OutOfMemory`."""
 
     def play(self, *, through: int | None = None) -> None:
-        """Plays events from where it stands.
+        """Plays events from where it is; raises `OutOfMemory` when the card is full.
 
-        Args:
-            through: Index of the last event to play; when that is a workspace it stays taken and the player goes no
-                further. None for all.
-
-        Raises:
-            OutOfMemory: When the card is full.
+        `through`: index of the last event to play; when that is a workspace it stays taken and the player goes no
+        further. None for all.
         """
         trace, held, observer = self.trace, self.held, self.observer
         take, give_back = self._take, self._give_back
@@ -210,15 +198,9 @@ class Player:
 
 
 def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> Replay:
-    """Replays a recording.
+    """Replays a recording; returns peaks, where they fall, and where memory ran out, if it did.
 
-    Args:
-        trace: The recording.
-        config: The allocator's options.
-        capacity_bytes: The card's size, the CUDA context already taken off; None for no limit.
-
-    Returns:
-        Peaks, where they fall, and whether and where memory ran out.
+    `capacity_bytes`: the card's size, the CUDA context already taken off; None for no limit.
     """
     player = Player(trace, config, capacity_bytes)
     shortage = None
@@ -261,12 +243,9 @@ class Replays:
     """Replays of one recording, each made once."""
 
     def __init__(self, trace: Trace, config: AllocatorConfig | None = None, *, within: float = 0.0) -> None:
-        """Plays nothing yet.
+        """Has played nothing yet.
 
-        Args:
-            trace: The recording.
-            config: The allocator's options.
-            within: `smallest_bytes` may be too large by this share of itself, which saves replays.
+        `within`: `smallest_bytes` may be too large by this share of itself, which saves replays.
         """
         self._trace, self._config, self._within = trace, config, within
 
@@ -284,6 +263,7 @@ class Replays:
         (another block is chosen); this one does not.
         """
         step = ROUND_LARGE_BYTES
+        # From what is certainly too little (less than what lives at once) to what is certainly enough.
         low = self.unlimited.peak_requested_bytes // step - 1
         high = -(-self.unlimited.peak_reserved_bytes // step)
         while high - low > max(1, self._within * high):
@@ -302,14 +282,10 @@ class Replays:
         return True
 
     def fits(self, device: Device) -> tuple[bool, int | None]:
-        """Returns whether the recording goes through on a card, and how much room is left.
+        """Returns whether the recording goes through on a card, its CUDA context taken off, and how much room is left.
 
-        Args:
-            device: The card; its CUDA context is taken off.
-
-        Returns:
-            Whether the replay at the card's size goes through, and the bytes left over the smallest size that suffices:
-            negative when it does not fit, None for a device without a limit of its own (`cpu`).
+        Returns whether the replay at the card's size goes through, and the bytes left over the smallest size that
+        suffices: negative when it does not fit, None for a device without a limit of its own (`cpu`).
         """
         if device.memory_bytes is None:
             return True, None

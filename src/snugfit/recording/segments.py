@@ -22,48 +22,27 @@ class ExpandableSegments:
     __slots__ = ("_bases", "_order", "_unmapped", "granule")
 
     def __init__(self, granule: int) -> None:
-        """Starts without a range.
-
-        Args:
-            granule: Bytes that are mapped and unmapped at once.
-        """
+        """Starts without a range; `granule` is what is mapped and unmapped at once, in bytes."""
         self.granule = granule
         self._bases: dict[int, int] = {}  # range's first byte -> its size
         self._unmapped: dict[int, int] = {}  # unmapped stretch's first byte -> its size
         self._order: list[int] = []  # unmapped stretches by address
 
     def add(self, start: int, size: int) -> None:
-        """Reserves another address range; nothing of it is mapped.
-
-        Args:
-            start: Its first byte.
-            size: Its bytes, a multiple of the granule.
-        """
+        """Reserves another address range of whole granules; nothing of it is mapped."""
         self._bases[start] = size
         self._unmapped[start] = size
         insort(self._order, start)
 
     def room_after(self, address: int) -> int:
-        """Returns the bytes that could be mapped from an address on.
-
-        Args:
-            address: The byte after a block.
-
-        Returns:
-            Bytes; 0 when something else begins there.
-        """
+        """Returns the bytes that could be mapped behind a block; 0 where something else begins there."""
         return self._unmapped.get(address, 0)
 
     def find(self, size: int, starts: Mapping[int, int], ends: Mapping[int, int]) -> int | None:
         """Returns the lowest address at which free and unmapped stretches together have room.
 
-        Args:
-            size: Bytes that are needed.
-            starts: Free blocks, first byte -> size.
-            ends: Free blocks, byte after -> first byte.
-
-        Returns:
-            The first byte of a free block or an unmapped stretch; None when a new range is needed.
+        `starts`: free blocks, first byte -> size.
+        Returns the first byte of a free block or an unmapped stretch; None when a new range is needed.
         """
         for unmapped in self._order:
             start = ends.get(unmapped, unmapped)
@@ -75,25 +54,12 @@ class ExpandableSegments:
         return None
 
     def plan(self, start: int, size: int) -> int:
-        """Returns how many bytes would be mapped to serve a request at the beginning of an unmapped stretch.
-
-        Args:
-            start: First byte of an unmapped stretch.
-            size: Bytes that are needed.
-
-        Returns:
-            Whole granules, at most the stretch.
-        """
+        """Returns the bytes (whole granules) to map for a request at the start of an unmapped stretch."""
         whole = -(-size // self.granule) * self.granule
         return min(whole, self._unmapped[start])
 
     def map(self, start: int, size: int) -> None:
-        """Maps the beginning of an unmapped stretch.
-
-        Args:
-            start: First byte of the stretch.
-            size: What `plan` returned.
-        """
+        """Maps the start of an unmapped stretch; `size` is what `plan` returned."""
         rest = self._unmapped.pop(start) - size
         del self._order[bisect_left(self._order, start)]
         if rest:
@@ -103,12 +69,7 @@ class ExpandableSegments:
     def inner(self, start: int, size: int) -> tuple[int, int]:
         """Returns the granules that lie wholly inside a block.
 
-        Args:
-            start: The block's first byte.
-            size: Its bytes.
-
-        Returns:
-            First byte and the byte after the last; nothing lies inside when the first is not smaller.
+        Returns first byte and the byte after the last; nothing lies inside when the first is not smaller.
         """
         base = max(begin for begin in self._bases if begin <= start)
         first = base + -(-(start - base) // self.granule) * self.granule
@@ -116,12 +77,7 @@ class ExpandableSegments:
         return first, last
 
     def unmap(self, start: int, size: int) -> None:
-        """Unmaps granules; a range of which nothing is mapped any more is dropped.
-
-        Args:
-            start: First byte, at a granule.
-            size: Bytes, whole granules.
-        """
+        """Unmaps whole granules; a range of which nothing is mapped any more is dropped."""
         end = start + size
         if end in self._unmapped:
             size += self._unmapped.pop(end)

@@ -23,15 +23,7 @@ from snugfit.recording.trace import Storage, Trace, Workspace
 
 
 def snapshot(trace: Trace, config: AllocatorConfig | None = None) -> dict[str, Any]:
-    """Returns a replay in the format of `torch.cuda.memory._snapshot()`.
-
-    Args:
-        trace: The recording.
-        config: The allocator's options.
-
-    Returns:
-        `segments`, `device_traces` (one list) and the other keys of a real snapshot.
-    """
+    """Returns a replay in the format of `torch.cuda.memory._snapshot()`."""
     entries: list[dict[str, Any]] = []
     frames = functools.cache(_frames)
 
@@ -81,12 +73,7 @@ def snapshot(trace: Trace, config: AllocatorConfig | None = None) -> dict[str, A
 def held_segments(
     allocator: CachingAllocator, stacks: Mapping[int, list[dict[str, Any]]] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the segments and blocks that an allocator holds, as torch's snapshot lists them.
-
-    Args:
-        allocator: The allocator.
-        stacks: Block's address -> the frames it was allocated in; None: no frames.
-    """
+    """Returns an allocator's segments as a snapshot lists them; `stacks`: address -> frames of the allocation."""
     stacks = stacks or {}
     segments = []
     for segment in allocator.segments():
@@ -112,13 +99,7 @@ def held_segments(
 
 
 def write_snapshot(path: str | Path, trace: Trace, config: AllocatorConfig | None = None) -> None:
-    """Writes `snapshot` as the pickle file that the viewer reads.
-
-    Args:
-        path: The file to write.
-        trace: The recording.
-        config: The allocator's options.
-    """
+    """Writes `snapshot` as the pickle file that the viewer reads."""
     with Path(path).open("wb") as file:
         pickle.dump(snapshot(trace, config), file)
 

@@ -14,38 +14,22 @@ from snugfit.recording.allocator import AllocatorConfig, Block, CachingAllocator
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBytes(AllocatorConfig):
-    """The options that say: no caching, no rounding."""
+    """The allocator options for no caching and no rounding."""
 
 
 class TensorCounter(CachingAllocator):
-    """Stands where the caching allocator stands, and only counts."""
+    """Takes the place of the caching allocator, and only counts."""
 
     __slots__ = ("_next", "_sizes")
 
     def __init__(self, config: AllocatorConfig | None = None, capacity_bytes: int | None = None) -> None:
-        """Starts empty.
-
-        Args:
-            config: Kept for who asks.
-            capacity_bytes: The most bytes at a time; None for no limit.
-        """
+        """Starts empty; `config` is only kept for whoever asks."""
         super().__init__(config, capacity_bytes)
         self._sizes: dict[int, int] = {}
         self._next = 0
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Counts a request.
-
-        Args:
-            nbytes: Bytes asked for.
-            stream: Means nothing here.
-
-        Returns:
-            An id for `free`.
-
-        Raises:
-            OutOfMemory: When the capacity does not suffice.
-        """
+        """Counts a request (the stream means nothing) and returns an id; raises `OutOfMemory` over capacity."""
         total = self.allocated_bytes + nbytes
         if total > self.capacity_bytes:
             raise OutOfMemory(nbytes, self.allocated_bytes, self.allocated_bytes)
@@ -57,11 +41,7 @@ class TensorCounter(CachingAllocator):
         return self._next
 
     def free(self, block: int) -> None:
-        """Counts a release.
-
-        Args:
-            block: The id that `malloc` returned.
-        """
+        """Counts a release."""
         self.allocated_bytes -= self._sizes.pop(block)
         self.reserved_bytes = self.requested_bytes = self.allocated_bytes
 
@@ -69,29 +49,15 @@ class TensorCounter(CachingAllocator):
         """Does nothing: nothing is cached."""
 
     def block_bytes(self, block: int) -> int:
-        """Returns what was asked for.
-
-        Args:
-            block: The id that `malloc` returned.
-
-        Returns:
-            Bytes.
-        """
+        """Returns what was asked for."""
         return self._sizes[block]
 
     def segments(self) -> list[Segment]:
-        """Returns one stretch of memory that holds everything."""
+        """Returns one segment that holds everything."""
         return [Segment(0, self.allocated_bytes, 0, False)] if self._sizes else []
 
     def blocks(self, segment: Segment) -> list[Block]:
-        """Returns what lives, one after the other.
-
-        Args:
-            segment: The one of `segments()`.
-
-        Returns:
-            A block for each; the ids stand for addresses.
-        """
+        """Returns a block for each live id; ids stand for addresses."""
         return [Block(key, size, size, True) for key, size in self._sizes.items()]
 
 
@@ -100,16 +66,7 @@ def allocator_for(
     capacity_bytes: int | None,
     observer: Callable[[str, int, int, int], None] | None = None,
 ) -> CachingAllocator:
-    """Returns the allocator that some options ask for.
-
-    Args:
-        config: The options; `TensorBytes()` for none at all.
-        capacity_bytes: The card's size; None for no limit.
-        observer: Told of every change of segments, as `CachingAllocator` says.
-
-    Returns:
-        An empty allocator.
-    """
+    """Returns an empty allocator for some options; `TensorBytes()` asks for plain counting."""
     if isinstance(config, TensorBytes):
         return TensorCounter(config, capacity_bytes)
     return CachingAllocator(config, capacity_bytes, observer=observer)

@@ -47,7 +47,7 @@ class Storage(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory that is taken and given back inside one operator: seen only as a peak."""
+    """Memory that is taken and given back inside one operator; it shows only in a peak."""
 
     nbytes: int
     """Bytes asked for."""
@@ -62,7 +62,7 @@ class Workspace(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """The shape of a convolution as the clock needs it; a transposed one is an ordinary one in the other direction."""
+    """The shape of a convolution for the clock; a transposed one is an ordinary one the other way round."""
 
     samples: int
     """Images of the batch."""
@@ -87,7 +87,7 @@ class Convolution(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What ranks send each other in one operator, as the clock needs it."""
+    """What ranks send each other in one operator, for the clock."""
 
     kind: str
     """`all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `reduce`, `all_to_all`, `gather`, `scatter` or `send`."""
@@ -149,7 +149,7 @@ class OperatorRun(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether the rows of a matrix product's factors begin at multiples of 16 bytes."""
+        """Whether the rows of a matrix product's factors start at multiples of 16 bytes."""
         return not self.uneven
 
 
@@ -201,7 +201,7 @@ class Trace:
     """Operators that the device has no kernel for, with the module they ran in; `runs` has their parts."""
 
     def __reduce__(self) -> Any:
-        """Travels as plain tuples: a named one asks Python for its fields, a microsecond for each of a million rows."""
+        """Pickles plain tuples: for named ones Python looks up fields, a microsecond for each of a million rows."""
         rows = {name: tuple(map(tuple, getattr(self, name))) for name in _ROWS}
         rest = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _ROWS}
         return _travelled, (rows, rest)
@@ -219,13 +219,10 @@ class Trace:
         ]
 
     def step_events(self, step: int | None = None) -> tuple[int, int]:
-        """Returns the events of a step, which lasts from its first mark to the next step's first.
+        """Returns the events of a step (None: the last), from its first mark to the next step's first.
 
-        Args:
-            step: Number of the step; None for the last one.
-
-        Returns:
-            Index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of events.
+        Returns index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of
+        events.
         """
         marks = self.marks()
         if not marks:
@@ -238,12 +235,8 @@ class Trace:
     def where(self, index: int) -> tuple[str, str, str]:
         """Returns what was running when an event happened.
 
-        Args:
-            index: Index of an event.
-
-        Returns:
-            Phase, operator and module. For a birth those of the storage, for a workspace its own, and for the rest
-            those of the latest birth or workspace before it; empty strings when there is none.
+        Returns phase, operator and module. For a birth those of the storage, for a workspace its own, and for the rest
+        those of the latest birth or workspace before it; empty strings when there is none.
         """
         for i in range(index, -1, -1):
             row: Storage | Workspace
@@ -270,7 +263,7 @@ _PLACE, _CATEGORY, _MODULE = 1, 2, 3
 
 
 class TraceBuilder:
-    """Takes down events as they happen and makes a `Trace` of them."""
+    """Collects events as they happen and makes a `Trace` of them."""
 
     def __init__(self) -> None:
         """Starts an empty trace."""
@@ -305,19 +298,10 @@ class TraceBuilder:
         phase: str = "",
         stream: int = 0,
     ) -> int:
-        """A storage is born.
+        """A storage is born; returns its id. Its category may be changed later (`set_category`).
 
-        Args:
-            nbytes: Bytes asked for, 0 or more.
-            place: Where it lives.
-            category: What it is; `set_category` may change it later.
-            module: Dotted path of the module in which it was made.
-            operator: The operator that made it.
-            phase: The phase in which it was made.
-            stream: The stream that was current.
-
-        Returns:
-            Its id.
+        `nbytes`: bytes asked for, 0 or more.
+        `place`: where it lives.
         """
         storage = len(self._storages)
         self._storages.append([nbytes, place, category, module, operator, phase, stream])
@@ -326,46 +310,23 @@ class TraceBuilder:
         return storage
 
     def free(self, storage: int) -> None:
-        """A storage dies; it must be alive.
-
-        Args:
-            storage: The id that `alloc` returned.
-        """
+        """A living storage dies."""
         assert self._alive[storage], f"storage {storage} is already dead"
         self._alive[storage] = False
         self._event(FREE, storage)
 
     def resize(self, storage: int, nbytes: int) -> None:
-        """A living storage gets another size, as FSDP does to free parameters (0) and to bring them back.
-
-        Args:
-            storage: The id that `alloc` returned.
-            nbytes: The new size, 0 or more.
-        """
+        """A living storage gets another size; FSDP frees parameters with 0 and brings them back so."""
         assert self._alive[storage], f"storage {storage} is already dead"
         self._event(RESIZE, storage, nbytes)
 
     def workspace(self, nbytes: int, *, operator: str = "", module: str = "", phase: str = "", stream: int = 0) -> None:
-        """An operator takes memory and gives it back before it returns.
-
-        Args:
-            nbytes: Bytes asked for.
-            operator: The operator that needs it.
-            module: Dotted path of the module in which it ran.
-            phase: The phase in which it ran.
-            stream: The stream that was current.
-        """
+        """An operator takes memory and gives it back before it returns."""
         self._event(WORKSPACE, len(self._workspaces))
         self._workspaces.append(Workspace(nbytes, operator, module, phase, stream))
 
     def mark(self, phase: str, entered: bool, step: int = 0) -> None:
-        """A phase is entered or left.
-
-        Args:
-            phase: Its name.
-            entered: Whether it begins here.
-            step: Number of the training step, from 0.
-        """
+        """A phase of step `step` (from 0) is entered or left."""
         index = self._phases.setdefault(phase, len(self._phases))
         self._event(MARK, index, 2 * step + int(entered))
 
@@ -374,61 +335,30 @@ class TraceBuilder:
         self._event(EMPTY_CACHE, 0)
 
     def run(self, run: OperatorRun) -> int:
-        """An operator ran.
-
-        Args:
-            run: The operator; its `at` is filled in here.
-
-        Returns:
-            Its index, for `after` of later runs.
-        """
+        """An operator ran (its `at` is set here); returns the index that later runs name in `after`."""
         self._runs.append(run if run.at == len(self._kinds) else run._replace(at=len(self._kinds)))
         return len(self._runs) - 1
 
     def set_module(self, storage: int, module: str) -> None:
-        """Says to which module a storage belongs, where that is not the one in which it was made.
-
-        Args:
-            storage: The id that `alloc` returned.
-            module: Dotted path of the module.
-        """
+        """Assigns a storage to a module, where that is not the one it was made in."""
         self._storages[storage][_MODULE] = module
 
     def all_on_host(self) -> None:
-        """Says that all storages so far lie on the host."""
+        """Moves all storages so far to the host."""
         for row in self._storages:
             row[_PLACE] = "host"
 
     def set_category(self, storage: int, category: str) -> None:
-        """Says what a storage turned out to be.
-
-        Args:
-            storage: The id that `alloc` returned.
-            category: One of `CATEGORIES`.
-        """
+        """Sets what a storage turned out to be, one of `CATEGORIES`."""
         self._storages[storage][_CATEGORY] = category
 
     def category(self, storage: int) -> str:
-        """Returns what a storage is taken for so far.
-
-        Args:
-            storage: The id that `alloc` returned.
-
-        Returns:
-            One of `CATEGORIES`.
-        """
+        """Returns the category of a storage so far."""
         category: str = self._storages[storage][_CATEGORY]
         return category
 
     def build(self) -> Trace:
-        """Returns what was taken down so far as a trace.
-
-        Returns:
-            The trace; the builder may go on.
-
-        Raises:
-            InputError: For a category that does not exist.
-        """
+        """Returns the trace so far; the builder may go on. `InputError` for an unknown category."""
         storages = tuple(Storage(i, *row) for i, row in enumerate(self._storages))
         unknown = sorted({row.category for row in storages} - set(CATEGORIES))
         if unknown:

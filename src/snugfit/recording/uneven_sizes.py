@@ -34,7 +34,7 @@ _HALVES = ("float16", "bfloat16")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UnevenSize:
-    """Sizes that meet in the same operators, and what padding them would gain."""
+    """Sizes that occur in the same operators, and what padding them would gain."""
 
     sizes: tuple[int, ...]
     """The sizes, such as 50257; several where the same operators have them all."""
@@ -51,15 +51,10 @@ class UnevenSize:
 
 
 def uneven_sizes(trace: Trace, device: Device) -> tuple[UnevenSize, ...]:
-    """Returns the sizes that cost a noticeable part of a step, the dearest first.
+    """Returns the sizes that cost a noticeable part of the last step, the most expensive first.
 
-    Args:
-        trace: The recording; its last step is looked at.
-        device: The card.
-
-    Returns:
-        One row for all operators that share the same sizes; none for devices whose speed is not known, or without tensor
-        cores for the types in use.
+    Returns one row for all operators that share the same sizes; none for devices whose speed is not known, or without
+    tensor cores for the types in use.
     """
     steps = Counter(runs_of_step(trace))
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
@@ -100,7 +95,7 @@ def uneven_sizes(trace: Trace, device: Device) -> tuple[UnevenSize, ...]:
 
 
 def _sizes(run: OperatorRun, device: Device) -> tuple[int, ...]:
-    """The sizes of an operator on tensor cores that are no multiples of what a load brings, the largest first."""
+    """The sizes of a tensor-core operator that are no multiples of a load of 16 bytes, the largest first."""
     if run.device != "device" or run.dtype not in device.flops:
         return ()
     shape = run.convolution
@@ -113,7 +108,7 @@ def _sizes(run: OperatorRun, device: Device) -> tuple[int, ...]:
 
 
 def _has(run: OperatorRun, dtype: str, sizes: tuple[int, ...], modules: Collection[str]) -> bool:
-    """Whether an operator is a matrix product of these modules that has one of these sizes and loads whole rows."""
+    """Whether an operator is a product of these modules with one of these sizes, and loads whole rows."""
     return bool(run.product) and run.dtype == dtype and run.module in modules and bool({*sizes} & {*run.product[1:]})
 
 
@@ -126,12 +121,7 @@ def _padded(trace: Trace, indices: Collection[int], to: dict[int, int]) -> Trace
 
 
 def padded_run(run: OperatorRun, to: dict[int, int]) -> OperatorRun:
-    """Returns a matrix product or a convolution as it would be with other sizes.
-
-    Args:
-        run: The operator.
-        to: Size -> the size in its place.
-    """
+    """Returns a matrix product or convolution with sizes replaced (`to`: size -> other size)."""
     shape = run.convolution
     if shape:
         return run._replace(

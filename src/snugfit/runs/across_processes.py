@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 def across_processes(train: Callable[P, T]) -> Callable[P, T]:
-    """Makes a function that trains by name train in several processes: it joins those that are there, or starts them.
-
-    Args:
-        train: A function with the arguments of `snugfit.train`.
-    """
+    """Wraps a function like `snugfit.train`: it joins processes that are there already, or starts them."""
 
     @functools.wraps(train)
     def trained(*given: P.args, **named: P.kwargs) -> T:

@@ -17,17 +17,7 @@ _LOOKED_AT = 64
 
 
 def check_alike(processes: Processes, model: nn.Module, data: Splits, request: Request) -> None:
-    """Compares what the processes have, before any of them trains.
-
-    Args:
-        processes: Those of the run; alone, nothing is compared.
-        model: What this process has built.
-        data: What it has opened.
-        request: What it was asked for.
-
-    Raises:
-        InputError: One has something else than the first; raised in all of them.
-    """
+    """Compares model, data and request of all processes before training; any difference is an `InputError` in all."""
     if processes.count == 1:
         return
     sample = first_tensor(data.train.batch([0])) if hasattr(data.train, "batch") else None

@@ -30,7 +30,7 @@ LOSS = "loss"
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class BestSoFar:
-    """What a checkpoint keeps of it."""
+    """What a checkpoint stores about the best evaluation so far."""
 
     step: int = 0
     """Updates done at the best evaluation; 0: there was none with a finite value."""
@@ -42,16 +42,7 @@ class BestSoFar:
 
 
 def check_best(workload: Workload, task: Task, data: Splits) -> None:
-    """Checks, before anything is built, that a run can be judged as its settings want it.
-
-    Args:
-        workload: Its `patience` and `keep_best`.
-        task: Its metrics.
-        data: Its validation part.
-
-    Raises:
-        InputError: There is no such metric, or nothing to evaluate on.
-    """
+    """Raises `InputError`, before anything is built, unless there is the metric and data to evaluate on."""
     wanted = [name for name in ("patience", "keep_best") if getattr(workload, name) is not None]
     if wanted and data.validation is None:
         raise InputError(
@@ -70,13 +61,9 @@ class Best:
     """Judges the evaluations of a run."""
 
     def __init__(self, trainer: Trainer, task: Task, run_dir: Path, agreed: Callable[[float], float]) -> None:
-        """Begins with nothing.
+        """Begins with no evaluation.
 
-        Args:
-            trainer: Its workload says what is wanted; its model is what is kept.
-            task: Says which way a metric points.
-            run_dir: Where the files go.
-            agreed: From this process's value to the one that all decide by.
+        `agreed`: from this process's value to the one that all decide by.
         """
         self._trainer, self._folder, self._agreed = trainer, run_dir / BEST, agreed
         self._patience, self._kept = trainer.workload.patience, trainer.workload.keep_best is not None
@@ -91,18 +78,7 @@ class Best:
         return self._patience is not None and self.so_far.since >= self._patience
 
     def judge(self, value: float, metrics: Mapping[str, float | None]) -> bool:
-        """Takes an evaluation, and keeps what the model holds where it is the best so far.
-
-        Args:
-            value: Of the metric.
-            metrics: All that was found.
-
-        Returns:
-            Whether it is the best.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Takes an evaluation, stores the model where it is the best so far, and returns whether it is."""
         value, before = self._agreed(value), self.so_far.value
         better = math.isnan(before) or (value > before if self._rises else value < before)
         if not better or not math.isfinite(value):
@@ -116,7 +92,7 @@ class Best:
         return True
 
     def saved(self) -> None:
-        """A checkpoint was written: files go that neither it nor the one before counts on."""
+        """Called when a checkpoint was written: deletes best-model files that neither it nor the one before needs."""
         counted = {self._file(step) for step in (self.so_far.step, self._saved_step)}
         self._saved_step = self.so_far.step
         ranks = self._trainer.ranks
@@ -126,14 +102,7 @@ class Best:
                     remove(path)
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Goes on from what a checkpoint has kept.
-
-        Args:
-            kept: `BestSoFar` as plain data.
-
-        Raises:
-            InputError: The file of the best step is gone.
-        """
+        """Goes on from a checkpoint's `BestSoFar`; `InputError` where the file of the best step is gone."""
         self.so_far = BestSoFar(**kept)
         self._saved_step = self.so_far.step
         file = self._file(self.so_far.step)
@@ -144,11 +113,7 @@ class Best:
             )
 
     def restore(self) -> bool:
-        """Puts what the model held at the best evaluation back into it, where that is wanted and it holds something else.
-
-        Returns:
-            Whether the model holds it.
-        """
+        """Loads the model of the best evaluation where settings want it; returns whether the model is that one now."""
         if not self._kept or not self.so_far.step:
             return False
         if self.so_far.step != self._trainer.steps_done:
@@ -156,7 +121,7 @@ class Best:
         return True
 
     def to_mapping(self) -> dict[str, Any] | None:
-        """Returns what the result of a run says of it; None where nobody asked, or no evaluation had a finite value."""
+        """Returns the part of the run's result about it; None where nobody asked or no evaluation was finite."""
         if not self.so_far.step or not (self._kept or self._patience is not None):
             return None
         return {

@@ -31,7 +31,7 @@ ALIKE = 1.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OverBudget:
-    """The run took more than its budget."""
+    """One occasion on which the run took more than its budget."""
 
     during: str
     """build, a step and its number, or evaluation."""
@@ -46,15 +46,12 @@ class OverBudget:
 
 
 class BudgetWatch(Observer):
-    """Stands between the loop and the meter, and holds what was measured against the budget."""
+    """Stands between the loop and the meter, and compares what was measured with the budget."""
 
     def __init__(self, meter: Meter, trainer: Trainer, predicted: Mapping[str, Any] | None) -> None:
-        """Starts when the trainer is built.
+        """Starts once the trainer is built; `meter` has measured the build.
 
-        Args:
-            meter: It has measured the build.
-            trainer: What trains.
-            predicted: What was promised; None, or without `budget_bytes`: there is no budget.
+        `predicted`: what was promised; None, or without `budget_bytes`: there is no budget.
         """
         self._meter, self._trainer = meter, trainer
         self._predicted = predicted or {}
@@ -69,11 +66,7 @@ class BudgetWatch(Observer):
             self._tell("building the model", "build", change=False)
 
     def after_step(self, steps_done: int) -> None:
-        """Notes that a step ended, and looks whether it stayed within the budget.
-
-        Args:
-            steps_done: Updates done by this process.
-        """
+        """Checks whether the step stayed within the budget."""
         self._meter.after_step(steps_done)
         self._seen_since_change = True
         if self._over():
@@ -85,7 +78,7 @@ class BudgetWatch(Observer):
         self._meter.before_evaluation()
 
     def after_evaluation(self) -> None:
-        """Notes that an evaluation ended, and looks whether it stayed within the budget."""
+        """Checks whether the evaluation stayed within the budget."""
         self._meter.after_evaluation()
         if self._over():
             self._tell("the evaluation", "evaluation", change=True)
@@ -143,15 +136,11 @@ class BudgetWatch(Observer):
         return f"The run goes on with {words}{why}; the update is the same."
 
     def result(self, measured: Mapping[str, int | None]) -> dict[str, Any]:
-        """Returns what the run's result says about its budget.
+        """Returns the part of the run's result about its budget.
 
-        Args:
-            measured: What the meter has measured in all.
-
-        Returns:
-            `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the limit),
-            `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since;
-            None where no step came after).
+        Returns `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the
+        limit), `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak
+        since; None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
         if self._budget_bytes is None or peak is None:

@@ -56,18 +56,9 @@ def carry_out(
     choose: Callable[[Request, Splits, Task, RunPlace], Chosen],
     open_run: Callable[[Request, Chosen], RunDirectory],
 ) -> TrainResult:
-    """Builds all parts, trains, and writes the result; nothing is written before every part is there.
+    """Builds all parts, trains, and writes the result; nothing is written before every part exists.
 
-    Args:
-        request: What is to be trained.
-        how: The rest.
-        choose: Returns the recipe, from the request with its task, the data, the task and the place.
-        open_run: Returns the run directory, open.
-
-    Raises:
-        InputError: Parts cannot be had, or do not go together.
-        TrainingError: Training failed; says what is saved.
-        TrainingStopped: A signal stopped it.
+    `choose`: returns the recipe, from the request with its task, the data, the task and the place.
     """
     where, processes = place_named(request.device), processes_here()
     request, task = with_task(request, download=how.download)
@@ -157,7 +148,7 @@ def _with_advice(error: OutOfMemoryError, run_dir: RunDirectory, request: Reques
 
 @contextlib.contextmanager
 def _measuring(meter: Meter, model: Any) -> Iterator[Callable[[], None]]:
-    """Starts a measurement, and ends it however the run ends: a recording that is open at exit crashes the process.
+    """Context of a measurement, ended however the run ends: a recording still open at exit crashes the process.
 
     Yields what is to be called when the run is built: weights that were there before belong to the run, too.
     """
@@ -198,7 +189,7 @@ def _announce_stop() -> None:
 
 
 def _stop_signal(processes: Processes) -> StopSignal:
-    """What is asked of this process; the others hear of it with the next step, and the first one tells the person."""
+    """The signal catcher of this process; the others learn of it with the next step, the first tells the person."""
     asked: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     if joining.current is not None and joining.current.place.ours:
         asked = asked[:1]  # SIGTERM ends a process at once whose others are gone, wherever it waits for them
@@ -206,7 +197,7 @@ def _stop_signal(processes: Processes) -> StopSignal:
 
 
 def _saved(run_dir: RunDirectory, request: Request) -> str:
-    """Says what a run that ended early leaves, and how to go on with it."""
+    """A sentence on what an interrupted run leaves, and how to go on with it."""
     return saved_words(run_dir.path, resume_command(run_dir.path, request))
 
 
@@ -214,7 +205,7 @@ _PEAKS = ("peak_reserved_bytes", "peak_tensor_bytes", "peak_allocated_bytes")
 
 
 def _of_all(processes: Processes, mine: dict[str, Any]) -> dict[str, Any]:
-    """What was measured: in one process its own, of several that of the fullest, and beside it that of each as `ranks`."""
+    """The measurement of the process that took most, with those of each as `ranks`; alone, its own."""
     every = processes.all(mine)
     if processes.count == 1:
         del mine["busy_seconds"]
@@ -271,7 +262,7 @@ def _tuned(tuning: Tuning | None, chosen: Chosen) -> dict[str, Any]:
 
 
 def _write_results(loop: Loop, request: Request, summary: Mapping[str, Any], processes: Processes) -> None:
-    """Writes the weights, and then the summary, whose being there says that the run is finished."""
+    """Writes the weights, and then the summary, whose presence says that the run is finished."""
     path, model = loop.run_dir.path, loop.trainer.model
 
     def write(weights: Weights) -> None:

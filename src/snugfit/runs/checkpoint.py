@@ -32,15 +32,7 @@ class DamagedCheckpointError(Exception):
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes one checkpoint, complete or not at all.
-
-    Args:
-        path: Final name of the file.
-        state: Tensors and plain data, nested in dicts, lists and tuples.
-
-    Raises:
-        OSError: The disk is full or the file cannot be written.
-    """
+    """Writes one checkpoint, complete or not at all; `state` is tensors and plain data, nested."""
     with replaced_file(path) as temporary, temporary.open("wb") as file:
         file.write(bytes(_HEADER.size))
         payload = _HashingWriter(file)
@@ -52,18 +44,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads one checkpoint into host memory after checking its length and checksum.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The state that was saved.
-
-    Raises:
-        DamagedCheckpointError: The file is cut short, altered, or no checkpoint.
-        OSError: The file cannot be read.
-    """
+    """Reads one checkpoint into host memory, once length and checksum are right; else `DamagedCheckpointError`."""
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -90,9 +71,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
         """Names a directory; nothing is read or written yet.
 
-        Args:
-            directory: Where the files are; made by the first `save`.
-            keep: How many of the newest checkpoints stay; at least 2, so that a damaged one has a predecessor.
+        `keep`: how many of the newest checkpoints stay; at least 2, so that a damaged one has a predecessor.
         """
         assert keep >= 2, keep
         self.directory = directory
@@ -103,18 +82,9 @@ class CheckpointStore:
         return sorted(self.directory.glob(_PATTERN))
 
     def save(self, step: int, state: dict[str, Any], parts: Parts | None = None) -> Path:
-        """Writes a checkpoint, then removes those that are no longer kept.
+        """Writes a checkpoint, then removes those no longer kept; where writing fails the earlier ones stay.
 
-        Args:
-            step: Updates done.
-            state: What to keep.
-            parts: What this process writes of it where several save together; None: all of it.
-
-        Returns:
-            The new file, or folder.
-
-        Raises:
-            OSError: It could not be written; the earlier ones are untouched.
+        `parts`: what this process writes of it where several save together; None: all of it.
         """
         self.directory.mkdir(exist_ok=True)
         path = self.directory / f"step-{step:08d}.ckpt"
@@ -128,18 +98,11 @@ class CheckpointStore:
         return path
 
     def load_newest(self, parts: Parts | None = None) -> dict[str, Any] | None:
-        """Returns the newest state that is whole, or None when there is no checkpoint.
+        """Returns the newest undamaged state, None if nothing was saved; `InputError` if all are damaged.
 
-        A damaged file is named in a warning and set aside under another name: it is neither tried nor counted again.
+        A damaged file is named in a warning and renamed, so that it is neither tried nor counted again.
 
-        Args:
-            parts: Puts what is read where this run wants it; None: a file of one process, as it is.
-
-        Returns:
-            The state, or None before the first checkpoint.
-
-        Raises:
-            InputError: There are checkpoints, and all of them are damaged.
+        `parts`: puts what is read where this run wants it; None: a file of one process, as it is.
         """
         paths = self.paths()
         for path in reversed(paths):

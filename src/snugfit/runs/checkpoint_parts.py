@@ -41,14 +41,9 @@ _PACKED = "packed_by"
 
 
 class Parts:
-    """The part of a run's checkpoints that is this process's."""
+    """This process's part in writing and reading the run's checkpoints."""
 
     def __init__(self, trainer: Trainer) -> None:
-        """Takes a trainer; its ranks are the processes.
-
-        Args:
-            trainer: What is saved, and what is read for.
-        """
         self._trainer, self._ranks = trainer, trainer.ranks
         self._number, self._count = (0, 1) if self._ranks is None else (self._ranks.number, self._ranks.count)
         self._mesh: DeviceMesh | None = None
@@ -60,25 +55,17 @@ class Parts:
 
     @property
     def first(self) -> bool:
-        """Whether this process does what one alone does: names files, and removes them."""
+        """Whether this process names and removes files, as a single process does."""
         return self._number == 0
 
     def any(self, here: bool) -> bool:
-        """Returns whether something is so in one of the processes; all wait for each other here."""
+        """Returns whether a flag is set in any process; all wait for each other here."""
         return here if self._ranks is None else any(value for (value,) in self._ranks.agree([here]))
 
     # -- writing
 
     def save(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Writes a checkpoint together with the other processes, complete or not at all.
-
-        Args:
-            path: Final name of the folder.
-            state: What this process holds of the run's state, see `Course.state`.
-
-        Raises:
-            OSError: It could not be written.
-        """
+        """Writes a checkpoint folder with the other processes, complete or not at all; `state` is from `Course.state`."""
         folder = path.with_name(TEMPORARY_PREFIX + path.name)
         if self.first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +84,7 @@ class Parts:
         self.any(False)
 
     def _taken_apart(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What torch writes share by share, and the rest."""
+        """The state in two: what torch writes share by share, and the rest."""
         trained = state["trainer"]
         model, weights = layouts(self._trainer)
         tensors = {f"model.{name}": self._on_host(value) for name, value in model.items() if isinstance(value, Tensor)}
@@ -119,7 +106,7 @@ class Parts:
 
     @property
     def _pieces(self) -> int:
-        """How many processes have a piece of the same weight, at most."""
+        """The largest number of processes that hold a piece of the same weight."""
         recipe = self._trainer.recipe
         return group_size(recipe, self._count) * (self._count // sharers(recipe, self._count))
 
@@ -138,18 +125,7 @@ class Parts:
     # -- reading
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Reads a checkpoint, whoever has written it.
-
-        Args:
-            path: Its file or folder.
-
-        Returns:
-            The state that this process goes on with.
-
-        Raises:
-            DamagedCheckpointError: It is cut short or altered.
-            InputError: It cannot be read by so many processes.
-        """
+        """Returns what this process goes on with, from a checkpoint of any number of processes; raises if unusable."""
         state, damaged = None, None
         try:
             state = self._checked_folder(path) if path.is_dir() else load_checkpoint(path)
@@ -176,7 +152,7 @@ class Parts:
         return state
 
     def _checked_folder(self, folder: Path) -> dict[str, Any]:
-        """The rest that the first process has saved, once this one's part of the files is known to be whole."""
+        """Returns the rest that the first process saved, once this process's part of the files has the right checksums."""
         rest = load_checkpoint(_there(_rest_of(folder, 0)))
         for number in range(self._number, int(rest["processes"]), self._count):
             written = load_checkpoint(_there(_rest_of(folder, number)))["digests"]
@@ -223,7 +199,7 @@ class Parts:
 
 
 def _lies_as(value: Any, layout: Tensor) -> bool:
-    """Whether a value of the optimizer has an element for each one of a parameter."""
+    """Whether a value of the optimizer's state has one element for each element of a parameter."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == local(layout).shape
 
 

@@ -48,14 +48,7 @@ class Chosen:
     """What the plan has found out about model and loss."""
 
     def limited(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Makes the budget real on a card, for a while: the process may reserve no more. A CPU has no such limit.
-
-        Args:
-            device: Where training runs.
-
-        Returns:
-            The context.
-        """
+        """Context in which a card lets the process reserve no more than the budget; a CPU has no such limit."""
         if self.budget_bytes is None:
             return contextlib.nullcontext()
         assert self.predicted is not None
@@ -95,17 +88,12 @@ class Chosen:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget; None where there is none, with or without a prediction."""
+        """The budget, None where there is none."""
         return None if self.predicted is None else self.predicted.get("budget_bytes")
 
 
 def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
-    """Returns the recipe of a plan, and tells the person what was planned.
-
-    Args:
-        plan: The plan.
-        tune: Whether the run finds out if a rival of the recipe is faster.
-    """
+    """Returns the recipe of a plan, with its rivals where the run is to find out about them, and tells what was planned."""
     if not tune:
         plan = dataclasses.replace(plan, rivals=())
     promised = _predicted(plan)
@@ -137,16 +125,7 @@ def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
 
 
 def chosen_before(recipe: Recipe, plan: str | None, *, tune: bool) -> Chosen:
-    """Returns the recipe of a run that goes on.
-
-    Args:
-        recipe: The run's recipe.
-        plan: Text of its `plan.json`, or None where it was not planned.
-        tune: As for `chosen_by`, where the run was stopped before that was found out.
-
-    Raises:
-        InputError: The file was altered.
-    """
+    """Returns the recipe of a run that goes on; `plan` is the text of `plan.json`, None if it was not planned."""
     if plan is None:
         return Chosen(recipe=recipe)
     try:
@@ -174,7 +153,7 @@ def _rival(stored: Mapping[str, Any]) -> Rival:
 
 
 def _predicted(plan: Plan) -> dict[str, Any]:
-    """What a plan promises, under the names of what is measured."""
+    """What a plan promises, by the names of what is measured."""
     promised = under_measured_names(plan.estimate)
     if "peak_reserved_bytes" in promised:
         # Near its limit CUDA gives cached segments back, so no more than what there is can be reserved.
@@ -189,7 +168,7 @@ def _predicted(plan: Plan) -> dict[str, Any]:
 
 
 def under_measured_names(estimate: Estimate) -> dict[str, Any]:
-    """Returns what a prediction says, under the names of what is measured."""
+    """Returns what an estimate predicts, by the names of what is measured."""
     peak = estimate.peak_allocated_bytes
     if estimate.peak_reserved_bytes is None:
         peaks = {"peak_tensor_bytes": peak}

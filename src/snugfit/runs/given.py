@@ -41,14 +41,7 @@ class Given:
     """From a list of samples to a batch; None: torch's way."""
 
     def task(self, name: str | None) -> Task:
-        """Returns what is learned from datasets that were given, or with a loss that was given.
-
-        Args:
-            name: The task that was asked for, if any.
-
-        Raises:
-            InputError: Nobody has said what is learned.
-        """
+        """Returns what is learned with given datasets or a given loss; `InputError` where nobody has said it."""
         if self.loss is not None:
             known = task_of(self.loss, self.loss_weight)
             return dataclasses.replace(known, name=name or known.name)
@@ -57,11 +50,7 @@ class Given:
         return task_of(None, self.loss_weight)
 
     def for_prepare(self, task: Task) -> dict[str, Any]:
-        """Returns the arguments of `snugfit.prepare` that say what is learned.
-
-        Args:
-            task: The task.
-        """
+        """Returns the arguments of `snugfit.prepare` that say what is learned."""
         own = self.loss is not None or task.name == "training"
         return {
             "loss": self.loss if own else task.loss,
@@ -72,26 +61,14 @@ class Given:
 
 
 def name_of(given: Any) -> str:
-    """Returns the name that a run directory keeps of an object.
-
-    Args:
-        given: A module, a function, a dataset or several.
-    """
+    """Returns the name under which a run directory remembers an object."""
     if isinstance(given, list | tuple) and given:
         given = given[0]
     return PYTHON + str(getattr(given, "__qualname__", None) or type(given).__name__)
 
 
 def opened(given: Any, collate: Collate | None) -> Splits:
-    """Returns data that was given, ready to be read.
-
-    Args:
-        given: Datasets, or data that is open already.
-        collate: As in `Given`.
-
-    Raises:
-        InputError: It is nothing that can be read in any order.
-    """
+    """Returns given datasets as opened data; `InputError` for what cannot be read in any order."""
     if isinstance(given, Splits):
         return given
     if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
@@ -121,7 +98,7 @@ def _check(dataset: Any) -> None:
 
 
 class _Batched:
-    """A map-style dataset that is asked for whole batches."""
+    """A map-style dataset that gives whole batches."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
         self._dataset, self._collate = dataset, collate
@@ -141,16 +118,7 @@ class _Batched:
 
 
 def check_batch(trainer: Any, data: Any, task: Task) -> None:
-    """Sends one sample through the model and the loss, before anything is trained or written.
-
-    Args:
-        trainer: The trainer.
-        data: Opened data.
-        task: What is learned.
-
-    Raises:
-        InputError: Model, data and loss do not go together.
-    """
+    """Sends one sample through model and loss before anything is trained; `InputError` if they do not match."""
     batch = data.train.batch([0])
     words = ", ".join(batch) if isinstance(batch, Mapping) else _shapes(batch)
     try:

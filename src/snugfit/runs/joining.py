@@ -38,19 +38,19 @@ _HOLD_SECONDS = 3.0
 
 
 class Processes:
-    """The processes of a run that are there; alone, everything is this one's."""
+    """The processes of a run; a process that trains alone is the only one."""
 
     def __init__(self, number: int = 0, count: int = 1) -> None:
-        """Takes a number, and how many there are."""
+        """Takes the number of this process, and how many there are."""
         self.number, self.count = number, count
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """Whether this process is the one that writes and prints."""
         return self.number == 0
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Returns what the first process makes, in all of them, or raises what it cannot; the others wait."""
+        """Returns in all processes what the first one makes, or raises its error; the others wait."""
         if self.count == 1:
             return make()
         import torch.distributed as dist
@@ -68,7 +68,7 @@ class Processes:
         return found
 
     def all(self, mine: T) -> list[T]:
-        """Returns what each process has, by process."""
+        """Returns everybody's values, by process."""
         if self.count == 1:
             return [mine]
         import torch.distributed as dist
@@ -87,10 +87,10 @@ def processes_here() -> Processes:
 
 
 class Joined:
-    """A process that has found the others."""
+    """A process that has met the others."""
 
     def __init__(self, place: Place, store: Any) -> None:
-        """Takes where all meet; `joined` does."""
+        """Takes the store where all meet; made by `joined`."""
         self.place, self.store = place, store
         self.watch: Any = None
         """A group that only `lost` uses."""
@@ -98,14 +98,7 @@ class Joined:
         self._asked = False
 
     def wait_for_all(self, seconds: float) -> None:
-        """Waits for the others.
-
-        Args:
-            seconds: At most so long.
-
-        Raises:
-            InputError: Some did not come.
-        """
+        """Waits at most this many seconds for the others; `InputError` where some did not come."""
         names = [f"snugfit/here/{number}" for number in range(self.place.count)]
         self.store.set(names[self.place.number], "1")
         try:
@@ -123,7 +116,7 @@ class Joined:
             ) from error
 
     def speaks(self) -> bool:
-        """Returns whether this process is the one that tells of an error: the first that asks."""
+        """Returns whether this process tells the person of an error: the first that asks does."""
         if self._told:
             return False
         self._asked = True
@@ -135,7 +128,7 @@ class Joined:
     def let_others_ask(self) -> None:
         """Waits until the others have asked who tells of an error, which ends most runs in all processes at once.
 
-        The store ends with the first process, and who finds none would tell of the error once more.
+        The store ends with the first process, and a process that finds none would tell of the error once more.
         """
         if self.place.number > 0 or not self._asked or _by_launcher():
             return
@@ -144,7 +137,7 @@ class Joined:
             time.sleep(0.01)
 
     def lost(self) -> bool:
-        """Returns whether another process is gone, once something has failed here."""
+        """Returns whether another process has died, once something has failed here."""
         if self.watch is None:
             return False
         import torch
@@ -166,19 +159,9 @@ current: Joined | None = None
 def joined(
     place: Place, *, device: str | None = None, rdzv: str | None = None, rdzv_timeout: float = DEFAULT_TIMEOUT
 ) -> Iterator[Joined | None]:
-    """Meets the other processes, and leaves them in the end.
+    """Context in which the processes have met; None where the program has joined them itself.
 
-    Args:
-        place: Where this process stands.
-        device: Where to train: auto, cpu or cuda.
-        rdzv: HOST:PORT where all meet, where the environment does not say it.
-        rdzv_timeout: Seconds to wait for them.
-
-    Yields:
-        The others; None where the program has joined them itself (`torch.distributed.init_process_group`).
-
-    Raises:
-        InputError: They cannot be met, or this machine has not so many cards.
+    `rdzv`: hOST:PORT where all meet, where the environment does not say it.
     """
     global current
     import torch
@@ -217,7 +200,7 @@ def joined(
 
 
 def _backend(kind: str) -> str:
-    """What carries collectives between devices of a kind."""
+    """The backend for collectives between devices of a kind."""
     if kind.startswith(REHEARSE):
         from snugfit.fake_device import registration
         from snugfit.pretend_card import ranks
@@ -229,7 +212,7 @@ def _backend(kind: str) -> str:
 
 
 def _store(place: Place, rdzv: str | None, timeout: float) -> Any:
-    """Returns the store of the processes: that of torch elastic, where it has started them, or one that the first holds."""
+    """Returns the store of the processes: of torch elastic, if it started them, or one that the first process holds."""
     import torch.distributed as dist
 
     from snugfit.private_torch.collectives import store_of_launcher
@@ -264,7 +247,7 @@ def _by_launcher() -> bool:
 
 
 def _answered(make: Callable[[], T], seconds: float) -> T:
-    """Returns what a function makes; where something else listens at a port, torch waits for its answer without an end."""
+    """Calls a function with a time limit: where something else listens at a port, torch waits for it forever."""
     found: list[T | Exception] = []
 
     def run() -> None:
@@ -295,7 +278,7 @@ def _check_cards(place: Place) -> None:
 
 
 def _use_threads(place: Place) -> None:
-    """Lets the processes of a machine share its cores; torchrun gives each one thread where nobody has said a number."""
+    """Divides the machine's cores among its processes; torchrun gives each one thread if nobody says a number."""
     import torch
 
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and not place.ours
@@ -304,32 +287,29 @@ def _use_threads(place: Place) -> None:
 
 
 def threads_each(processes: int) -> int:
-    """Returns the threads of computation for each of several processes on this machine."""
+    """Returns how many threads each of several processes on this machine computes with."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 
 
 def _be_quiet() -> None:
-    """Leaves notes and warnings to the first process, which has the same."""
+    """Leaves notes and warnings to the first process, which has the same ones."""
     logging.getLogger("snugfit").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process when the one that has started it is gone, however it ended."""
+    """Ends this process when the one that started it is gone, however it ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(LOST_EXIT)
 
 
 def end_at_once(code: int) -> None:
-    """Ends this process where it has left the others without a word; returns where there are none, or it took its leave.
+    """Ends this process at once if it has left the others without a word; returns otherwise.
 
-    A thread of gloo that lets go of a tensor while Python takes everything apart is a process ended by SIGABRT, and the
-    launcher would name it as the one that failed first.
-
-    Args:
-        code: The exit code.
+    A thread of gloo that frees a tensor while Python shuts down is a process ended by SIGABRT, and the launcher would
+    name it as the one that failed first.
     """
     if current is None:
         return
@@ -342,11 +322,7 @@ def end_at_once(code: int) -> None:
 
 
 def ended_by(error: BaseException) -> int | None:
-    """Returns what this process ends with when another one tells of an error; None where this one is to tell.
-
-    Args:
-        error: What has ended the run here.
-    """
+    """Returns the exit code where another process tells of the error; None where this one is to tell."""
     if current is None:
         return None
     if isinstance(error, SnugfitError):

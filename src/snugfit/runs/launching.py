@@ -73,18 +73,9 @@ def machines_for(
     run_dir: str | Path | None = None,
     **_: object,
 ) -> Machines | None:
-    """Returns what is to be started for a run; None where one process trains alone.
+    """Returns what to start for a run; None where one process trains alone.
 
-    Args:
-        gpus: As asked for; None: the run's that goes on, or 1.
-        nodes: As asked for.
-        rdzv: As asked for.
-        rdzv_timeout: As asked for.
-        resume: Whether a run goes on.
-        run_dir: Its directory.
-
-    Raises:
-        InputError: Machines do not know where to meet, or where the run is.
+    `gpus`: as asked for; None: the run's that goes on, or 1.
     """
     before: dict[str, Any] = {}
     if resume and run_dir is not None and holds_run(Path(run_dir)):
@@ -109,17 +100,11 @@ def machines_for(
 
 
 def launch(first: Sequence[str], again: Sequence[str], machines: Machines, run_dir: Path, how_to_resume: str) -> Ended:
-    """Starts processes and waits for their end.
+    """Starts processes and waits for their end; `InputError` where the machines did not meet.
 
-    Args:
-        first: The command of each, behind the interpreter.
-        again: The one that goes on with the run, after memory ran out.
-        machines: How many, and where.
-        run_dir: Where the run's results go.
-        how_to_resume: What a person types to go on.
-
-    Raises:
-        InputError: The machines did not meet.
+    `first`: the command of each, behind the interpreter.
+    `again`: the one that goes on with the run, after memory ran out.
+    `how_to_resume`: what a person types to go on.
     """
     known, attempt = len(notes(run_dir)), 0
     job = uuid.uuid4().hex[:8] if machines.rdzv is None else f"{machines.rdzv}-{run_dir.name}"
@@ -160,7 +145,7 @@ def _run(command: Sequence[str], machines: Machines, name: str, saved: Callable[
 
 
 def _told(codes: Mapping[int, int], stopped: int | None, saved: Callable[[], str]) -> Ended:
-    """How processes ended of which one failed, with what none of them could say."""
+    """The error for a process that failed and could not say why."""
     if stopped is not None:
         return Ended(code=128 + stopped)
     said = [code for code in codes.values() if code in _TOLD]
@@ -182,17 +167,7 @@ def _told(codes: Mapping[int, int], stopped: int | None, saved: Callable[[], str
 
 
 def launched(train: Callable[..., TrainResult], *given: Any, **named: Any) -> TrainResult:
-    """Calls `snugfit.train`: here where one process trains alone, else in each of the processes that it starts.
-
-    Args:
-        train: What each of them calls.
-        *given: Its arguments.
-        **named: Its arguments by name.
-
-    Raises:
-        InputError: What was given cannot be sent to other processes.
-        TrainingError: They failed; says how to go on.
-    """
+    """Calls `snugfit.train` here if one process trains alone, else in each process that it starts."""
     machines = machines_for(**named)
     if machines is None:
         return train(*given, **named)
@@ -254,7 +229,7 @@ def _with_what_was_learned(model: Any, weights: Path) -> Any:
 
 @contextlib.contextmanager
 def _environment(machines: Machines) -> Iterator[None]:
-    """What the processes are given: threads, and gloo's way to others of this machine."""
+    """The processes' environment: threads, and gloo's way to others of this machine."""
     wanted = {"OMP_NUM_THREADS": str(threads_each(machines.gpus)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if machines.rdzv is None and sys.platform == "linux":
         wanted["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's own name may not lead to it
@@ -269,11 +244,7 @@ def _environment(machines: Machines) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Callable[[], int | None]]:
-    """Makes the first signal to this process a Ctrl-C to those that it started, and the second one the end of all.
-
-    Yields:
-        Returns the first signal, if any.
-    """
+    """Context in which the first signal to this process is a Ctrl-C to those it started, and the second ends them all."""
     from snugfit.private_torch.elastic import Asked
 
     received: list[int] = []

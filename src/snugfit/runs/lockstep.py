@@ -21,11 +21,9 @@ class Lockstep:
     """What the loop of one process knows of the others."""
 
     def __init__(self, ranks: Ranks | None, stop: StopSignal) -> None:
-        """Takes the processes.
+        """Takes the processes, and the signal by which this one may be asked to stop.
 
-        Args:
-            ranks: The processes that share every batch; None: this one alone.
-            stop: What this process was asked.
+        `ranks`: the processes that share every batch; None: this one alone.
         """
         self._ranks, self._stop = ranks, stop
         if ranks is not None:
@@ -33,28 +31,28 @@ class Lockstep:
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which share of every batch this process takes, and how many there are."""
+        """The share of every batch that this process takes, and how many shares there are."""
         return (0, 1) if self._ranks is None else (self._ranks.sharer, self._ranks.sharers)
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """The signal that ends the run; of several processes, once all have been told of it."""
+        """The signal that ends the run; with several processes, only once all have been told of it."""
         if self._ranks is None:
             return self._stop.received
         return signal.Signals(self._ranks.wished) if self._ranks.wished else None
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
-        """Returns whole numbers, each added up over the processes."""
+        """Returns whole numbers, each summed over the processes."""
         if self._ranks is None:
             return list(numbers)
         return [int(sum(each)) for each in zip(*self._ranks.agree_by_share(numbers), strict=True)]
 
     def first_of(self, number: float) -> float:
-        """Returns the first process's number, by which all of them decide."""
+        """Returns the first process's number, by which all decide."""
         return number if self._ranks is None else self._ranks.agree([number])[0][0]
 
     def telling(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
-        """Yields batches; before each of them all processes hear whether one was asked to stop."""
+        """Yields batches; before each one the processes tell each other whether one was asked to stop."""
         for batch in batches:
             if self._ranks is not None:
                 self._ranks.agree([])
@@ -64,13 +62,7 @@ class Lockstep:
     def seeded(
         self, batches: Generator[Any, None, None], seed: int, step: Callable[[], int]
     ) -> Generator[Any, None, None]:
-        """Yields batches; of several processes, each draws anew from there on, other numbers than the others.
-
-        Args:
-            batches: The batches of an epoch.
-            seed: The run's.
-            step: Returns how many updates are done.
-        """
+        """Yields batches; several processes each reseed before every one, from seed, step and process number."""
         while True:
             if self._ranks is not None:
                 own = np.random.SeedSequence((seed, step(), self._ranks.sharer))

@@ -47,12 +47,8 @@ STATE_VERSION = 1
 def steps_of_run(workload: Workload, train_samples: int) -> int:
     """Returns how many updates a run takes.
 
-    Args:
-        workload: `max_steps` decides where it is given, whatever the epochs; else `epochs`.
-        train_samples: Samples of the training data.
-
-    Returns:
-        Updates; the last batch of an epoch may be smaller and counts as one.
+    `workload`: `max_steps` decides where it is given, whatever the epochs; else `epochs`.
+    Returns updates; the last batch of an epoch may be smaller and counts as one.
     """
     assert workload.batch_size is not None
     if workload.max_steps is not None:
@@ -61,15 +57,7 @@ def steps_of_run(workload: Workload, train_samples: int) -> int:
 
 
 def base_learning_rate(recipe: Recipe, workload: Workload) -> float | None:
-    """Returns the learning rate before the schedule.
-
-    Args:
-        recipe: Its `optimizer` replaces the workload's.
-        workload: Its `lr`, or the default of its optimizer in torch.optim.
-
-    Returns:
-        The rate; None where the optimizer is the caller's own.
-    """
+    """Returns the learning rate before the schedule; None where the optimizer is the caller's own."""
     if workload.lr is not None:
         return workload.lr
     row = OPTIMIZER_TABLE.get(recipe.optimizer or workload.optimizer)
@@ -132,7 +120,7 @@ class Position:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Loop:
-    """One run of training from its first or its saved step to the end."""
+    """One run of training, from its first or its saved step to the end."""
 
     trainer: Trainer
     """Model and step; its workload has a `batch_size`."""
@@ -170,7 +158,7 @@ class Loop:
         self._lap_started = self._resumed_at
 
     def _parts(self) -> Parts | None:
-        """What this process writes and reads of checkpoints that several write; None where one process has all of them."""
+        """This process's part in checkpoints that several write; None where one process writes all of it."""
         alone = self.trainer.ranks is None
         if alone and not any(path.is_dir() for path in self.run_dir.checkpoints.paths()):
             return None
@@ -179,14 +167,7 @@ class Loop:
         return Parts(self.trainer)
 
     def resume(self) -> bool:
-        """Takes up the newest checkpoint that is whole; a run that never saved one starts over.
-
-        Returns:
-            Whether there was one.
-
-        Raises:
-            InputError: All checkpoints are damaged, or gone.
-        """
+        """Takes up the newest undamaged checkpoint and returns True; False where the run never saved one."""
         self.run_dir.check_checkpoints()
         state = self.run_dir.checkpoints.load_newest(self._parts())
         if state is not None:
@@ -198,17 +179,9 @@ class Loop:
         return state is not None
 
     def train(self, stop: StopSignal | None = None) -> LoopResult:
-        """Trains to the end, or until a signal asks to stop.
+        """Trains to the end, or until a signal (`stop`: a catcher that is open already). Everything is saved then.
 
-        Args:
-            stop: A signal catcher that is open already; None: this call opens one.
-
-        Returns:
-            The result; everything is saved.
-
-        Raises:
-            TrainingError: The step failed for good, or the disk took no more.
-            OutOfMemoryError: Nothing fits; the last whole step is saved, unless an update ended half way.
+        Where nothing fits, the last whole step is saved, unless an update ended half way.
         """
         self._resumed_at = self._lap_started = time.perf_counter()
         with contextlib.ExitStack() as stack:
@@ -328,10 +301,9 @@ class Loop:
         )
 
     def _read_losses(self, *, alone: bool = False) -> None:
-        """Reads the losses of the last steps, which waits for the device once, and writes their rows.
+        """Reads the losses of the last steps, for which the host waits for the device once, and writes their rows.
 
-        Args:
-            alone: Whether other processes may not be there any more, to be asked for their samples.
+        `alone`: whether other processes may not be there any more, to be asked for their samples.
         """
         if not self._pending:
             return
@@ -400,7 +372,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """Closes the lap of the steps before, and starts a new one after."""
+        """Stops the clock of the steps before, does something, and starts a new one."""
         self._read_losses()
         yield
         self._lap_started = time.perf_counter()
@@ -445,5 +417,5 @@ def _all_finite(found: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
+    """Returns None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -72,18 +72,10 @@ class Merged:
 
 
 def merge_run(run_dir: Path, output: Path) -> Merged:
-    """Writes a folder with the model that a run has learned, its adapter merged.
+    """Writes the model of a finished run with its adapter merged; `InputError` where that cannot be done.
 
-    Args:
-        run_dir: The directory of a finished run with an adapter.
-        output: A folder that is not there yet, or is empty. Of a `hf:` model it loads with `from_pretrained`; of others
-            its `model.safetensors` has the plain model's keys.
-
-    Returns:
-        What was written.
-
-    Raises:
-        InputError: There is no such run, it has no adapter, its full weights cannot be had, or nothing can be written.
+    `output`: a folder that is not there yet, or is empty. Of a `hf:` model it loads with `from_pretrained`; of others
+    its `model.safetensors` has the plain model's keys.
     """
     request, recipe = _read(run_dir)
     _check_output(output)
@@ -114,7 +106,7 @@ def merge_run(run_dir: Path, output: Path) -> Merged:
 
 
 def _read(run_dir: Path) -> tuple[Request, Recipe]:
-    """What the run was, where it has an adapter."""
+    """The request of the run, if it has an adapter."""
     if not run_dir.is_dir():
         raise InputError(f"run directory {str(run_dir)!r} does not exist. Give that of a finished run.")
     if not holds_run(run_dir):
@@ -144,12 +136,12 @@ def _check_output(output: Path) -> None:
 
 
 def _layers_of(adapter: Path) -> int:
-    """How many layers an adapter stands beside."""
+    """How many layers have an adapter."""
     return sum(name.endswith("lora_A.weight") for name in StoredWeights(adapter / WEIGHTS).shapes)
 
 
 def _merge(request: Request, run_dir: Path, folder: Path) -> tuple[str, int]:
-    """Merges into the weights that training started from; returns where they were, and how many layers were merged."""
+    """Merges into the starting weights; returns where they were, and how many layers were merged."""
     model, where = _starting_model(request, run_dir)
     load_adapter(model, run_dir / ADAPTER)
     _check_whole(model, where)
@@ -178,7 +170,7 @@ def _merge(request: Request, run_dir: Path, folder: Path) -> tuple[str, int]:
 
 
 def _starting_model(request: Request, run_dir: Path) -> tuple[nn.Module, str]:
-    """The model with the weights that training started from, most of them still in their file; and where that is."""
+    """The model with its starting weights, most of them still in their file; and where that is."""
     if not is_named(request.model):
         raise InputError(
             f"the model of this run came from Python ({request.model}), and its weights were packed. Merge it there: "
@@ -210,7 +202,7 @@ def _starting_model(request: Request, run_dir: Path) -> tuple[nn.Module, str]:
 
 
 def _check_unchanged(request: Request, run_dir: Path) -> None:
-    """Refuses weights that have taken the place of those that training started from."""
+    """Raises if the starting weights have been replaced by others since."""
     stored, noted = stored_start(request), run_dir / START
     if stored is not None and noted.is_file() and noted.read_text(encoding="utf-8").strip() != fingerprint(stored):
         raise InputError(
@@ -220,7 +212,7 @@ def _check_unchanged(request: Request, run_dir: Path) -> None:
 
 
 def _check_whole(model: nn.Module, where: str) -> None:
-    """Refuses what training has changed or drawn and no file holds."""
+    """Raises for what training has changed or drawn and no file has."""
     record = adapter_record(model)
     heads = tuple(f"{name}." for name in (() if record is None else record.classifier))
     drawn = [name for name in fresh_parts(model) if not name.startswith(heads)]
@@ -238,7 +230,7 @@ def _check_whole(model: nn.Module, where: str) -> None:
 
 
 def _as_stored(layout: Layout, stored: StoredWeights | StoredShards | None) -> Layout:
-    """The layout in the dtypes of the file that the weights are from; what it does not have goes with most of it."""
+    """The layout in the dtypes of the starting file; what is not in it gets the dtype of most of it."""
     if stored is None:
         return layout
     floats = [dtype for dtype in stored.dtypes.values() if dtype.is_floating_point]
@@ -250,5 +242,5 @@ def _as_stored(layout: Layout, stored: StoredWeights | StoredShards | None) -> L
 
 
 def _wide(value: Tensor) -> Tensor:
-    """In at least 32 bits, so that the sum is rounded once."""
+    """At least 32 bits, so that the sum is rounded once."""
     return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value

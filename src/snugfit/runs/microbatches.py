@@ -35,14 +35,7 @@ _PASSES = 3
 
 
 def with_microbatches_tried(by: Chosen, request: Request, data: Splits, task: Task) -> Chosen:
-    """Returns what a run goes by, with what was found out about its microbatches; warns where they change the update.
-
-    Args:
-        by: The recipe; one that was planned has been tried.
-        request: What is trained.
-        data: Its first samples are tried.
-        task: The loss.
-    """
+    """Returns the recipe of a run with what was found out about its microbatches; warns if they change the update."""
     settings = request.settings
     if by.plan is not None or settings.coupled_samples is not None or not splits(by.recipe, settings):
         return by
@@ -61,7 +54,7 @@ def with_microbatches_tried(by: Chosen, request: Request, data: Splits, task: Ta
 
 
 def _cost(model: Any, shapes: Any, forward: Any) -> tuple[float | None, int]:
-    """Arithmetic of a sample, and the number of parameters, without computing anything."""
+    """The operations for a sample and the number of parameters, without computing anything."""
     counter = FlopCounterMode(display=False)
     try:
         bare = _without_values(model) if isinstance(model, nn.Module) else without_memory(lambda _: model())
@@ -80,5 +73,5 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 def _no_worker(*_: Any) -> Any:
-    """What was given is tried here."""
+    """Refuses a worker: objects that were given are tried in this process."""
     raise AssertionError("a model that was given is tried in this process")

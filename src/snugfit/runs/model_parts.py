@@ -21,13 +21,13 @@ from snugfit.workloads.weights import StoredShards, StoredWeights
 
 
 def hub_name(request: Request) -> str | None:
-    """Returns what stands after `hf:`, or None for other models."""
+    """Returns what follows `hf:`, None for other models."""
     prefix, _, name = request.model.partition(":")
     return name if prefix == "hf" else None
 
 
 def starting_weights(request: Request) -> str | None:
-    """Returns the weights that training starts from: those asked for, else those that a `hf:` directory holds, else None."""
+    """Returns where training's weights start from: those asked for, else a `hf:` directory's, else None."""
     name = hub_name(request)
     if request.settings.weights is not None or name is None:
         return request.settings.weights
@@ -35,14 +35,7 @@ def starting_weights(request: Request) -> str | None:
 
 
 def stored_start(request: Request) -> StoredWeights | StoredShards | None:
-    """Returns the file, or files, that training starts from; None where the values are a library's own, or are drawn.
-
-    Args:
-        request: What is trained.
-
-    Raises:
-        InputError: A file is missing or damaged.
-    """
+    """Returns the opened starting file(s); None where a library has the values, or they are drawn."""
     weights, name = starting_weights(request), hub_name(request)
     if name is not None and weights == "DEFAULT":
         return stored_weights(name)
@@ -50,7 +43,7 @@ def stored_start(request: Request) -> StoredWeights | StoredShards | None:
 
 
 def without_weights(spec: str, **given: Any) -> torch.nn.Module:
-    """Builds a model by its name without memory; for real on the way where its constructor needs values."""
+    """Builds a named model without memory; really, on the way, where its constructor needs values."""
     try:
         return build_model(spec, **given, init="device", device="meta")
     except InputError:
@@ -58,7 +51,7 @@ def without_weights(spec: str, **given: Any) -> torch.nn.Module:
 
 
 def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
-    """Returns the model without memory, to look at; the one that was given as it is."""
+    """Returns the model without memory, to look at; a given one as it is."""
     if request.given is None or request.given.model is None:
         return without_weights(request.model, **told(request, num_classes))
     model: Any = request.given.model
@@ -66,7 +59,7 @@ def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Modul
 
 
 def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
-    """The model with memory and random values, to try; one that was given is tried itself."""
+    """The model with random values, to try; a given one is tried itself."""
     if request.given is None or request.given.model is None:
         return build_model(request.model, **told(request, num_classes))
     model: Any = request.given.model
@@ -75,23 +68,14 @@ def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
 
 
 def told(request: Request, num_classes: int | None) -> dict[str, Any]:
-    """Returns what was said of a named model, as it is built by it."""
+    """Returns what the caller has said about how a named model is built."""
     return {"model_args": parse_model_args(request.model_args), "num_classes": num_classes, "task": request.task}
 
 
 def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping[str, Any]) -> None:
-    """Sends a sample through the model, without memory where that tells; there must be a score for each label.
+    """Sends a sample through the model, without memory if that will do; there must be a score for each label.
 
     Models of transformers take text as it is made for them: of those only the number of labels is compared.
-
-    Args:
-        request: What is to be trained.
-        data: The data.
-        task: The loss, where the model does not return its own.
-        model_args: Arguments of the model's constructor.
-
-    Raises:
-        InputError: The model cannot take a sample, or has fewer outputs than there are labels.
     """
 
     def scores(model: torch.nn.Module) -> int | None:

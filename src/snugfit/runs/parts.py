@@ -39,17 +39,9 @@ _IMAGE_OPTIONS = ("image_size", "strict")
 
 
 def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
-    """Returns the request with its task: as asked for, else what the data is for, else the model.
+    """Returns the request with its task (as asked for, else what data or model are for), and the task.
 
-    Args:
-        request: What is to be trained.
-        download: Whether a `hf:` model that is missing may be fetched.
-
-    Returns:
-        The same with the task's name, and the task.
-
-    Raises:
-        InputError: There is no such task, or not for this model; or the model cannot be fetched.
+    `download`: whether a `hf:` model that is missing may be fetched.
     """
     given = request.given
     if given is not None and (given.data is not None or given.loss is not None):
@@ -75,7 +67,7 @@ def with_task(request: Request, *, download: bool) -> tuple[Request, Task]:
 
 
 def _readable(data: str) -> tuple[str, ...]:
-    """The tasks that data of a kind can be for."""
+    """The tasks that a kind of data can be for."""
     if data == "random":
         return READ
     images = data.partition(":")[0] in {form.partition(":")[0] for form in FORMS}
@@ -83,19 +75,7 @@ def _readable(data: str) -> tuple[str, ...]:
 
 
 def open_matching_data(request: Request, task: Task, *, download: bool) -> Splits:
-    """Opens the data in the shape that the model takes, and checks that the two go together.
-
-    Args:
-        request: What is to be trained.
-        task: The task.
-        download: Whether data that is missing may be fetched.
-
-    Returns:
-        Training, validation and test part.
-
-    Raises:
-        InputError: Model or data cannot be had, or they do not go together.
-    """
+    """Opens the data in the shape that the model takes, in three parts; `InputError` if they do not match."""
     given = {name: getattr(request, name) for name in (*_TEXT_OPTIONS, *_IMAGE_OPTIONS, "samples")}
     if request.given is not None and request.given.data is not None:
         refuse(given, (), "datasets that are given")
@@ -131,21 +111,10 @@ def build_trainer(
     task: Task,
     total_steps: int,
 ) -> Trainer:
-    """Builds the model and prepares it, seeded.
+    """Builds the model, seeded, and prepares it.
 
-    Args:
-        chosen: How the step is held in memory, and what a plan has promised about it.
-        request: What is to be trained.
-        data: Its number of classes decides the model's head, its tokenizer the ids that the model knows as special.
-        device: Where to train.
-        task: The loss.
-        total_steps: Updates of the whole run; the schedule ends with them.
-
-    Returns:
-        The trainer.
-
-    Raises:
-        InputError: The model cannot be built, or the recipe cannot be carried out on it.
+    `data`: its number of classes decides the model's head, its tokenizer the ids that the model knows as special.
+    `total_steps`: updates of the whole run; the schedule ends with them.
     """
     settings, recipe, given = request.settings, chosen.recipe, request.given
     built_by = text_parts.built_by(request, data)
@@ -182,12 +151,7 @@ def build_trainer(
 
 
 def what_is_learned(request: Request, task: Task) -> dict[str, Any]:
-    """Returns the arguments of `snugfit.prepare` that say what is learned.
-
-    Args:
-        request: What is to be trained.
-        task: The task.
-    """
+    """Returns the arguments of `snugfit.prepare` that say what is learned."""
     if request.given is not None:
         return dict(request.given.for_prepare(task))
     return task.arguments()

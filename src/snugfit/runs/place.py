@@ -31,11 +31,7 @@ class RunPlace:
 
     @property
     def planned(self) -> str:
-        """The name under which memory there is predicted and planned.
-
-        Raises:
-            InputError: It is not, for this kind of device.
-        """
+        """The name under which memory is predicted and planned there, or `InputError`."""
         if self.card is not None:
             return self.card.name
         planned = KINDS[self.name].planned
@@ -47,14 +43,7 @@ class RunPlace:
         return planned
 
     def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe that cannot be rehearsed.
-
-        Args:
-            recipe: How the step is held in memory.
-
-        Raises:
-            InputError: It asks for what only a real card has.
-        """
+        """Raises `InputError` for a recipe that asks for what only a real card has, if this one is rehearsed."""
         for row in TECHNIQUES if self.card is not None else ():
             for why in said(row.only_on_cards, recipe):
                 field = row.fields[0]
@@ -62,11 +51,7 @@ class RunPlace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[torch.device]:
-        """Has the device there while the context is open.
-
-        Yields:
-            The device; of a rehearsed card, tensors that are on it are gone afterwards.
-        """
+        """Context with the device; tensors on a rehearsed card are gone afterwards."""
         import torch
 
         if self.card is None:
@@ -79,16 +64,9 @@ class RunPlace:
 
 
 def place_named(name: str) -> RunPlace:
-    """Returns where to train.
+    """Returns where to train; auto is CUDA where there is one.
 
-    Args:
-        name: auto, cpu, cuda or another kind that torch has here; or `rehearse:CARD`.
-
-    Returns:
-        The place; auto is CUDA where there is one.
-
-    Raises:
-        InputError: There is no such device, or no such card to rehearse.
+    `name`: auto, cpu, cuda or another kind that torch has here; or `rehearse:CARD`.
     """
     if name.startswith(REHEARSE):
         return _rehearsed(name)

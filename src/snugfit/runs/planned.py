@@ -31,24 +31,7 @@ from snugfit.workloads.text.ragged import Ragged
 def plan_training(
     request: Request, data: Splits, task: Task, where: RunPlace, budget: str | int, constraints: Constraints
 ) -> Plan:
-    """Plans a run for its widest batch.
-
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-        where: Where to train; its memory limits the budget.
-        budget: Device memory, as typed.
-        constraints: Pins, bans and what may be given up.
-
-    Returns:
-        The plan.
-
-    Raises:
-        InputError: The model cannot be built, or the budget cannot be used.
-        DoesNotFitError: Nothing fits; names the smallest budgets that would.
-        CannotSimulateError: Something in the model needs values.
-    """
+    """Plans a run for its widest batch."""
     place, size = budget_for(place_for(where.planned), budget)
     model, batch, arguments = described(request, data, task)
     shapes = skeleton_of(batch)
@@ -59,15 +42,9 @@ def plan_training(
 
 
 def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dict[str, Any]]:
-    """Returns what is trained as `snugfit.estimate` and `snugfit.plan` take it.
+    """Describes a run as `snugfit.estimate` and `snugfit.plan` take it.
 
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-
-    Returns:
-        The model, or what builds it without weights; the widest batch of the data; loss, optimizer and settings.
+    Returns the model, or what builds it without weights; the widest batch of the data; loss, optimizer and settings.
     """
     settings, given = request.settings, request.given
     assert settings.batch_size is not None
@@ -82,36 +59,14 @@ def described(request: Request, data: Splits, task: Task) -> tuple[Any, Any, dic
 
 
 def predicted_for(request: Request, data: Splits, task: Task, where: RunPlace, recipe: Recipe) -> dict[str, Any]:
-    """Predicts a run by a recipe that was given.
-
-    Args:
-        request: What is to be trained.
-        data: Its batches give the shapes.
-        task: The loss.
-        where: Where to train.
-        recipe: How the step is held in memory.
-
-    Returns:
-        What the prediction says, under the names of what is measured.
-
-    Raises:
-        CannotSimulateError: Something in the model needs values.
-    """
+    """Predicts a run by a given recipe, by the names of what is measured."""
     model, batch, arguments = described(request, data, task)
     found = estimate(model, batch, recipe=recipe, device=where.planned, **arguments)
     return under_measured_names(found)
 
 
 def widest_batch(dataset: Any, size: int) -> Any:
-    """Returns the batch that takes most memory: all images are alike, of texts the longest come together.
-
-    Args:
-        dataset: The training part.
-        size: Samples of a batch.
-
-    Returns:
-        The batch.
-    """
+    """Returns the batch that takes most memory: of texts the longest ones together; images are all alike."""
     ids = getattr(dataset, "ids", None)
     longest = np.argsort(ids.lengths, kind="stable")[-size:] if isinstance(ids, Ragged) else range(size)
     return dataset.batch([int(index) for index in longest])

@@ -17,7 +17,7 @@ Memory = tuple[int, int]
 
 
 class Progress:
-    """Shows how far a run is; the same calls draw a bar or print lines."""
+    """Shows how far a run is: a bar on a terminal, lines elsewhere."""
 
     def __init__(
         self,
@@ -28,14 +28,10 @@ class Progress:
         stream: TextIO | None = None,
         line_seconds: float = LINE_SECONDS,
     ) -> None:
-        """Starts to show.
+        """Starts to show; `steps_done` are those of earlier processes, `stream` None is stderr.
 
-        Args:
-            total_steps: Updates of the whole run.
-            steps_done: Updates of earlier processes.
-            memory: Returns (bytes in use, most bytes so far), or None where unknown.
-            stream: Where to write; None: stderr.
-            line_seconds: Seconds between lines where the stream is no terminal.
+        `memory`: returns (bytes in use, most bytes so far), or None where unknown.
+        `line_seconds`: seconds between lines where the stream is no terminal.
         """
         self._stream = stream if stream is not None else sys.stderr
         self._total, self._first, self._done = total_steps, steps_done, steps_done
@@ -57,12 +53,7 @@ class Progress:
             self._bar.update()
 
     def show(self, loss: float, samples_per_second: float) -> None:
-        """Shows fresh numbers: at once in the bar, in a line when the last one is long ago.
-
-        Args:
-            loss: Of the newest step.
-            samples_per_second: Over the last few steps.
-        """
+        """Shows new numbers: at once in the bar, as a line only when the last one is long ago."""
         parts = [f"loss {loss:.4g}", f"{samples_per_second:.3g} samples/s"]
         memory = self._memory()
         if memory is not None:
@@ -78,11 +69,7 @@ class Progress:
             self.say(f"step {self._done}/{self._total}: {', '.join(parts)}, {format_seconds(left)} left")
 
     def say(self, text: str) -> None:
-        """Prints a line, above the bar where there is one.
-
-        Args:
-            text: One line.
-        """
+        """Prints a line, above the bar where there is one."""
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:

@@ -70,17 +70,7 @@ class Request:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Request:
-        """Reads what `to_mapping` wrote.
-
-        Args:
-            given: Field name -> plain value.
-
-        Returns:
-            The request.
-
-        Raises:
-            InputError: The file was altered and does not say it all.
-        """
+        """Reads what `to_mapping` wrote; `InputError` where the file was altered."""
         needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
         problems = [f"{name} is missing." for name in needed if name not in given]
         hints = typing.get_type_hints(cls)
@@ -103,7 +93,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class How:
-    """What about a run is no part of the run."""
+    """How a run is started and watched; unlike `Request`, its directory does not keep this."""
 
     download: bool
     """Whether data and models may be fetched."""
@@ -122,21 +112,11 @@ NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name 
 def resumed_request(
     told: Mapping[str, Any], options: Mapping[str, Any], wanted: Recipe | None, recipe: Recipe, stored: Request
 ) -> tuple[Recipe, Request]:
-    """Compares what is said beside `resume` with the run, so that no change is silently ignored.
+    """Compares what is given along with `resume` with the run, so that no change is silently ignored.
 
-    Args:
-        told: Field of the request -> what was said of it; None: nothing.
-        options: Recipe fields and training settings that were given.
-        wanted: A whole recipe that was given, or None.
-        recipe: The run's recipe.
-        stored: The run's request.
-
-    Returns:
-        The run's recipe, changed where that was asked for, which is said in a warning; and its request with a new length,
-        new intervals or a new device.
-
-    Raises:
-        RecipeError: Listing each option that would make it another run.
+    `told`: field of the request -> what was said of it; None: nothing.
+    Returns the run's recipe, changed where that was asked for, which is said in a warning; and its request with a new
+    length, new intervals or a new device.
     """
     problems = [
         f"{name} is {value!r}; the run has {getattr(stored, name)!r}."
@@ -176,15 +156,7 @@ def resumed_request(
 
 
 def free_run_dir(model: Any, data: Any) -> Path:
-    """Returns the first free directory of the form `runs/MODEL-DATA`, `runs/MODEL-DATA-2`, ...
-
-    Args:
-        model: What is to be trained, by its name or itself.
-        data: What on, by its name or itself.
-
-    Returns:
-        A path that does not exist.
-    """
+    """Returns the first free directory of the form `runs/MODEL-DATA`, `runs/MODEL-DATA-2`, ..."""
     return free_directory(_last(_said(model)), _said(data))
 
 
@@ -195,11 +167,7 @@ def _said(given: Any) -> str:
 def free_directory(*words: str) -> Path:
     """Returns the first free directory of the form `runs/A-B`, `runs/A-B-2`, ...
 
-    Args:
-        *words: What it is named after; other characters than letters, digits, `_` and `.` become dashes.
-
-    Returns:
-        A path that does not exist.
+    `words`: what it is named after; other characters than letters, digits, `_` and `.` become dashes.
     """
     plain = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words]
     base = Path("runs") / "-".join(word for word in plain if word)
@@ -211,23 +179,12 @@ def free_directory(*words: str) -> Path:
 
 
 def is_named(spec: str) -> bool:
-    """Returns whether a model or data can be had by its name, without anything of Python's.
-
-    Args:
-        spec: As a run directory keeps it.
-    """
+    """Returns whether a model or data can be had again by its name alone, without a Python object."""
     return not spec.startswith(PYTHON)
 
 
 def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
-    """Returns arguments of a model's constructor as they are typed: `depth=12`.
-
-    Args:
-        given: Such texts, or name -> value.
-
-    Raises:
-        InputError: A value cannot be written down.
-    """
+    """Returns constructor arguments as they are typed: `depth=12`; `InputError` for other objects."""
     if not isinstance(given, Mapping):
         return tuple(given)
     texts = []
@@ -245,14 +202,9 @@ def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]
 
 
 def resume_command(path: Path, request: Request) -> str:
-    """Returns what goes on with a run.
+    """Returns what to type to go on with a run.
 
-    Args:
-        path: The run directory.
-        request: What is trained.
-
-    Returns:
-        A line for a shell; of a run of Python objects, a call.
+    Returns a line for a shell; of a run of Python objects, a call.
     """
     if request.given is not None:
         return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"
@@ -260,19 +212,14 @@ def resume_command(path: Path, request: Request) -> str:
 
 
 def saved_words(path: Path, how_to_resume: str) -> str:
-    """Says what a run that ended early leaves, and how to go on with it.
-
-    Args:
-        path: The run directory.
-        how_to_resume: From `resume_command`.
-    """
+    """Returns a sentence on what an interrupted run leaves, and how to go on with it."""
     paths = sorted((path / CHECKPOINTS).glob("step-*.ckpt"))
     saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
     return f"{saved} Go on with: {how_to_resume}"
 
 
 def _last(spec: str) -> str:
-    """What tells a model apart: `resnet18` of `timm:resnet18`, and the folder of a config file or a path."""
+    """The short name of a model: `resnet18` of `timm:resnet18`, the folder of a config file or path."""
     prefix, _, name = spec.partition(":")
     if prefix != "hf":
         return spec.rpartition(":")[2]

@@ -28,13 +28,7 @@ NOTES = ".out-of-memory"
 
 
 def note(path: Path, trainer: Trainer, cause: str) -> None:
-    """Notes that this process ran out of memory.
-
-    Args:
-        path: The run directory.
-        trainer: What it was doing.
-        cause: The error.
-    """
+    """Notes in the run directory that this process ran out of memory, and what it was doing."""
     assert trainer.ranks is not None
     attempt = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     _append(
@@ -52,11 +46,7 @@ def note(path: Path, trainer: Trainer, cause: str) -> None:
 
 
 def notes(path: Path) -> list[dict[str, Any]]:
-    """Returns what is noted, in order; a line that was cut short does not count.
-
-    Args:
-        path: The run directory.
-    """
+    """Returns the notes in order, without a last line that was cut short."""
     found = []
     try:
         lines = (path / NOTES).read_text(encoding="utf-8").splitlines()
@@ -71,17 +61,7 @@ def notes(path: Path) -> list[dict[str, Any]]:
 
 
 def recipe_after(path: Path, recipe: Recipe, fallbacks: tuple[Recipe, ...], workload: Workload) -> Recipe:
-    """Returns the recipe that a run goes on with, and says so where memory ran out since the last was chosen.
-
-    Args:
-        path: The run directory.
-        recipe: The run's recipe.
-        fallbacks: Those of its plan.
-        workload: What is learned.
-
-    Raises:
-        OutOfMemoryError: Nothing that needs less is left.
-    """
+    """Returns the recipe to go on with, and says so where memory ran out since the last was chosen."""
     told = notes(path)
     since = [one for one in told if "chosen" in one]
     pending = told[told.index(since[-1]) + 1 :] if since else told
@@ -114,11 +94,7 @@ def recipe_after(path: Path, recipe: Recipe, fallbacks: tuple[Recipe, ...], work
 
 
 def forget(path: Path) -> None:
-    """Removes the notes of an earlier run.
-
-    Args:
-        path: The run directory.
-    """
+    """Removes the notes of an earlier run."""
     (path / NOTES).unlink(missing_ok=True)
 
 

@@ -49,27 +49,12 @@ _LOCK = ".lock"
 
 
 def holds_run(path: Path) -> bool:
-    """Returns whether a run was started in a directory.
-
-    Args:
-        path: A directory that need not exist.
-
-    Returns:
-        True from the moment `RunDirectory.create` returned.
-    """
+    """Returns whether a run was started in a directory, which need not exist; True once `create` has returned."""
     return (path / WORKLOAD).is_file()
 
 
 def check_new(path: Path, *, overwrite: bool = False) -> None:
-    """Checks, leaving nothing behind, that a new run can be written to a directory.
-
-    Args:
-        path: The directory, which need not exist.
-        overwrite: Whether a run that is there may be replaced.
-
-    Raises:
-        InputError: It holds a run already, is no directory, or cannot be written.
-    """
+    """Raises `InputError` unless a new run can be written to a directory; leaves nothing behind."""
     if holds_run(path) and not overwrite:
         raise InputError(
             f"run directory {str(path)!r} already holds a run. Go on with it ({option('resume')}), give another "
@@ -87,7 +72,7 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
 
 @contextlib.contextmanager
 def _must_be_writable(path: Path, hint: str = "") -> Iterator[None]:
-    """Before training: what cannot be written in the block, or in the directory after it, is a mistake in the input."""
+    """Context in which a file that cannot be written is an `InputError`: before training it is a wrong path."""
     try:
         yield
         with tempfile.NamedTemporaryFile(prefix=TEMPORARY_PREFIX, dir=path):
@@ -101,15 +86,7 @@ class RunDirectory:
     """One run on disk, open for writing; a context manager that lets go of the lock and the files."""
 
     def __init__(self, path: Path, *, keep: int = DEFAULT_KEEP) -> None:
-        """Takes a directory for this process.
-
-        Args:
-            path: An existing directory.
-            keep: How many checkpoints stay.
-
-        Raises:
-            InputError: Another process is training there, or it cannot be written.
-        """
+        """Locks an existing directory for this process; `InputError` where another one trains there."""
         self.path = path
         self._metrics: IO[str] | None = None
         self.rows = 0
@@ -136,21 +113,10 @@ class RunDirectory:
         overwrite: bool = False,
         keep: int = DEFAULT_KEEP,
     ) -> RunDirectory:
-        """Starts a new run.
+        """Starts a new run in a directory; `overwrite`: one that is there is removed first.
 
-        Args:
-            path: The directory; made if missing.
-            recipe: How the step is held in memory.
-            workload: Plain data: all that `read_workload` must give back to build the same run again.
-            plan: Text of `plan.json`, where the recipe was planned.
-            overwrite: Whether a run that is there is removed first.
-            keep: How many checkpoints stay.
-
-        Returns:
-            The directory, open.
-
-        Raises:
-            InputError: It holds a run already, or cannot be written.
+        `workload`: plain data: all that `read_workload` must give back to build the same run again.
+        `keep`: how many checkpoints stay.
         """
         check_new(path, overwrite=overwrite)
         with _must_be_writable(path):
@@ -169,18 +135,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, keep: int = DEFAULT_KEEP) -> RunDirectory:
-        """Opens the run that a directory holds, to go on with it.
-
-        Args:
-            path: The directory.
-            keep: How many checkpoints stay.
-
-        Returns:
-            The directory, open.
-
-        Raises:
-            InputError: It holds no run, or another process is training there.
-        """
+        """Opens the run that a directory holds, to go on with it."""
         if not holds_run(path):
             raise InputError(
                 f"run directory {str(path)!r} holds no run to resume. Start one by leaving out {option('resume')}."
@@ -188,18 +143,7 @@ class RunDirectory:
         return cls(path, keep=keep)
 
     def described(self, recipe: Recipe, workload: Mapping[str, Any]) -> RunDirectory:
-        """Writes down what is trained and how.
-
-        Args:
-            recipe: How the step is held in memory.
-            workload: Plain data, as for `create`.
-
-        Returns:
-            This directory.
-
-        Raises:
-            InputError: It cannot be written.
-        """
+        """Writes `recipe.yaml` and `workload.yaml`."""
         with _must_be_writable(self.path):
             self._write_text(RECIPE, recipe.to_yaml())
             self._write_text(WORKLOAD, yaml.safe_dump(dict(workload), sort_keys=False))
@@ -213,22 +157,11 @@ class RunDirectory:
         return CheckpointStore(self.path / CHECKPOINTS, keep=self._keep)
 
     def note_checkpoint(self, step: int) -> None:
-        """Takes note of a checkpoint that was written.
-
-        Args:
-            step: Updates done.
-        """
+        """Records that a checkpoint of this step was written."""
         self._write_text(SAVED, f"{step}\n")
 
     def note_start(self, fingerprint: str) -> None:
-        """Takes note of the weights that the run starts from.
-
-        Args:
-            fingerprint: What tells them from others.
-
-        Raises:
-            InputError: It cannot be written.
-        """
+        """Records a fingerprint of the weights that the run starts from."""
         with _must_be_writable(self.path):
             self._write_text(START, f"{fingerprint}\n")
 
@@ -239,11 +172,7 @@ class RunDirectory:
             self._write_text(PLAN, plan)
 
     def check_checkpoints(self) -> None:
-        """Checks that a run which saved checkpoints still has one; a run that never did may start over.
-
-        Raises:
-            InputError: All of them are gone; says what to do.
-        """
+        """Raises `InputError` where checkpoints were saved and are gone; a run that never saved may start over."""
         step = self._last_saved()
         folder = self.path / CHECKPOINTS
         if step is None or any(folder.glob("*.ckpt")):
@@ -257,7 +186,7 @@ class RunDirectory:
         )
 
     def _last_saved(self) -> int | None:
-        """The step of the last checkpoint, None where none was written; a summary is written behind one."""
+        """The step of the last checkpoint, None where none was written; a summary follows a checkpoint."""
         summary = self.read_summary()
         finished = None if summary is None else int(summary["steps"])
         try:
@@ -280,19 +209,11 @@ class RunDirectory:
             ) from error
 
     def read_workload(self) -> dict[str, Any]:
-        """Returns the plain data that `create` was given.
-
-        Raises:
-            InputError: The file was altered and is no longer YAML.
-        """
+        """Returns the plain data that `create` was given; `InputError` where the file is no YAML any more."""
         return read_yaml(self.path / WORKLOAD, "run file", example="data: digits")
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends one row to the metrics.
-
-        Args:
-            row: Plain data with at least `step`.
-        """
+        """Appends a row with at least `step` to the metrics."""
         if self._metrics is None:
             self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
         self._metrics.write(json.dumps(row) + "\n")
@@ -318,11 +239,7 @@ class RunDirectory:
         return rows
 
     def rewind_metrics(self, rows: int) -> None:
-        """Drops the rows that were written after a checkpoint; a resumed run writes them again.
-
-        Args:
-            rows: How many the checkpoint counts.
-        """
+        """Drops the rows after the first `rows`, which a checkpoint counts; a resumed run writes them again."""
         kept = self.read_metrics()[:rows]
         if self._metrics is not None:
             self._metrics.close()
@@ -331,19 +248,11 @@ class RunDirectory:
         self.rows = len(kept)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the result; its being there says that the run is finished.
-
-        Args:
-            summary: Plain data.
-        """
+        """Writes the result, whose presence says that the run is finished."""
         self._write_result(SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Returns the result, or None while the run is unfinished.
-
-        Raises:
-            InputError: The file was altered and is no longer JSON.
-        """
+        """Returns the result, None while the run is unfinished; `InputError` where the file is no JSON any more."""
         path = self.path / SUMMARY
         if not path.exists():
             return None
@@ -358,7 +267,7 @@ class RunDirectory:
         return summary
 
     def close(self) -> None:
-        """Lets the directory go."""
+        """Closes the files and gives up the lock."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -375,7 +284,7 @@ class RunDirectory:
             temporary.write_text(text, encoding="utf-8")
 
     def _write_result(self, name: str, text: str) -> None:
-        """Writes what a run has done; where that fails something of it is lost."""
+        """Writes something that a run has computed: a failure here loses work, so it is no `InputError`."""
         try:
             self._write_text(name, text)
         except OSError as error:
@@ -383,7 +292,7 @@ class RunDirectory:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Opens a file that only one process can hold; the system lets go of it when that process ends, however it ends."""
+    """Opens a lock file. The system releases the lock when the process ends, however it ends."""
     file = path.open("w")
     try:
         import fcntl

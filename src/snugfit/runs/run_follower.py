@@ -12,28 +12,15 @@ from snugfit.runs.run_dir import DEFAULT_KEEP, RunDirectory, holds_run
 
 
 class FollowedRun(RunDirectory):
-    """The run that another process writes down."""
+    """The run directory that the first process writes, as the others see it."""
 
     def __init__(self, path: Path, *, keep: int = DEFAULT_KEEP) -> None:
-        """Takes a directory, which need not be there yet.
-
-        Args:
-            path: The directory.
-            keep: How many checkpoints stay.
-        """
+        """Takes a directory, which need not exist yet."""
         self.path, self.rows, self._keep, self._metrics = path, 0, keep, None
 
     @classmethod
     def open(cls, path: Path, *, keep: int = DEFAULT_KEEP) -> FollowedRun:
-        """Opens the run that a directory holds.
-
-        Args:
-            path: The directory.
-            keep: How many checkpoints stay.
-
-        Raises:
-            InputError: This process sees no run there.
-        """
+        """Opens the run that a directory holds; `InputError` where this process sees none there."""
         if not holds_run(path):
             raise InputError(
                 f"run directory {str(path)!r} holds no run to resume on this machine. All machines must see the same "

@@ -20,7 +20,7 @@ STARTED_BY_US = "snugfit-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a process stands among those that were started with it."""
+    """The position of a process among those that were started with it."""
 
     number: int
     count: int
@@ -38,11 +38,7 @@ class Place:
 
 
 def place_here() -> Place | None:
-    """Returns where this process stands, by its environment; None where it was started alone.
-
-    Raises:
-        InputError: The environment contradicts itself.
-    """
+    """Returns this process's position, by its environment; None where it was started alone."""
     found = _numbers("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if found is None:  # tasks of each machine as in `4(x2)`; what was asked for is set only where it was
         each = ("SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
@@ -64,15 +60,7 @@ def _numbers(number: str, count: str, local: str, locals_: str) -> tuple[int, in
 
 
 def where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
-    """Returns the variables by which torch finds the others, where they are not set.
-
-    Args:
-        place: Where this process stands.
-        rdzv: HOST:PORT, as given.
-
-    Raises:
-        InputError: Nobody has said it.
-    """
+    """Returns the variables by which torch finds the others, those that are not set; `rdzv` is HOST:PORT."""
     known = os.environ
     told = {"RANK": str(place.number), "WORLD_SIZE": str(place.count)}
     if "MASTER_ADDR" in known and "MASTER_PORT" in known:
@@ -92,21 +80,13 @@ def where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of SLURM's list of hosts: `node[01-04,7],other` is node01 and others."""
+    """Returns the first of SLURM's hosts: node01 of `node[01-04,7],other`."""
     first = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
     return nodes if first is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
 def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
-    """Returns `gpus` and `nodes` as the processes stand.
-
-    Args:
-        place: Where this process stands.
-        options: What was asked for.
-
-    Raises:
-        InputError: Others were asked for.
-    """
+    """Returns `gpus` and `nodes` as processes were started; `InputError` where others were asked for."""
     there = place.settings
     for name, value in there.items():
         wanted = options.get(name)

@@ -21,11 +21,9 @@ class StopSignal:
     def __init__(
         self, on_first: Callable[[], None] | None = None, *, numbers: Iterable[signal.Signals] = _SIGNALS
     ) -> None:
-        """Prepares to listen.
+        """Prepares to listen for signals.
 
-        Args:
-            on_first: Called inside the signal handler when the first signal arrives, to tell the person.
-            numbers: The signals that are caught.
+        `on_first`: called inside the signal handler when the first signal arrives, to tell the person.
         """
         self.received: signal.Signals | None = None
         self._on_first, self._numbers = on_first, tuple(numbers)

@@ -12,25 +12,13 @@ from snugfit.training.run_results import TENSORBOARD
 
 
 def check_tensorboard() -> None:
-    """Raises where TensorBoard is not installed.
-
-    Raises:
-        InputError: Says how to install it.
-    """
+    """Raises `InputError` where TensorBoard is not installed."""
     needed("tensorboard needs", "torch.utils.tensorboard", library="tensorboard", install="snugfit[report]")
 
 
 @contextlib.contextmanager
 def tensorboard_rows(path: Path, *, wanted: bool = True) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
-    """Opens event files in a run directory.
-
-    Args:
-        path: The run directory.
-        wanted: Whether anybody asked for them.
-
-    Yields:
-        A function that takes rows of metrics, or None. Rows that a resumed run takes again replace the earlier ones.
-    """
+    """Context with a function that takes rows of metrics, or None; rows of a resumed run replace earlier ones."""
     if not wanted:
         yield None
         return

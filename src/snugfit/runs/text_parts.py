@@ -24,19 +24,7 @@ _SAME_OPTIONS = ("task", "packing", "text_column", "label_column", "prompt_colum
 
 
 def open_matching_text(request: Request, model: torch.nn.Module, *, download: bool) -> Splits:
-    """Opens text in the tokens that the model takes.
-
-    Args:
-        request: What is to be trained; its task is one of text.
-        model: The model without memory, to look at.
-        download: Whether `hf:` data may be fetched.
-
-    Returns:
-        Training, validation and test part.
-
-    Raises:
-        InputError: Data or tokenizer cannot be had, or they do not go with the model.
-    """
+    """Opens text in the tokens that the model takes; `model` is one without memory, to look at."""
     assert request.task is not None
     name = hub_name(request)
     vocabulary = vocabulary_size(model)
@@ -69,12 +57,7 @@ def open_matching_text(request: Request, model: torch.nn.Module, *, download: bo
 
 
 def built_by(request: Request, data: Splits) -> dict[str, Any]:
-    """Returns what a named model is built by; that of a `hf:` model has config fields that follow from the data.
-
-    Args:
-        request: What is to be trained; fields that the user set win.
-        data: Its labels and tokenizer.
-    """
+    """Returns how a named model is built; for `hf:` with config fields that follow from the data, unless given."""
     given = told(request, data.num_classes)
     arguments = given["model_args"] if hub_name(request) is None else _config_fields(request, data, given["model_args"])
     return {**given, "model_args": arguments, "freeze": request.settings.freeze}
@@ -94,17 +77,7 @@ def _config_fields(request: Request, data: Splits, given: dict[str, Any]) -> dic
 
 
 def save_for_transformers(folder: Path, model: torch.nn.Module, request: Request, data: Any) -> None:
-    """Writes config and tokenizer beside the weights of a `hf:` model, so that `from_pretrained` loads the folder.
-
-    Args:
-        folder: What becomes part of the run directory.
-        model: The trained model.
-        request: What was trained.
-        data: Its tokenizer is written too.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Writes config and tokenizer beside the weights of a `hf:` model, for `from_pretrained`."""
     name = hub_name(request)
     if name is not None:
         use_cache = getattr(load_config(name), "use_cache", None)

@@ -216,7 +216,7 @@ def train(
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Finds names that are no option at all, with a hint among all that there are."""
+    """Raises for names that are no option at all, with a hint among all there are."""
     from inspect import signature
 
     from snugfit.errors import nearest
@@ -239,7 +239,7 @@ def _check_numbers(told: Mapping[str, Any], keep: int) -> None:
 
 
 def _check_choices(recipe: Any, plan: Any, budget: Any, constraints: Mapping[str, Any], *, resume: bool) -> None:
-    """Refuses options of a plan where none is asked for, and a plan where the run has its recipe already."""
+    """Raises for options of a plan where none is asked for, and for a plan where the run has a recipe already."""
     given = [option(name) for name, value in constraints.items() if value]
     if budget is None and given:
         raise InputError(f"{', '.join(given)} belongs to a plan; give {option('budget SIZE')} too.")
@@ -317,7 +317,7 @@ def _constraints(
 
 
 def _same_objects(stored: Request, given: Any) -> Any:
-    """The Python objects of a run that goes on; they are not in its directory."""
+    """The Python objects of a run that goes on, which its directory cannot hold."""
     from snugfit.runs.request import is_named
 
     missing = [
@@ -335,14 +335,14 @@ def _same_objects(stored: Request, given: Any) -> Any:
 
 
 def _is_finished(request: Request, summary: Mapping[str, Any]) -> bool:
-    """Whether a run that has a result has nothing left to do, as long and as patient as it is to be now."""
+    """Whether a run with a result has nothing left to do, at its length and patience of now."""
     patience, best = request.settings.patience, summary.get("best")
     early = summary.get("stopped_early") and patience is not None and best and best["evaluations_since"] >= patience
     return bool(early) or summary["steps"] >= _wanted_steps(request, summary)
 
 
 def _wanted_steps(request: Request, summary: Mapping[str, Any]) -> int:
-    """How long the run is to be: as long as it was, unless it is asked for more."""
+    """How long the run is to be: as long as before, unless more is asked for."""
     settings = request.settings
     if settings.max_steps is not None:
         return settings.max_steps

@@ -45,14 +45,7 @@ class Waits:
     """How long the host waited for the device."""
 
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the batches of an epoch, or of the rest of one, and counts how long each was waited for.
-
-        Args:
-            batches: They are let go one by one, before the next is asked for.
-
-        Yields:
-            The batches.
-        """
+        """Yields batches of an epoch and counts the wait for each; none is held while the next one is made."""
         first = True
         while True:
             begun = time.perf_counter()
@@ -64,11 +57,10 @@ class Waits:
             yield box.pop()
 
     def took(self, seconds: float, *, first: bool) -> None:
-        """Counts a batch.
+        """Counts the wait for one batch.
 
-        Args:
-            seconds: From asking for it to having it.
-            first: Whether it is the first of an epoch, or after a resume.
+        `seconds`: from asking for it to having it.
+        `first`: whether it is the first of an epoch, or after a resume.
         """
         if first:
             self.epochs += 1
@@ -80,17 +72,10 @@ class Waits:
 
 
 def loading_report(waits: Waits, recipe: Recipe, *, on_card: bool, processors: int | None = None) -> dict[str, Any]:
-    """Returns what a run says of its loading.
+    """Returns the run's report about loading; `processors` None: those that this process may use.
 
-    Args:
-        waits: What was counted.
-        recipe: How data was loaded.
-        on_card: Whether training ran on a card.
-        processors: Processors that may be used; None: those of this process.
-
-    Returns:
-        Plain data: `wait_seconds`, `epoch_start_seconds`, `late_batches`, `idle_share` (of the time of steps), and `advice`,
-        which is None where waiting is not worth a word.
+    Returns plain data: `wait_seconds`, `epoch_start_seconds`, `late_batches`, `idle_share` (of the time of steps), and
+    `advice`, which is None where waiting is not worth a word.
     """
     waited = waits.batch_seconds + waits.epoch_seconds
     idle = max(0.0, waited - waits.device_seconds) if on_card else waited
@@ -135,7 +120,7 @@ def _change(waits: Waits, recipe: Recipe, processors: int, *, on_card: bool) -> 
 
 
 def _enough(waits: Waits, workers: int) -> int:
-    """Workers that load a batch in the time in which a step is computed, and one more."""
+    """Enough workers to load a batch while a step is computed, and one more."""
     batches = max(1, waits.batches + waits.epochs)
     waited = (waits.batch_seconds + waits.epoch_seconds) / batches
     computed = max(waits.step_seconds / batches - waited, 1e-9)

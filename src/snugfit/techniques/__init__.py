@@ -77,7 +77,7 @@ LOOP_FIELDS = frozenset(field for row in TECHNIQUES if row.in_the_loop for field
 
 
 def joined(table: str) -> dict[str, dict[Any, Any]]:
-    """Returns a table of all techniques: field -> rows, of which each declares some."""
+    """Returns one table of all techniques: field -> rows, put together from what each declares."""
     found: dict[str, dict[Any, Any]] = {}
     for row in TECHNIQUES:
         found.setdefault(row.fields[0], {}).update(getattr(row, table))
@@ -85,22 +85,14 @@ def joined(table: str) -> dict[str, dict[Any, Any]]:
 
 
 def each_builds(recipe: Recipe) -> bool:
-    """Returns whether each of several processes must build the model, because a technique needs its weights early.
-
-    Args:
-        recipe: How the step is held in memory.
-    """
+    """Returns whether each of several processes must build the model, because a technique needs its weights early."""
     fields = type(recipe).__dataclass_fields__
     read = [row.fields[0] for row in TECHNIQUES if row.reads_weights]
     return any(getattr(recipe, name) != fields[name].default for name in read)
 
 
 def left_to_the_loop(recipe: Recipe) -> list[str]:
-    """Returns a sentence for each field that a model cannot carry through somebody's own loop.
-
-    Args:
-        recipe: What is asked of `snugfit.apply`.
-    """
+    """Returns a sentence for each field of a recipe that a model cannot carry into somebody's own training loop."""
     fields = type(recipe).__dataclass_fields__
     said = {}
     for row in TECHNIQUES:

@@ -103,29 +103,14 @@ class ModelTechnique:
         """Gives a model back what it changed, if it did; wrapped forward methods come off without it."""
 
     def change(self, model: nn.Module) -> None:
-        """Changes the model in place, once, before the optimizer is built.
-
-        Args:
-            model: The caller's model, on the device.
-        """
+        """Changes the caller's model in place, once, on its device and before the optimizer is built."""
 
     def convert(self, batch: Any) -> Any:
-        """Returns a microbatch as the model needs it.
-
-        Args:
-            batch: A microbatch on the device.
-
-        Returns:
-            The same, or a converted copy.
-        """
+        """Returns a microbatch as the model needs it: the same one, or a converted copy."""
         return batch
 
     def returned(self, output: Any) -> Any:
-        """Returns a model's output as a loop of the user's own gets it, whose loss no context of ours surrounds.
-
-        Args:
-            output: What the model returned.
-        """
+        """Returns a model's output as a user's own training loop gets it: their loss runs outside our contexts."""
         return output
 
     def around_forward(self) -> AbstractContextManager[Any]:
@@ -142,12 +127,7 @@ class ModelTechnique:
 
 
 def take_off(model: nn.Module, techniques: Iterable[type[ModelTechnique]]) -> None:
-    """Gives a model back what techniques have changed, and all its modules their own forward methods.
-
-    Args:
-        model: A model, prepared or not, or a copy of a prepared one.
-        techniques: Those that are undone.
-    """
+    """Undoes techniques on a model (prepared or not, or a copy), and gives all modules their own forward methods back."""
     for technique in techniques:
         technique.undo(model)
     for module in model.modules():

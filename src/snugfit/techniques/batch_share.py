@@ -26,11 +26,5 @@ def at_once(recipe: Recipe, workload: Workload | None) -> int | None:
 
 
 def share_of(samples: int, ranks: int, number: int) -> tuple[int, int]:
-    """Returns the first sample of a process's share of a batch, and the first one after it; the first shares are larger.
-
-    Args:
-        samples: Those of the batch.
-        ranks: Processes that share it.
-        number: The process, from 0.
-    """
+    """Returns where a process's share of a batch starts and ends; the first shares are larger by the remainder."""
     return -(-samples * number // ranks), -(-samples * (number + 1) // ranks)

@@ -29,15 +29,11 @@ def map_tensors(
 ) -> Any:
     """Returns a batch with a function applied to every tensor in it.
 
-    Args:
-        batch: A tensor, or tuples, lists, mappings, dataclasses, packed sequences and other objects that hold such;
-            anything else is kept.
-        change: What becomes of each tensor.
-        is_leaf: What is changed in place of tensors.
-
-    Returns:
-        The same structure, of the same classes; an object that holds tensors is copied. How long packed sequences are
-        stays as it is, on the host, where torch wants it.
+    `batch`: a tensor, or tuples, lists, mappings, dataclasses, packed sequences and other objects that hold such;
+    anything else is kept.
+    `is_leaf`: what is changed in place of tensors.
+    Returns the same structure, of the same classes; an object that holds tensors is copied. How long packed sequences
+    are stays as it is, on the host, where torch wants it.
     """
     if is_leaf(batch):
         return change(batch)
@@ -48,14 +44,7 @@ def map_tensors(
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Goes through the tensors of a batch.
-
-    Args:
-        batch: What `map_tensors` knows; anything else has none.
-
-    Yields:
-        Each tensor, in order.
-    """
+    """Yields the tensors of anything that `map_tensors` knows, in order; anything else has none."""
     if isinstance(batch, Tensor):
         yield batch
         return
@@ -64,11 +53,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Returns what a tensor keeps its numbers in: itself, or of a sparse one its indices and values.
-
-    Args:
-        tensor: Any tensor.
-    """
+    """Returns what a tensor keeps its numbers in: itself, or the indices and values of a sparse one."""
     if tensor.layout == torch.strided:
         return [tensor]
     if tensor.layout == torch.sparse_coo:
@@ -83,7 +68,7 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
 
 
 def _held_by(batch: Any) -> dict[Any, Any] | None:
-    """What a part of a batch holds, by its place in it; None where that is nothing a batch is made of."""
+    """What a part of a batch contains, by key or index; None where it is not a container that a batch is made of."""
     if isinstance(batch, PackedSequence):
         return {name: getattr(batch, name) for name in ("data", "sorted_indices", "unsorted_indices")}
     if isinstance(batch, Mapping):
@@ -97,7 +82,7 @@ def _held_by(batch: Any) -> dict[Any, Any] | None:
 
 
 def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
-    """A part of a batch with other things in it."""
+    """A container of the same kind with other contents."""
     if isinstance(batch, PackedSequence):
         return PackedSequence(parts["data"], batch.batch_sizes, parts["sorted_indices"], parts["unsorted_indices"])
     if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
@@ -115,7 +100,7 @@ def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
 
 
 def _is_holder(value: Any) -> bool:
-    """Whether a value is an object of nobody's library whose attributes hold tensors: a batch class of one's own."""
+    """Whether a value is an object of the user's own batch class: not a library's, with tensors in its attributes."""
     return _may_hold(type(value)) and any(_has_tensor(one) for one in vars(value).values())
 
 
@@ -126,7 +111,7 @@ def _may_hold(kind: type) -> bool:
 
 
 def _has_tensor(value: Any) -> bool:
-    """Whether a value is a tensor or a container of some; objects in objects are not looked into, which may be circles."""
+    """Whether a value is a tensor or a container of some. Objects inside objects are not searched: they may be circular."""
     if isinstance(value, Mapping):
         return any(map(_has_tensor, value.values()))
     return isinstance(value, Tensor) or (isinstance(value, tuple | list) and any(map(_has_tensor, value)))
@@ -135,12 +120,8 @@ def _has_tensor(value: Any) -> bool:
 def first_tensor(batch: Any) -> Tensor | None:
     """Returns the tensor whose dimension 0 is the batch's length, or None.
 
-    Args:
-        batch: What `map_tensors` knows.
-
-    Returns:
-        The first one that has a dimension and one number for each place: a sparse matrix or a packed sequence says how many
-        samples there are only where nothing else does.
+    Returns the first one that has a dimension and one number for each place: a sparse matrix or a packed sequence says
+    how many samples there are only where nothing else does.
     """
     dense = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout == torch.strided)
     sparse = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout != torch.strided)
@@ -156,11 +137,7 @@ def _outside_of_sequences(batch: Any) -> Iterator[Tensor]:
 
 
 def why_uncut(batch: Any) -> str | None:
-    """Returns what of a batch nobody but its owner can cut into samples, in words; None where it can be cut.
-
-    Args:
-        batch: What `map_tensors` knows.
-    """
+    """Returns, in words, what of a batch only its owner knows how to cut into samples; None where all of it can be cut."""
     if isinstance(batch, Tensor):
         return None if batch.layout == torch.strided else "a sparse matrix"
     if isinstance(batch, PackedSequence):
@@ -178,17 +155,7 @@ def why_uncut(batch: Any) -> str | None:
 
 
 def batch_length(batch: Any) -> int:
-    """Returns the number of samples in a batch.
-
-    Args:
-        batch: A tensor, or tuples, lists and mappings of such.
-
-    Returns:
-        Dimension 0 of its first tensor.
-
-    Raises:
-        InputError: The batch holds no tensor with a dimension, or no sample.
-    """
+    """Returns the number of samples in a batch, dimension 0 of its first tensor; `InputError` where there is none."""
     tensor = first_tensor(batch)
     if tensor is None and isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
@@ -205,15 +172,7 @@ def batch_length(batch: Any) -> int:
 def split_batch(batch: Any, size: int) -> list[Any]:
     """Cuts a batch along dimension 0 of every tensor that has the batch's length; the last piece may be smaller.
 
-    Args:
-        batch: A tensor, or tuples, lists and mappings of such.
-        size: Samples in a piece.
-
-    Returns:
-        The pieces, views of the batch; tensors of other lengths go with every piece whole.
-
-    Raises:
-        InputError: The batch is empty, or holds what only its owner can cut.
+    Returns the pieces, views of the batch; tensors of other lengths go with every piece whole.
     """
     length = batch_length(batch)
     if size >= length:
@@ -228,7 +187,7 @@ def split_batch(batch: Any, size: int) -> list[Any]:
 
 
 def cut(batch: Any, start: int, size: int, length: int) -> Any:
-    """Returns one piece of a batch of this length, from a sample on."""
+    """Returns the piece of a batch that starts at a sample."""
 
     def piece(tensor: Tensor) -> Tensor:
         goes_along = tensor.layout != torch.strided or not tensor.dim() or tensor.shape[0] != length
@@ -240,13 +199,9 @@ def cut(batch: Any, start: int, size: int, length: int) -> Any:
 def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Tensor]:
     """Returns the factor of each microbatch's loss that makes their sum the loss of the whole batch.
 
-    Args:
-        pieces: The microbatches.
-        loss_weight: `samples` (losses are means over samples), `sum` (they are sums), `tokens` (means over labels that are
-            not ignored; labels are `batch["labels"]` or `batch[1]`), or a function of a microbatch giving its weight.
-
-    Returns:
-        One factor a microbatch; a tensor where counting on the host would make a device wait.
+    `loss_weight`: `samples` (losses are means over samples), `sum` (they are sums), `tokens` (means over labels that
+    are not ignored; labels are `batch["labels"]` or `batch[1]`), or a function of a microbatch giving its weight.
+    Returns one factor a microbatch; a tensor where counting on the host would make a device wait.
     """
     if loss_weight == "sum":
         return [1.0] * len(pieces)
@@ -264,15 +219,7 @@ def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Ten
 
 
 def loss_counts(pieces: list[Any], loss_weight: LossWeight) -> list[Any]:
-    """Returns how much the loss of each microbatch counts, as `loss_weights` has it, before it is a share of anything.
-
-    Args:
-        pieces: The microbatches.
-        loss_weight: As for `loss_weights`.
-
-    Returns:
-        One number a microbatch; a tensor where counting on the host would make a device wait.
-    """
+    """Returns the numerators of `loss_weights`: how much each microbatch counts before it is divided by the sum."""
     if loss_weight == "sum":
         return [1.0] * len(pieces)
     if loss_weight == "samples":

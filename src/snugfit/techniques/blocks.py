@@ -19,13 +19,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns the repeated blocks by name, in the order of the model.
+    """Returns the repeated blocks by name, in the order of the model; none where nothing repeats.
 
-    Args:
-        model: Any module.
-
-    Returns:
-        Name -> block, each block once even where it is shared; empty when nothing repeats.
+    Returns name -> block, each block once even where it is shared; empty when nothing repeats.
     """
     for in_containers_only in (True, False):
         elements = dict(_elements(model, in_containers_only))
@@ -37,19 +33,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def named_blocks(model: nn.Module, names: tuple[str, ...], *, field: str) -> dict[str, nn.Module]:
-    """Returns the modules that a person named.
-
-    Args:
-        model: Any module.
-        names: Dotted names, as in `model.named_modules()`.
-        field: The field of the recipe that names them, for messages.
-
-    Returns:
-        Name -> module.
-
-    Raises:
-        InputError: A name does not exist, or one named module lies inside another.
-    """
+    """Returns the modules that a person named; `InputError` for unknown names, and for one inside another."""
     modules = dict(model.named_modules())
     unknown = [name for name in names if name not in modules or not name]
     if unknown:
@@ -68,11 +52,7 @@ def named_blocks(model: nn.Module, names: tuple[str, ...], *, field: str) -> dic
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Returns whether a module is one layer with an adapter beside it (peft's wrapper), which is no block.
-
-    Args:
-        module: Any module.
-    """
+    """Returns whether a module is one layer with an adapter beside it (peft's wrapper), which is no block."""
     return isinstance(getattr(module, "base_layer", None), nn.Module)
 
 

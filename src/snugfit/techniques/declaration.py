@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """How the search calls them."""
+        """What the search calls these changes."""
         return ", ".join(f"{field}={value}" for field, value in self.changes.items())
 
 
@@ -216,22 +216,22 @@ class Technique:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The words of `known_as`."""
+        """Other words for the technique, from `known_as`."""
         return tuple(self.known_as.split())
 
     @property
     def all_moves(self) -> tuple[tuple[Level, Changes], ...]:
-        """`moves`, or what stands for None."""
+        """`moves`, or the default where that is None."""
         return tuple((self.level, one) for one in self._least) if self.moves is None else self.moves
 
     @property
     def all_turns(self) -> tuple[Changes, ...]:
-        """`turns`, or what stands for None."""
+        """`turns`, or the default where that is None."""
         return (self._least if self.may_change else ()) if self.turns is None else self.turns
 
     @property
     def all_trials(self) -> tuple[Changes, ...]:
-        """`trials`, or what stands for None."""
+        """`trials`, or the default where that is None."""
         return self._least if self.trials is None else self.trials
 
     @property

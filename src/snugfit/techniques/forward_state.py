@@ -56,7 +56,7 @@ Place = tuple[int, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contents:
-    """What each holder had at a moment."""
+    """What each holder contained at one moment."""
 
     held: list[tuple[Holder, Any]]
     """The objects themselves."""
@@ -65,14 +65,12 @@ class Contents:
 
 
 class ForwardState:
-    """The state that a module reaches."""
+    """All state that the forward pass of a module can reach and change."""
 
     def __init__(self, module: nn.Module, without_buffers: Iterable[nn.Module] = ()) -> None:
         """Finds all modules and code that can hold state.
 
-        Args:
-            module: A module, those inside of it included.
-            without_buffers: Those of them whose buffers are somebody else's business.
+        `without_buffers`: those of them whose buffers are somebody else's business.
         """
         self._fixed: list[Holder] = [*GLOBAL_NUMBERS, *_fixed(module, set(without_buffers))]
         self._buffers = {id(holder.one) for holder in self._fixed if isinstance(holder, Buffers)}
@@ -89,11 +87,9 @@ class ForwardState:
         return contents
 
     def about_to_write(self, before: Contents, storage: int) -> None:
-        """Copies what lies in a storage that the first pass is about to write into.
+        """Copies the tensors of a storage just before the first pass writes into it.
 
-        Args:
-            before: From `take`, before that pass.
-            storage: Its `_cdata`.
+        `storage`: its `_cdata`.
         """
         for place, tensor in _tensors(before.held):
             if place not in before.copies and tensor.untyped_storage()._cdata == storage:
@@ -102,9 +98,7 @@ class ForwardState:
     def learn(self, before: Contents, written: Container[int]) -> None:
         """Finds out from a first pass which tensors passes write into, and puts everything back.
 
-        Args:
-            before: From `take`, before that pass.
-            written: Storages (`_cdata`) that operators have said they write into.
+        `written`: storages (`_cdata`) that operators have said they write into.
         """
         # Asking a generator takes longer than all the rest, so those that were not drawn from are left alone.
         for holder, old in before.held:
@@ -124,11 +118,7 @@ class ForwardState:
                     self._overwritten.add(place)
 
     def put(self, contents: Contents) -> None:
-        """Puts back what every holder had, but not the numbers in tensors.
-
-        Args:
-            contents: From `take`.
-        """
+        """Puts back what every holder had; the numbers inside tensors are not restored here."""
         for holder, old in contents.held:
             holder.put(old)
 
@@ -137,11 +127,7 @@ class ForwardState:
         return any(isinstance(holder, Numbers) for holder in self._fixed)
 
     def settings(self, but: Container[str]) -> list[Any]:
-        """Returns what code can decide by: plain values by name, and which other ones there are.
-
-        Args:
-            but: Names of attributes that are left out.
-        """
+        """Returns what code can branch on: plain values, and the types of all others; names in `but` are left out."""
         found: list[Any] = []
         for _, content in self._held():
             for key, value in _entries(content):
@@ -151,14 +137,7 @@ class ForwardState:
 
     @contextmanager
     def as_it_was(self, contents: Contents) -> Iterator[None]:
-        """Context in which everything is as it was taken down, for one more pass; then as it is now.
-
-        Args:
-            contents: From `take`; can be used again.
-
-        Yields:
-            Nothing.
-        """
+        """Context in which everything is as it was taken down, for one more pass, and after it as it is now; reusable."""
         now = self._held()
         known = {id(holder.one) for holder, _ in now}
         now += [(holder, holder.take()) for holder, _ in contents.held if id(holder.one) not in known]
@@ -169,24 +148,17 @@ class ForwardState:
             self.put(Contents(now, {}))
 
     def written(self, before: Contents) -> dict[Place, int]:
-        """Returns how often each tensor that nobody copies was written into.
-
-        Args:
-            before: From `take`.
-        """
+        """Returns the version counts of tensors that are not copied: how often each was written into."""
         return {place: tensor._version for place, tensor in _tensors(before.held) if place not in before.copies}
 
     def name(self, place: Place) -> str:
-        """Returns what a person calls an entry of a holder.
-
-        Args:
-            place: From `written`.
-        """
+        """Returns what a person calls an entry of a holder."""
         owner = next((holder.title for holder in self._fixed if id(holder.one) == place[0]), "what it holds")
         return f"{owner}.{place[1]}" if isinstance(place[1], str) else f"{owner}[{place[1]!r}]"
 
     def _held(self) -> list[tuple[Holder, Any]]:
         """All holders and what they have: those that are known, and what lies in them."""
+        # Breadth first, so that the limit `MOST` cuts off what is farthest from the module.
         held: list[tuple[Holder, Any]] = []
         seen = {id(holder.one) for holder in self._fixed} | self._still.keys()
         waiting = list(self._fixed)
@@ -210,7 +182,7 @@ class ForwardState:
 
 
 def _fixed(module: nn.Module, without_buffers: set[nn.Module]) -> Iterator[Holder]:
-    """The modules that a module reaches, and what code can hold: each once, and nothing that passes may throw away."""
+    """Finds, once, the modules and code objects that a module reaches and no pass can throw away."""
     names: dict[int, tuple[dict[str, Any], set[str]]] = {}
     own_forwards = [inspect.unwrap(vars(one)["forward"]) for one in module.modules() if "forward" in vars(one)]
     for one in reachable([module, *own_forwards]):
@@ -243,12 +215,7 @@ def _arguments(code: Any) -> tuple[Any, ...]:
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Returns whether two tensors hold the same, as far as they have numbers.
-
-    Args:
-        one: A tensor.
-        other: Another one, or a copy from before.
-    """
+    """Returns whether two tensors hold the same values; those without values (meta, fake) count as the same."""
     if isinstance(one, FakeTensor) or one.is_meta or one.layout != torch.strided:
         return True
     return one.shape == other.shape and torch.equal(one, other)

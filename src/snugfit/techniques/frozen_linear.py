@@ -26,11 +26,7 @@ class FrozenLinear(PackedWeight, nn.Linear):
         return self.dequantize()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns `input` times the weight, plus the bias.
-
-        Args:
-            input: Floating tensor [..., inputs].
-        """
+        """Returns `input` [..., inputs] times the weight, plus the bias."""
         place = input.device.type
         if torch.is_autocast_enabled(place):
             input = input.to(torch.get_autocast_dtype(place))
@@ -39,7 +35,7 @@ class FrozenLinear(PackedWeight, nn.Linear):
 
 
 def _trains(bias: Tensor | None) -> bool:
-    """Whether somebody has unfrozen a bias, which then needs a gradient: it is added outside of the product."""
+    """Whether somebody has unfrozen a bias. Its gradient needs autograd, so it is then added outside of the product."""
     return bias is not None and bias.requires_grad
 
 
@@ -60,17 +56,11 @@ class _Product(torch.autograd.Function):
 
 @torch.no_grad()
 def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Turns a layer into a `FrozenLinear`, in place; its full weight is freed.
+    """Turns an `nn.Linear` or `Conv1D` into a `FrozenLinear`, in place, and frees its full weight.
 
-    Args:
-        layer: An `nn.Linear` or a `Conv1D` of transformers, on any device; its weight may be awaited.
-        method: nf4 or int8.
-        double: Whether scales of nf4 are quantised, too.
-        device: Where the packed weight is to live; only pieces of the full one go there.
-        dtype: Dtype that the layer is to have for others; None: that of its weight.
-
-    Raises:
-        InputError: nf4 without bitsandbytes.
+    `layer`: an `nn.Linear` or a `Conv1D` of transformers, on any device; its weight may be awaited.
+    `device`: where the packed weight is to live; only pieces of the full one go there.
+    `dtype`: dtype that the layer is to have for others; None: that of its weight.
     """
     kept = dtype or layer.weight.dtype
     weight = values_of(layer.weight)

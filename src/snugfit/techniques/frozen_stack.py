@@ -33,7 +33,7 @@ class FrozenStack(InPlaceOfTensor, PackedWeight):
 
     @property
     def requires_grad(self) -> bool:
-        """Never."""
+        """Never: packed weights are frozen."""
         return False
 
     def matrices(self) -> PackedMatrices:
@@ -45,7 +45,7 @@ class FrozenStack(InPlaceOfTensor, PackedWeight):
         return self.matrices()[index]
 
     def __getattr__(self, name: str) -> Any:
-        """What a module has not and a tensor has is the weight's."""
+        """Attributes that a module lacks and a tensor has are those of the unpacked weight."""
         if name.startswith("_") or not hasattr(Tensor, name):
             return super().__getattr__(name)
         return getattr(self.matrices(), name)
@@ -63,7 +63,7 @@ class PackedMatrices(Matrices):
 
     @property
     def mT(self) -> PackedMatrices:
-        """The same, rows and columns exchanged."""
+        """The same matrices, transposed."""
         return PackedMatrices(self._stack, self._index, turned=not self._turned)
 
     def picked(self, index: Any) -> Matrices:
@@ -101,16 +101,9 @@ def freeze_stack(
 ) -> FrozenStack:
     """Puts a `FrozenStack` in the place of a parameter; the full weight is freed.
 
-    Args:
-        module: The experts.
-        name: Their parameter, on any device; it may be awaited.
-        method: nf4 or int8.
-        double: Whether scales of nf4 are quantised, too.
-        device: Where the packed weight is to live; only pieces of the full one go there.
-        dtype: Dtype that the weight is to have for others; None: its own.
-
-    Returns:
-        What stands there now.
+    `name`: their parameter, on any device; it may be awaited.
+    `device`: where the packed weight is to live; only pieces of the full one go there.
+    `dtype`: dtype that the weight is to have for others; None: its own.
     """
     weight = module.get_parameter(name)
     kept = dtype or weight.dtype

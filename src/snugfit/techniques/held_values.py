@@ -31,13 +31,9 @@ class Held(NamedTuple):
 
 
 def held_values(model: nn.Module) -> dict[str, Held]:
-    """Returns the values in plain attributes of a model, by the path at which they are.
+    """Returns the values in plain attributes of a model and of the objects in them, by path.
 
-    Args:
-        model: The model. Attributes of objects that are no modules are looked through, too.
-
-    Returns:
-        Path, such as `blocks.0.table['key'][1]` -> the value, each object once.
+    Returns path, such as `blocks.0.table['key'][1]` -> the value, each object once.
     """
     found: dict[str, Held] = {}
     seen = {id(one) for one in (*model.parameters(), *model.buffers(), *model.modules())}

@@ -21,26 +21,12 @@ class HostPool:
     """Hands out host tensors and counts their bytes until they die."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes an empty pool.
-
-        Args:
-            device: Where training runs; decides which kind of host memory is right.
-        """
         self.device = device
         self.nbytes = 0
         self.peak_bytes = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, strides: Sequence[int] | None = None) -> torch.Tensor:
-        """Returns an uninitialised host tensor.
-
-        Args:
-            shape: Its shape.
-            dtype: Its dtype.
-            strides: Its strides, dense in some order of dimensions; None: contiguous.
-
-        Returns:
-            A tensor on the host that counts until nothing refers to it.
-        """
+        """Returns an uninitialised host tensor, counted until nothing refers to it; strides None: contiguous."""
         count = math.prod(shape)
         size_bytes = count * dtype.itemsize
         if strides is None:
@@ -58,14 +44,7 @@ class HostPool:
         return tensor
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a contiguous copy of a tensor in the pool; waits until it is there.
-
-        Args:
-            tensor: Any tensor on any device.
-
-        Returns:
-            The copy.
-        """
+        """Returns a contiguous copy of a tensor in the pool; waits until it is there."""
         host = self.empty(tensor.shape, tensor.dtype)
         host.copy_(tensor.detach())
         return host

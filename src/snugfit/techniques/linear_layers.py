@@ -37,14 +37,7 @@ class LinearLayers:
 
 
 def linear_layers(model: nn.Module) -> LinearLayers:
-    """Finds the linear layers of a model.
-
-    Args:
-        model: Any module, with adapters or without.
-
-    Returns:
-        Its layers, by what they are for.
-    """
+    """Finds the linear layers of a model, sorted by what they are for; works with adapters in place, too."""
     modules = dict(model.named_modules())
     inside = {id(child) for module in modules.values() if _owns_its_projections(module) for child in module.modules()}
     layers = {
@@ -60,21 +53,13 @@ def linear_layers(model: nn.Module) -> LinearLayers:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Returns whether a module multiplies by one matrix: `nn.Linear`, or the `Conv1D` of transformers' GPT-2.
-
-    Args:
-        module: Any module.
-    """
+    """Returns whether a module multiplies by one matrix: `nn.Linear`, or the `Conv1D` of transformers' GPT-2."""
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     return isinstance(module, nn.Linear) or (conv1d is not None and isinstance(module, conv1d))
 
 
 def tied_weights(model: nn.Module) -> set[nn.Parameter]:
-    """Returns the parameters that several modules own.
-
-    Args:
-        model: Any module.
-    """
+    """Returns the parameters that several modules own."""
     owners = Counter(
         weight for module in model.modules() for weight in module._parameters.values() if weight is not None
     )
@@ -132,28 +117,13 @@ def _classifier(model: nn.Module, modules: dict[str, nn.Module], layers: dict[st
 
 
 def embedding_weights(model: nn.Module) -> set[nn.Parameter]:
-    """Returns the tables of all embeddings.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The weights of its `nn.Embedding` and `nn.EmbeddingBag` layers, kinds derived from them included.
-    """
+    """Returns the weights of all `nn.Embedding` and `nn.EmbeddingBag` layers, subclasses included."""
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {weight for table in tables for weight in table.parameters(recurse=False)}
 
 
 def head_weights(model: nn.Module) -> set[nn.Parameter]:
-    """Returns the weights of the output layer.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Those of `get_output_embeddings()` where the model names its output layer so (transformers), else those of the
-        last `nn.Linear` in the order of its modules; empty where there is none.
-    """
+    """Returns the weights of `get_output_embeddings()`, else of the last `nn.Linear`; none where there is neither."""
     named = getattr(model, "get_output_embeddings", None)
     head = named() if callable(named) else None
     if not isinstance(head, nn.Module):

@@ -27,22 +27,13 @@ class LostUpdates:
     """Compares a sample of weights around one update."""
 
     def __init__(self, weights: list[nn.Parameter], at_step: int) -> None:
-        """Chooses the sample.
-
-        Args:
-            weights: What training changes.
-            at_step: The step to watch, from 1.
-        """
+        """Chooses the sample of weights; `at_step` is the step to watch, counted from 1."""
         self._weights = [weight for weight in weights if weight.dim() >= 2] or weights
         self._at_step = at_step
         self._watched: list[tuple[nn.Parameter, Tensor, Tensor, RemovableHandle]] = []
 
     def before(self, step: int) -> None:
-        """Copies the sample if this is the step to watch.
-
-        Args:
-            step: The step's number.
-        """
+        """Copies the sample if this is the step to watch."""
         for weight in [one for one in self._weights if one.requires_grad] if step == self._at_step else ():
             before = _sample(weight).to("cpu", copy=True)
             touched = torch.zeros_like(before, dtype=torch.bool)
@@ -50,11 +41,7 @@ class LostUpdates:
             self._watched.append((weight, before, touched, hook))
 
     def after(self, step: int) -> None:
-        """Compares the sample and warns; waits for the device, in this one step.
-
-        Args:
-            step: The step's number.
-        """
+        """Compares the sample and warns. This makes the host wait for the device, in this one step."""
         if step != self._at_step or not self._watched:
             return
         still = touched = torch.zeros(())

@@ -33,30 +33,20 @@ class OwnOptimizer:
         self.name = name
 
     def load(self) -> None:
-        """Imports its library and makes its tables of values, outside of any simulation.
-
-        Raises:
-            InputError: The library is not installed.
-        """
+        """Imports its library and makes its tables, outside of any simulation; `InputError` where it is not installed."""
 
     def announce(self, device: torch.device) -> None:
         """Says which library it runs on, and what a device cannot do; once a run."""
 
     def parted(self, model: nn.Module) -> Parting | None:
-        """Returns which parameters it treats apart; None: none."""
+        """Returns the parameters that it treats differently from the others; None: none."""
         return None
 
     def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:
-        """Builds the optimizer.
+        """Builds the optimizer; state appears at its first step.
 
-        Args:
-            groups: Parameter groups, marked as `parted` says.
-            device: Where the update runs.
-            settings: lr, weight_decay and betas, where they are not its own.
-            kernels: `fused` or `foreach` of an AdamW here.
-
-        Returns:
-            The optimizer, without state yet.
+        `groups`: parameter groups, marked as `parted` says.
+        `kernels`: `fused` or `foreach` of an AdamW here.
         """
         raise NotImplementedError
 
@@ -68,7 +58,7 @@ def own_optimizer(name: str | None) -> OwnOptimizer | None:
 
 
 def parted_groups(groups: Groups, parting: Parting) -> Groups:
-    """Returns parameter groups of which each is parted in two, where it has parameters of both kinds."""
+    """Returns the groups, each split in two where it has parameters of both kinds."""
     chosen, mark, other = parting
     parted: Groups = []
     for group in groups:

@@ -46,14 +46,9 @@ class PackedWeight(nn.Module):
     scales: Tensor
 
     def hold(self, weight: Tensor, method: str, *, double: bool, device: torch.device, dtype: torch.dtype) -> None:
-        """Packs a weight and keeps what comes of it.
+        """Packs a weight for `device` and keeps the result; `dtype` is the one it shows to others.
 
-        Args:
-            weight: The full weight; only pieces of it go to the device.
-            method: nf4 or int8.
-            double: Whether scales of nf4 are quantised, too.
-            device: Where the packed weight is to live.
-            dtype: Dtype that it is to have for others.
+        `weight`: the full weight; only pieces of it go to the device.
         """
         self.packed_shape = tuple(weight.shape)
         self.method, self.double_scales, self.dtype = method, double, dtype
@@ -63,14 +58,9 @@ class PackedWeight(nn.Module):
             self.register_buffer(name, tensor, persistent=name != "scale_table")
 
     def dequantize(self, dtype: torch.dtype | None = None, index: Any = None) -> Tensor:
-        """Returns the weight.
+        """Returns the weight, in memory of its own; dtype None: that of the layer.
 
-        Args:
-            dtype: Its dtype; None: that of the layer.
-            index: Which matrices of a stack, as one indexes its first dimension; None: the whole weight.
-
-        Returns:
-            The weight, in memory of its own.
+        `index`: which matrices of a stack, as one indexes its first dimension; None: the whole weight.
         """
         dtype = dtype or self.dtype
         codes, scales, shape = self.W_q, self._unpacked_scales(), self.packed_shape
@@ -117,11 +107,7 @@ class PackedWeight(nn.Module):
 
 
 def bitsandbytes_library() -> Any:
-    """Returns bitsandbytes.
-
-    Raises:
-        InputError: It is not installed.
-    """
+    """Returns bitsandbytes; `InputError` where it is not installed."""
     instead = ", or use quantize='int8', which needs no library."
     return needed("quantize='nf4' needs", "bitsandbytes", install="snugfit[lowbit]", instead=instead)
 

@@ -43,11 +43,7 @@ class PagedState:
         return plain
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state, into pages where this optimizer has them.
-
-        Args:
-            state_dict: From `state_dict`, of this or of an optimizer a parameter.
-        """
+        """Loads a state, into pages where this optimizer has them."""
         if not self.is_paged:
             super().load_state_dict(state_dict)  # type: ignore[misc]
             return

@@ -27,9 +27,6 @@ def masks(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer's kernels leave everything alone when a device flag says so.
 
     The fused ones do, except SGD with momentum: a masked first step leaves its momentum as uninitialised memory.
-
-    Args:
-        optimizer: Any optimizer.
     """
     momentum = isinstance(optimizer, SGD) and any(group["momentum"] for group in optimizer.param_groups)
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and not momentum
@@ -38,9 +35,7 @@ def masks(optimizer: Optimizer) -> bool:
 def masked_step(optimizer: Optimizer, bad: Tensor) -> None:
     """Steps a fused optimizer whose kernel leaves everything alone when a device flag says so.
 
-    Args:
-        optimizer: An optimizer of torch with fused kernels.
-        bad: 0-dim float32 tensor on the device: 1 leaves everything alone.
+    `bad`: 0-dim float32 tensor on the device: 1 leaves everything alone.
     """
     optimizer.grad_scale, optimizer.found_inf = None, bad  # type: ignore[attr-defined]
     try:
@@ -52,16 +47,13 @@ def masked_step(optimizer: Optimizer, bad: Tensor) -> None:
 def host_decides(optimizer: Optimizer) -> bool:
     """Returns whether the host must know that a step is good before this optimizer may take it.
 
-    So it is for low-bit state: it has step counts on the host, and tables that no mask may touch.
-
-    Args:
-        optimizer: Any optimizer.
+    True for low-bit state: it has step counts on the host, and tables that no mask may touch.
     """
     return bool(getattr(optimizer, "host_decides", False))
 
 
 def _add_momentum(optimizer: Optimizer) -> None:
-    """Gives parameters momentum that have their first gradient after others: torch's fused SGD takes all or none."""
+    """Gives momentum to parameters whose first gradient comes late: torch's fused SGD wants it for all or for none."""
     for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
         if not group["momentum"] or not group["fused"]:
             continue
@@ -79,7 +71,7 @@ class JointUpdate:
     """All parameters of an optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Takes over an optimizer; its groups are read at each step, since their owner may change them."""
+        """Takes over an optimizer. Its groups are read at each step, because their owner may change them."""
         self.optimizer = optimizer
 
     @property
@@ -98,15 +90,14 @@ class JointUpdate:
         return masks(self.optimizer)
 
     def held(self) -> list[Tensor]:
-        """Returns the tensors that a step changes, as far as they are there."""
+        """Returns the tensors that a step changes, those of them that exist already."""
         states = (self.optimizer.state.get(weight, {}) for weight in self.weights)
         return self.weights + [one for state in states for one in tensors_of_state(state).values()]
 
     def step(self, bad: Tensor | None) -> None:
         """Updates every parameter from its `grad`.
 
-        Args:
-            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        `bad`: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         for part in getattr(self.optimizer, "parts", (self.optimizer,)):
             _add_momentum(part)
@@ -124,7 +115,7 @@ class JointUpdate:
                 make_state(part)
 
     def at_once(self, bad: Tensor | None) -> bool:
-        """Returns whether a step makes all it needs before it changes anything: one call of a fused kernel does."""
+        """Returns whether a step allocates all it needs before it changes anything, as one call of a fused kernel does."""
         return len(self.groups) == 1 and bool(self.groups[0].get("fused")) and (bad is None or masks(self.optimizer))
 
     leaves = False
@@ -140,10 +131,10 @@ class JointUpdate:
         """Frees a gradient that has left for an update that is not taken."""
 
     def send(self) -> None:
-        """Finishes what comes after a step, and may be tried again."""
+        """Does what comes after a step (a copy back to the device); may be called again after it failed."""
 
     def stand_ins(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Returns what the optimizer steps in the place of parameters all the time."""
+        """Returns the tensors that the optimizer always steps in place of parameters."""
         return {}
 
     def reload(self) -> None:
@@ -167,7 +158,7 @@ class ParameterUpdate(JointUpdate):
 
     @property
     def groups(self) -> list[Settings]:
-        """The group of the parameter, which loading a state puts a new one in place of."""
+        """The group of the parameter, looked up anew: loading a state replaces it."""
         return [self.optimizer.param_groups[self.number]]
 
     @property
@@ -183,7 +174,7 @@ class ParameterUpdate(JointUpdate):
 
     @contextmanager
     def alone(self, weight: nn.Parameter) -> Iterator[None]:
-        """Context in which the optimizer has this parameter, or one in its place, and no other."""
+        """Context in which the optimizer has only this parameter, or the one that stands in for it."""
         optimizer, (group,) = self.optimizer, self.groups
         groups, weights = optimizer.param_groups, group["params"]
         optimizer.param_groups, group["params"] = [group], [weight]
@@ -206,7 +197,7 @@ class ParameterUpdate(JointUpdate):
             super().make_state()
 
     def _step_or_restore(self, bad: Tensor) -> None:
-        """For kernels without a mask: keeps this one parameter's old values until the flag has chosen between them."""
+        """For kernels without a mask: steps, then chooses on the device between the old values and the new ones."""
         before = {name: value.clone() for name, value in self._tensors().items()}
         self.optimizer.step()
         with torch.no_grad():

@@ -34,11 +34,7 @@ _FRAMEWORK = frozenset(vars(nn.Module()))
 
 
 def reachable(parts: Iterable[object]) -> list[Any]:
-    """Returns the objects among some parts and those that they hold, wherever in them; each once, immutable ones left out.
-
-    Args:
-        parts: Models, functions that take part in a step, anything else.
-    """
+    """Returns all objects that can be reached from some parts; each once, without immutable ones."""
     seen: dict[int, Any] = {}
     waiting = deque(parts)
     while waiting and len(seen) < MOST:
@@ -50,11 +46,7 @@ def reachable(parts: Iterable[object]) -> list[Any]:
 
 
 def is_written_here(module: str | None) -> bool:
-    """Returns whether code of a module is the person's own: no package that is installed, and not Python's library.
-
-    Args:
-        module: Its name, `__module__` of a function or a class.
-    """
+    """Returns whether a module, by its name, is the person's own code: neither an installed package nor Python's."""
     return _where(module or "") == "own"
 
 
@@ -65,13 +57,13 @@ def own_attributes(kind: type) -> dict[str, Any]:
 
 
 def globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the globals that a function's code may read or set, by name; those that do not exist are left out."""
+    """Returns the globals that a function's code may read or set, by name, as far as they exist."""
     held = function.__globals__
     return {name: held[name] for name in _names(function.__code__) if name in held}
 
 
 def modules_of(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, dict[str, Any]]]:
-    """Yields the person's own imported modules that a function's code names, and what it may name in them."""
+    """Yields the person's own imported modules that a function's code names, with the attributes it may use of them."""
     names = _names(function.__code__)
     for value in globals_of(function).values():
         if isinstance(value, types.ModuleType) and is_written_here(value.__name__):
@@ -135,7 +127,7 @@ def _content(cell: types.CellType) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """The names that code uses, functions inside of it included; some are of attributes, and no global has them."""
+    """The names that code uses, nested functions included. Some are names of attributes; those match no global."""
     inside = (_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(code.co_names).union(*inside)
 

@@ -25,16 +25,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = joined("meanings")
 
 
 def meant(field: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
-    """Returns the values that a word may stand for, other spellings and other letter cases included.
-
-    Args:
-        field: The field of the recipe or of the training settings.
-        given: What was given, as text or as YAML read it (16, true).
-        allowed: The values that exist.
-
-    Returns:
-        Values to suggest, the likeliest first; none when the word is not known.
-    """
+    """Returns the allowed values that a word may stand for, likeliest first; `given` is text, or what YAML read (16)."""
     word = re.sub(r"[\s_]+", "-", str(given).strip().lower())
     squeezed = word.replace("-", "")
     same = tuple(value for value in allowed if re.sub("[-_]", "", value) == squeezed)
@@ -47,16 +38,7 @@ def meant(field: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
 
 
 def suggestion(field: str, given: Any, allowed: Iterable[str]) -> str:
-    """Returns the tail of a message about an unknown value: what may have been meant, then what is allowed.
-
-    Args:
-        field: The field.
-        given: What was given.
-        allowed: The values that exist.
-
-    Returns:
-        One or two sentences.
-    """
+    """Returns the end of a message about an unknown value: what may have been meant, then what is allowed."""
     values = list(allowed)
     found = meant(field, given, values)
     if not found:

@@ -27,7 +27,7 @@ _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 
 
 class InPlaceOfTensor:
-    """What torch's functions take as if it were a tensor."""
+    """An object that torch's functions accept as if it were a tensor."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +39,7 @@ class InPlaceOfTensor:
         return _called(torch.matmul, (self, other), {})
 
     def __mul__(self, other: Any) -> Any:
-        """Returns the product, number by number."""
+        """Returns the elementwise product."""
         return _called(torch.mul, (self, other), {})
 
     def __add__(self, other: Any) -> Any:
@@ -48,7 +48,7 @@ class InPlaceOfTensor:
 
 
 class Matrices(InPlaceOfTensor, ABC):
-    """A stack of matrices, some of it, or one matrix, that is no tensor."""
+    """Stands for a stack of matrices, a part of one, or one matrix, without being a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class Matrices(InPlaceOfTensor, ABC):
     @property
     @abstractmethod
     def mT(self) -> Matrices:
-        """The same, rows and columns exchanged."""
+        """The same matrices, transposed."""
 
     @abstractmethod
     def picked(self, index: Any) -> Matrices:
@@ -72,7 +72,7 @@ class Matrices(InPlaceOfTensor, ABC):
         """Returns the product of rows with the matrices [..., inputs, outputs]."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns some of the matrices; parts of matrices are made."""
+        """Returns some of the matrices; an index that goes inside matrices gives an ordinary tensor."""
         numbers = isinstance(index, int) or (
             isinstance(index, Tensor) and index.dim() < 2 and index.dtype != torch.bool
         )
@@ -101,7 +101,7 @@ class Matrices(InPlaceOfTensor, ABC):
 
 
 def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function of torch returns: a product that knows of the object, or that with the tensor it stands for."""
+    """The result of a torch function: a product that knows this object, or one computed with the tensor it stands for."""
     args, kwargs = tuple(map(_matrices, args)), {name: _matrices(value) for name, value in kwargs.items()}
     first, second = (*args, None, None)[:2]
     if isinstance(first, Tensor) and isinstance(second, Matrices):
@@ -114,6 +114,7 @@ def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if getattr(function, "__name__", "") in _GROUPED:
             return second.times(first, functools.partial(function, **kwargs))
     if isinstance(first, Matrices) and isinstance(second, Tensor) and function in _PLAIN and second.dim() > 1:
+        # A @ x is (x^T @ A^T)^T, and `times` has the matrices on the right.
         return first.mT.times(_as_autocast(second.mT), torch.matmul).mT
     made = [one.dense() if isinstance(one, Matrices) else one for one in args]
     named = {name: one.dense() if isinstance(one, Matrices) else one for name, one in kwargs.items()}

@@ -31,29 +31,21 @@ _ABSENT = object()
 
 
 class Holder:
-    """One object that holds state; what it has held is a dict or a list where entries can be tensors."""
+    """One object with state. What it took down is a dict or a list wherever entries can be tensors."""
 
     def __init__(self, one: Any, title: str = "") -> None:
         self.one, self.title = one, title
 
     def take(self) -> Any:
-        """Returns what it has."""
+        """Returns what it contains now."""
         raise NotImplementedError
 
     def put(self, old: Any) -> None:
-        """Gives it back what it had.
-
-        Args:
-            old: From `take`.
-        """
+        """Puts `old`, from `take`, back."""
         raise NotImplementedError
 
     def inside(self, content: Any) -> Iterable[Any]:
-        """Returns what may hold state in its turn.
-
-        Args:
-            content: From `take`.
-        """
+        """Returns those parts of its contents that may hold state themselves."""
         return content.values() if isinstance(content, dict) else content
 
 
@@ -115,30 +107,30 @@ class Members(Holder):
 
 
 class Rows(Holder):
-    """A tuple: it stays as it is, and what lies in it need not."""
+    """A tuple: it cannot change itself, but what is in it can."""
 
     def take(self) -> tuple[Any, ...]:
         """Returns it."""
         return tuple(self.one)
 
     def put(self, old: tuple[Any, ...]) -> None:
-        """Nothing: nobody can change it."""
+        """Does nothing: a tuple cannot be changed."""
 
 
 class Long(Holder):
-    """A list or dict of many entries, which grows at its end."""
+    """A list or dict of very many entries, of which only the length is kept: it is taken to grow at its end."""
 
     def take(self) -> int:
         """Returns its length."""
         return len(self.one)
 
     def put(self, old: int) -> None:
-        """Takes off what was added."""
+        """Removes what was appended."""
         while len(self.one) > old:
             self.one.popitem() if isinstance(self.one, dict) else self.one.pop()
 
     def inside(self, content: int) -> Iterable[Any]:
-        """Nothing that is looked into."""
+        """Returns nothing: its entries are too many to look into."""
         return ()
 
 
@@ -154,12 +146,12 @@ class Array(Holder):
         np.copyto(self.one, old)
 
     def inside(self, content: Any) -> Iterable[Any]:
-        """Nothing that is looked into."""
+        """Returns nothing: numbers hold no state."""
         return ()
 
 
 class Names(Holder):
-    """Some names of a table that holds others too: globals of a file."""
+    """Some names of a larger table: globals of a file."""
 
     def __init__(self, one: dict[str, Any], names: Collection[str]) -> None:
         super().__init__(one)
@@ -170,7 +162,7 @@ class Names(Holder):
         return {name: self.one[name] for name in self._names if name in self.one}
 
     def put(self, old: dict[str, Any]) -> None:
-        """Lets them stand for what they did."""
+        """Binds them to what they stood for."""
         for name, value in old.items():
             if self.one.get(name, _ABSENT) is not value:
                 self.one[name] = value
@@ -184,7 +176,7 @@ class Attributes(Holder):
         self._names = names
 
     def take(self) -> dict[str, Any]:
-        """Returns what they are; those that are not set are left out."""
+        """Returns their values; unset ones are left out."""
         table = vars(self.one) if isinstance(self.one, type) else None
         found = {
             name: getattr(self.one, name, _ABSENT) if table is None else table.get(name, _ABSENT)
@@ -203,7 +195,7 @@ class Attributes(Holder):
             setattr(self.one, name, old[name])
 
     def inside(self, content: dict[str, Any]) -> Iterable[Any]:
-        """Returns what they are; of an object that has more attributes than slots, those too."""
+        """Returns their values, and the `__dict__` of an object that has slots and attributes."""
         more = () if isinstance(self.one, type) else (getattr(self.one, "__dict__", None),)
         return [*content.values(), *more]
 
@@ -216,7 +208,7 @@ class Variable(Holder):
     """A variable of an enclosing function."""
 
     def take(self) -> list[Any]:
-        """Returns what it is; nothing where it is not filled yet."""
+        """Returns its value; nothing where the variable is not assigned yet."""
         try:
             return [self.one.cell_contents]
         except ValueError:
@@ -245,7 +237,7 @@ class Numbers(Holder):
         self._put(old)
 
     def inside(self, content: Any) -> Iterable[Any]:
-        """Nothing that is looked into."""
+        """Returns nothing."""
         return ()
 
 
@@ -257,11 +249,7 @@ GLOBAL_NUMBERS = (
 
 
 def holder_of(value: Any) -> Holder | None:
-    """Returns the holder that an object is; None for what holds nothing that passes change, and for modules and code.
-
-    Args:
-        value: Anything.
-    """
+    """Returns the holder for an object; None for modules, code, and whatever holds nothing that passes change."""
     kind: Any = type(value)
     made = _kind(kind)
     return None if made is None else made(value)
@@ -269,7 +257,7 @@ def holder_of(value: Any) -> Holder | None:
 
 @functools.cache
 def _kind(kind: Any) -> Callable[[Any], Holder | None] | None:
-    """How objects of a type become holders."""
+    """Returns what makes a holder of an object of this type."""
     if issubclass(kind, dict):
         return lambda one: Table(one) if len(one) <= LARGE else Long(one)
     if issubclass(kind, list):

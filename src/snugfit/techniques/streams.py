@@ -17,11 +17,6 @@ class CopyStream:
     """Orders copies against the compute stream of a device; does nothing where the device works in order."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes the stream.
-
-        Args:
-            device: Where training runs.
-        """
         self._device = device
         self._module = module_of(device)
         self._stream = self._module.Stream(device) if self._module else None
@@ -39,14 +34,7 @@ class CopyStream:
         return event
 
     def copying(self, after: Any) -> AbstractContextManager[Any]:
-        """Queues what is inside on the copy stream.
-
-        Args:
-            after: Event of `compute_mark` that the copies wait for.
-
-        Returns:
-            The context.
-        """
+        """Context in which copies are queued on the copy stream; they wait for the event `after`."""
         if self._module is None:
             return nullcontext()
         assert self._stream is not None
@@ -63,19 +51,11 @@ class CopyStream:
         return event
 
     def compute_waits_for(self, mark: Any) -> None:
-        """Lets the compute queued from now on wait for copies; the host goes on.
-
-        Args:
-            mark: Event of `copy_mark`.
-        """
+        """Makes compute queued from now on wait for copies, by an event of `copy_mark`; the host goes on."""
         if mark is not None:
             self._module.current_stream().wait_event(mark)
 
     def host_waits_for(self, mark: Any) -> None:
-        """Stops the host until copies are done.
-
-        Args:
-            mark: Event of `copy_mark`.
-        """
+        """Makes the host wait for copies, by an event of `copy_mark`."""
         if mark is not None:
             mark.synchronize()

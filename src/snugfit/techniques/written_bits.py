@@ -12,15 +12,9 @@ _BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:
-    """Returns the sum of a tensor's memory, read as whole numbers of 64 bits: a pass over it that makes nothing of its size.
+    """Returns the sum of a tensor's memory read as int64, 0-dim on its device, without a temporary of its size.
 
-    What changes it without changing the sum, such as two values that are exchanged, is not seen.
-
-    Args:
-        tensor: Any strided tensor.
-
-    Returns:
-        0-dim int64 tensor on the tensor's device.
+    Two values that are exchanged leave the sum as it is, so such a write is not seen.
     """
     tensor = tensor.detach()
     if tensor.is_complex():

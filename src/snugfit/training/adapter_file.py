@@ -54,16 +54,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
 
 
 def write_adapter(model: nn.Module, values: Mapping[str, Tensor], directory: Path) -> None:
-    """Writes adapters and the head that was trained with them, from tensors that are at hand.
-
-    Args:
-        model: A model with adapters, whatever it holds.
-        values: State-dict name -> whole tensor, of adapters and head at least.
-        directory: Where the two files go; made if missing.
-
-    Raises:
-        OSError: The files cannot be written.
-    """
+    """Writes adapters and the head trained with them, from `values` (state-dict name -> whole tensor)."""
     directory.mkdir(parents=True, exist_ok=True)
     record = adapter_record(model)
     heads = record.classifier if record is not None else ()
@@ -87,7 +78,7 @@ def write_adapter(model: nn.Module, values: Mapping[str, Tensor], directory: Pat
 
 
 def _task_type(model: nn.Module) -> str | None:
-    """What peft calls the task of a model of transformers, which its tools go by; None for other models."""
+    """Returns peft's word for the task of a transformers model, which its tools go by; None for other models."""
     kinds = type(model).__mro__ if hasattr(model, "config") else ()
     named = (word for kind in kinds for ending, word in _TASK_TYPES.items() if kind.__name__.endswith(ending))
     found = next(named, None)
@@ -139,14 +130,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
 
 
 def head_rows(directory: Path) -> int | None:
-    """Returns how many classes the head tells apart that was trained with an adapter; None without one.
-
-    Args:
-        directory: Where the adapter is.
-
-    Raises:
-        InputError: The files are missing, or not understood.
-    """
+    """Returns the number of classes of a head that was trained with an adapter; None without one."""
     parts = tuple(f"{name}." for name in _read_config(directory).modules_to_save or ())
     stored = _read_weights(directory / WEIGHTS)
     rows = [len(value) for name, value in stored.items() if name.startswith(parts) and value.dim() > 1]

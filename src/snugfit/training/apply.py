@@ -114,7 +114,7 @@ class Applied:
             )
 
     def _call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs the model, or a part of it, as the recipe wants it."""
+        """Runs the model, or a part of it, with the techniques around it."""
         if self._inside:
             return forward(*args, **kwargs)
         trained = torch.is_grad_enabled()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class UpdateBuilder:
-    """Builds updates over the same parameters, and what they share: optimizer, loss scaling, the watcher of lost updates."""
+    """Builds updates over the same parameters, with what they share: optimizer, loss scaling, watcher of lost updates."""
 
     model: nn.Module
     """The model, with every technique in place."""
@@ -71,14 +71,14 @@ class UpdateBuilder:
         )
 
     def _new_groups(self) -> Groups:
-        """The groups of an optimizer that is made now."""
+        """The parameter groups that a new optimizer would get now."""
         recipe, workload, given = self.setup.recipe, self.setup.workload, self.given
         base = optimizers.parameter_groups(self.named.values(), workload) if given is None else given.groups(recipe)
         return optimizers.optimizer_groups(self.model, self.named, base, recipe, workload)
 
     @property
     def owners(self) -> Optimizer:
-        """The optimizer that its owner sees: the one given, or the one that was made."""
+        """The optimizer that the caller sees: the one given, or the one that was made."""
         return self.optimizer if self.given is None else self.given.optimizer
 
     def _look(self) -> None:
@@ -93,15 +93,11 @@ class UpdateBuilder:
 
     @property
     def outdated(self) -> bool:
-        """Whether parameters were frozen, unfrozen, or put into or out of a group since the last update was built."""
+        """Whether parameters were frozen, unfrozen or moved between groups since the last update was built."""
         return self._present() != self._trained
 
     def follow(self) -> None:
-        """Goes by what is trained now; the update is to be built anew.
-
-        Raises:
-            InputError: The optimizer cannot know what a parameter that was unfrozen is to be trained by.
-        """
+        """Adopts the parameters trained now; `InputError` where the optimizer has no group for an unfrozen one."""
         if self.setup.ranks is not None:
             raise InputError(
                 "parameters were frozen, unfrozen or put into other groups after the processes had shared them out. Do "
@@ -117,7 +113,7 @@ class UpdateBuilder:
         self._look()
 
     def _join(self) -> None:
-        """Takes trained parameters that are in no group into those where a new optimizer would have them."""
+        """Puts trained parameters that are in no group into those where a new optimizer would have them."""
         groups, places = self.optimizer.param_groups, {weight: at for at, weight in enumerate(self._all)}
         self._mark(groups)
         if self.given is not None:  # what its owner has taken out
@@ -140,7 +136,7 @@ class UpdateBuilder:
                 )
 
     def _mark(self, groups: Groups) -> None:
-        """Marks groups that were added by hand, as an optimizer with state of its own kind reads them."""
+        """Marks groups that were added by hand, as an optimizer with its own kind of state reads them."""
         own = own_optimizer(self.setup.recipe.optimizer or self.setup.workload.optimizer)
         if own is None or STORAGE not in groups[0]:
             return
@@ -152,11 +148,9 @@ class UpdateBuilder:
                 self.optimizer.add_param_group(one)
 
     def __call__(self, recipe: Recipe, kept: Sequence[JointUpdate] = ()) -> Update:
-        """Builds the update of a recipe.
+        """Builds the update of a recipe: the first one of the run, or one to go on with.
 
-        Args:
-            recipe: The run's, or another one that may follow it.
-            kept: Parts of an update by the same recipe, of which those that still fit are used again.
+        `kept`: parts of an update by the same recipe, of which those that still fit are used again.
         """
         setup = dataclasses.replace(self.setup, recipe=recipe)
         named = {**self.named, **_others(self.owners, self.named)}
@@ -191,7 +185,7 @@ class UpdateBuilder:
 
 
 def _others(optimizer: Optimizer, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """What an optimizer has beside the model's trained parameters: a learned part of the loss, frozen ones."""
+    """Parameters of the optimizer that are not the model's trained ones: a learned part of the loss, frozen ones."""
     known = {id(weight) for weight in named.values()}
     return {
         f"optimizer.param_groups[{number}]['params'][{at}]": weight

@@ -18,21 +18,13 @@ from snugfit.attributes import attributes_set
 
 
 def caching_configs(model: nn.Module) -> list[Any]:
-    """Returns the configs in a model that can ask for a cache; encoder, decoder and whole may have their own.
-
-    Args:
-        model: Any module.
-    """
+    """Returns all configs in a model that can ask for a cache; encoder, decoder and whole may each have one."""
     configs = (getattr(module, "config", None) for module in model.modules())
     return list({id(config): config for config in configs if isinstance(_use_cache(config), bool)}.values())
 
 
 def without_caches(configs: list[Any]) -> AbstractContextManager[None]:
-    """Returns a context inside which models fill no caches.
-
-    Args:
-        configs: From `caching_configs`; those that say `use_cache` say so again afterwards.
-    """
+    """Returns a context in which `use_cache` of these configs is off; afterwards it is as it was."""
     return attributes_set([config for config in configs if _use_cache(config)], use_cache=False)
 
 

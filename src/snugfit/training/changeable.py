@@ -24,26 +24,12 @@ CHANGEABLE = tuple(_TOUCHES)
 
 
 def differing(recipe: Recipe, reference: Recipe) -> list[str]:
-    """Returns the fields in which two recipes differ.
-
-    Args:
-        recipe: One recipe.
-        reference: The other one.
-    """
+    """Returns the fields in which two recipes differ."""
     return [name for name, value in recipe.to_mapping().items() if value != reference.to_mapping()[name]]
 
 
 def problems_of_change(recipe: Recipe, other: Recipe, workload: Workload) -> Iterator[str]:
-    """Yields a sentence for each reason why a run cannot go on with another recipe.
-
-    Args:
-        recipe: What the run goes by.
-        other: What it would go on with.
-        workload: What is learned.
-
-    Yields:
-        What stands in the way.
-    """
+    """Yields a sentence for each reason why a run by `recipe` cannot go on with `other`."""
     fixed = [name for name in differing(other, recipe) if name not in CHANGEABLE]
     if fixed:
         stay = "stays" if len(fixed) == 1 else "stay"

@@ -22,25 +22,15 @@ from snugfit.workloads.captured_modules import captured_modules
 
 
 def is_due(step: int) -> bool:
-    """Returns whether a step is one that is looked at.
-
-    Args:
-        step: Its number, from 1.
-    """
+    """Returns whether the graph is searched in this step: in 1, 2, 4, 8 and so on."""
     return step & (step - 1) == 0
 
 
 def check_claimed(loss: Tensor, claimed: Iterable[nn.Parameter], optimizer: str, parts: Sequence[object]) -> None:
-    """Looks whether everything that gets a gradient belongs to somebody.
+    """Raises `InputError` where a tensor would get a gradient and no optimizer has it.
 
-    Args:
-        loss: A loss, with its graph.
-        claimed: What this trainer and others have.
-        optimizer: Name of this trainer's.
-        parts: Model and functions that run, to find names in.
-
-    Raises:
-        InputError: Something is nobody's.
+    `claimed`: what this trainer and others have.
+    `parts`: model and functions that run, to find names in.
     """
     known = {id(weight) for weight in claimed}
     strange = {id(leaf): leaf for leaf in leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in known}
@@ -65,11 +55,7 @@ def check_claimed(loss: Tensor, claimed: Iterable[nn.Parameter], optimizer: str,
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yields the tensors that a backward pass leaves a gradient on.
-
-    Args:
-        loss: Any tensor with a graph.
-    """
+    """Yields the tensors that backward of a loss leaves a gradient on."""
     waiting: list[Any] = [loss.grad_fn]
     seen = set()
     while waiting:

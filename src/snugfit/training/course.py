@@ -24,14 +24,10 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Someone who looks at a run from outside, such as a measurement; this one does not."""
+    """What a measurement overrides to look at a run from outside; this one does nothing."""
 
     def after_step(self, steps_done: int) -> None:
-        """Called when an update was given to the device.
-
-        Args:
-            steps_done: Updates done by this process, from 1.
-        """
+        """Called when an update was queued on the device; `steps_done` counts those of this process, from 1."""
 
     def before_evaluation(self) -> None:
         """Called when an evaluation begins."""
@@ -48,27 +44,23 @@ class Losses:
     """Losses of the last steps, in one tensor on the device: as much memory in the first step as in any other."""
 
     def __init__(self) -> None:
-        """Makes room with the first loss."""
+        """Takes its memory with the first loss."""
         self._kept: Tensor | None = None
         self._count = 0
 
     def __len__(self) -> int:
-        """Returns how many losses wait; where nobody reads them, the newest."""
+        """Returns how many losses wait to be read; the oldest are overwritten where nobody reads them."""
         return min(self._count, LOSSES_KEPT)
 
     def put(self, loss: Tensor) -> None:
-        """Keeps a loss.
-
-        Args:
-            loss: 0-dim, on the device.
-        """
+        """Stores a 0-dim loss, on the device."""
         if self._kept is None:
             self._kept = torch.empty(LOSSES_KEPT, dtype=loss.dtype, device=loss.device)
         self._kept[self._count % LOSSES_KEPT].copy_(loss)
         self._count += 1
 
     def read(self) -> list[float]:
-        """Returns the losses that wait, in order, and keeps them no longer; the host waits for the device once."""
+        """Returns the waiting losses in order and empties the list; the host waits for the device once."""
         if self._kept is None:
             return []
         found: list[float] = self._kept[: len(self)].double().tolist()
@@ -80,13 +72,7 @@ class Course:
     """A trainer on its way through a run."""
 
     def __init__(self, trainer: Trainer, task: Task, observer: Observer | None = None) -> None:
-        """Begins where the trainer is.
-
-        Args:
-            trainer: Model and step.
-            task: What is reported of held-out data.
-            observer: Told of each step and evaluation.
-        """
+        """Begins at the step where the trainer is; `observer` is told of each step and evaluation."""
         self.trainer, self.task = trainer, task
         self.observer = observer or Observer()
         self.losses = Losses()
@@ -108,13 +94,9 @@ class Course:
     ) -> None:
         """Takes a step for each batch.
 
-        Args:
-            batches: They are let go one by one, before the next is asked for.
-            take: Gets each batch with its loss, which is still on the device.
-            then: Called after each step, for what comes between steps; returns whether to go on.
-
-        Raises:
-            TrainingError: The step failed for good.
+        `batches`: they are let go one by one, before the next is asked for.
+        `take`: gets each batch with its loss, which is still on the device.
+        `then`: called after each step, for what comes between steps; returns whether to go on.
         """
         source: Iterator[Any] = iter(batches)
         while True:
@@ -139,15 +121,10 @@ class Course:
         stop: Callable[[], bool] = lambda: False,
         sample: Callable[[], Any] | None = None,
     ) -> tuple[Tensor, int] | None:
-        """Evaluates held-out data between two steps; training goes on as if nothing had happened.
+        """Evaluates held-out data between two steps, as `evaluation.add_up`; training is not disturbed.
 
-        Args:
-            batches: As for `evaluation.add_up`; of `evaluation.evaluated_at_once` samples.
-            stop: Asked before each batch; True gives up.
-            sample: As for `evaluation.add_up`.
-
-        Returns:
-            As `evaluation.add_up`, for `evaluation.read`.
+        `batches`: as for `evaluation.add_up`; of `evaluation.evaluated_at_once` samples.
+        `stop`: asked before each batch; True gives up.
         """
         self.observer.before_evaluation()
         try:
@@ -157,16 +134,12 @@ class Course:
             self.observer.after_evaluation()
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds of the trainer and of chance, once the steps under way are judged."""
+        """Returns the trainer's and the generators' state for a checkpoint, once the steps under way are judged."""
         self.trainer.finish()
         return {"trainer": self.trainer.state_dict(), "random": random_state.capture()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint.
-
-        Args:
-            state: From `state`; may hold more.
-        """
+        """Goes on from what `state` returned (or a mapping that has more)."""
         self.trainer.load_state_dict(state["trainer"])
         random_state.restore(state["random"])
         self.first_step = self.trainer.steps_done

@@ -25,14 +25,9 @@ _CLOSE = 1e-6
 
 
 def check_elementwise(optimizer: Optimizer, make: Callable[[Any], Any] | None) -> None:
-    """Raises where an optimizer cannot have shares of parameters in place of whole ones.
+    """Raises `InputError` unless an optimizer of the caller updates shares as it would update whole parameters.
 
-    Args:
-        optimizer: The caller's, with the shares.
-        make: The function that has made it; None: it was given as it is.
-
-    Raises:
-        InputError: It would update shares in another way, or nobody can tell.
+    `make`: the function that has made it; None: it was given as it is.
     """
     if type(optimizer) in _KNOWN:
         return
@@ -59,7 +54,7 @@ def check_elementwise(optimizer: Optimizer, make: Callable[[Any], Any] | None) -
 
 
 def _stepped(optimizer: Optimizer, make: Callable[[Any], Any] | None, group: dict[str, Any], pieces: int) -> Tensor:
-    """A small matrix after two steps, in so many pieces."""
+    """The small matrix after two steps, as one parameter or cut into so many."""
     device = next((weight.device for weight in group["params"]), torch.device("cpu"))
     numbers = torch.linspace(-1, 2, 24, device=device).view(4, 6)
     parts = [nn.Parameter(part.clone()) for part in numbers.chunk(pieces)]
@@ -82,7 +77,7 @@ def _like(optimizer: Optimizer, group: dict[str, Any], parts: list[nn.Parameter]
 
 
 def _tensors_of_its_own(optimizer: Optimizer) -> str | None:
-    """The attribute in which an optimizer has tensors of the size of parameters, if there is one."""
+    """The attribute in which an optimizer keeps tensors as large as parameters, if there is one."""
     for name, value in vars(optimizer).items():
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         if name not in ("state", "param_groups") and any(isinstance(one, Tensor) and one.dim() for one in inside):

@@ -47,12 +47,7 @@ class Evaluation:
 
 
 def read(added: tuple[Tensor, int] | None, task: Task) -> Evaluation | None:
-    """Reads from the device what an evaluation came to.
-
-    Args:
-        added: From `add_up`.
-        task: What was reported.
-    """
+    """Reads the result of `add_up` from the device."""
     if added is None:
         return None
     totals, samples = added
@@ -64,22 +59,12 @@ def read(added: tuple[Tensor, int] | None, task: Task) -> Evaluation | None:
 
 
 def task_of(loss: Loss | None, loss_weight: Any = "samples") -> Task:
-    """Returns the task of somebody's own training: its loss is all that is known to be reported.
-
-    Args:
-        loss: As for `snugfit.prepare`.
-        loss_weight: As for `snugfit.prepare`.
-    """
+    """Returns the task of a person's own training, of which only the loss can be reported."""
     return task_of_loss(None if loss is None else functools.partial(loss_value, loss), loss_weight)
 
 
 def evaluated_at_once(recipe: Recipe, batch_size: int) -> int:
-    """Returns how many samples go through the model at once in evaluation: no more than in training.
-
-    Args:
-        recipe: How the step is held in memory.
-        batch_size: Samples of an update.
-    """
+    """Returns how many samples go through the model at once in evaluation: no more than in training."""
     return min(recipe.microbatch_size or batch_size, batch_size)
 
 
@@ -91,21 +76,15 @@ def add_up(
     stop: Callable[[], bool] = lambda: False,
     sample: Callable[[], Any] | None = None,
 ) -> tuple[Tensor, int] | None:
-    """Evaluates a model in eval mode, under the recipe's autocast, up to reading the result (`read`) from the device.
+    """Evaluates a model in eval mode under the recipe's autocast; the result stays on the device for `read`.
 
     The modules' training modes and the random state are put back, so training goes on as if nothing had happened.
 
-    Args:
-        trainer: Its `evaluate_batch(batch)` gives the output.
-        batches: Tuples (input, target), or dicts for models that return their loss, on any device.
-        task: Loss and metrics.
-        stop: Asked before each batch; True gives up.
-        sample: Makes a batch of one sample for a process whose share of a batch is empty: it goes along with the others,
-            and what it finds does not count.
-
-    Returns:
-        Sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when told to
-        stop or when there are no batches.
+    `batches`: tuples (input, target), or dicts for models that return their loss, on any device.
+    `sample`: makes a batch of one sample for a process whose share of a batch is empty: it goes along with the others,
+    and what it finds does not count.
+    Returns sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when
+    told to stop or when there are no batches.
     """
     totals: Tensor | None = None
     samples = 0
@@ -146,7 +125,7 @@ def _sums(trainer: Trainer, task: Task, batch: Any) -> Tensor:
 
 
 def _sums_retried(trainer: Trainer, task: Task, batch: Any) -> Tensor:
-    """The same, a second time after freeing what is free, and then of each half, where memory runs out beside the model."""
+    """`_sums` once more after freeing memory, then of each half, where memory ran out beside the model."""
     for _ in range(2):
         sums, cause = tried(lambda: _sums(trainer, task, batch))
         if cause is None:
@@ -177,7 +156,7 @@ def _no_memory(device: torch.device, cause: str | None) -> OutOfMemoryError:
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
-    """A count on the device, so that nothing waits for it."""
+    """A count as a tensor on the device, so that nothing waits for it."""
     if isinstance(value, Tensor):
         return value.double()
     return torch.full((), float(value), dtype=torch.double, device=device)
@@ -195,7 +174,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 class EvaluationPieces:
-    """Finds the number of samples that fit, and keeps to it."""
+    """Runs batches in pieces, and remembers the largest number of samples that fits."""
 
     def __init__(self, passes: Passes) -> None:
         """Starts with whole batches."""
@@ -203,14 +182,7 @@ class EvaluationPieces:
         self._size: int | None = None
 
     def output(self, batch: Any) -> Any:
-        """Returns the output for a batch.
-
-        Args:
-            batch: The batch.
-
-        Raises:
-            OutOfMemoryError: One sample alone needs too much.
-        """
+        """Returns the output for a batch; `OutOfMemoryError` where one sample alone needs too much."""
         samples = samples_of(batch)
         while True:
             output, cause = tried(lambda: self._in_pieces(batch, samples))

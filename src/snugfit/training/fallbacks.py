@@ -39,19 +39,10 @@ class Failure:
 
 
 class Fallbacks:
-    """Chooses recipes for batches, and learns from what failed and what went well."""
+    """Chooses the recipe of each step, and learns from what failed and what went well."""
 
     def __init__(self, recipe: Recipe, workload: Workload, fallbacks: tuple[Recipe, ...]) -> None:
-        """Checks the fallbacks.
-
-        Args:
-            recipe: What the run starts with.
-            workload: What is learned.
-            fallbacks: Recipes to go on with, in this order.
-
-        Raises:
-            RecipeError: A fallback changes what cannot be changed in the middle of a run, or contradicts the workload.
-        """
+        """Checks the fallbacks; `RecipeError` where one changes what must stay, or contradicts the workload."""
         problems = [
             f"fallback {number}: {problem}"
             for number, fallback in enumerate(fallbacks, start=1)
@@ -71,8 +62,7 @@ class Fallbacks:
     def recipe_for(self, size: int) -> Recipe:
         """Returns the recipe to begin a step with.
 
-        Args:
-            size: Elements of the batch, see `elements`.
+        `size`: elements of the batch, see `elements`.
         """
         self._next = self._used
         if self._large is not None and size >= self._large[0]:
@@ -80,14 +70,9 @@ class Fallbacks:
         return self._base
 
     def next_recipe(self, failures: list[Failure], samples: int | None) -> Recipe | None:
-        """Returns what to try after a failure.
+        """Returns the recipe to try after a failure; `samples` is None where nobody knows.
 
-        Args:
-            failures: The attempts so far, at least one.
-            samples: Samples of the batch; None where nobody knows.
-
-        Returns:
-            A recipe that this step has not been tried with, or the smallest one once more; None when none is left.
+        Returns a recipe that this step has not been tried with, or the smallest one once more; None when none is left.
         """
         failure = failures[-1]
         while self._next < len(self._fallbacks):
@@ -111,16 +96,7 @@ class Fallbacks:
         return halved if Run.is_possible(halved, self.workload) else None
 
     def went_well(self, size: int, recipe: Recipe, failures: list[Failure]) -> bool:
-        """Learns from a step that is done.
-
-        Args:
-            size: Elements of its batch.
-            recipe: What it was done with.
-            failures: The attempts before.
-
-        Returns:
-            Whether the recipe stays.
-        """
+        """Learns from a step that succeeded after some failures; returns whether the run stays with its recipe."""
         if not failures:
             if self._large is None or size < self._large[0]:
                 self._largest = max(self._largest, size)
@@ -134,22 +110,11 @@ class Fallbacks:
         return True
 
     def stay_with(self, recipe: Recipe) -> None:
-        """Makes a recipe that of the run.
-
-        Args:
-            recipe: The recipe.
-        """
+        """Makes a recipe the run's."""
         self._base, self._used, self._large = recipe, self._next, None
 
     def change_to(self, recipe: Recipe) -> None:
-        """Makes a recipe of the caller's choice that of the run; fallbacks before it in the list are not tried again.
-
-        Args:
-            recipe: The recipe.
-
-        Raises:
-            RecipeError: It changes what cannot be changed in the middle of a run, or contradicts the workload.
-        """
+        """Makes the caller's recipe the run's; fallbacks before it in the list are not tried again."""
         problems = list(problems_of_change(self._base, recipe, self.workload))
         if problems:
             raise RecipeError(problems, subject="recipe to go on with")
@@ -163,11 +128,7 @@ class Fallbacks:
         return self._fallbacks[self._used :]
 
     def lean_update(self, recipe: Recipe) -> Recipe | None:
-        """Returns the recipe whose update has the smallest temporaries; None where this one has or cannot have them.
-
-        Args:
-            recipe: What the interrupted update belongs to.
-        """
+        """Returns the recipe with the smallest temporaries in its update; None where there is none, or it is this one."""
         try:
             lean = recipe.replace(optimizer_impl="for-loop")
         except RecipeError:
@@ -175,15 +136,7 @@ class Fallbacks:
         return lean if lean != recipe and Run.is_possible(lean, self.workload) else None
 
     def tell(self, step: int, failures: list[Failure], recipe: Recipe, *, stays: bool, samples: int | None) -> None:
-        """Says what was done about the failures of a step.
-
-        Args:
-            step: Its number, from 1.
-            failures: The attempts, at least one.
-            recipe: What went well.
-            stays: Whether the run goes on with it.
-            samples: Samples of the batch.
-        """
+        """Warns of what was done about the failures of a step; `stays`: whether the run goes on with the new recipe."""
         first = failures[0]
         tried = "; ".join(f"{described(one.recipe, first.recipe, samples)} in {one.phase}" for one in failures)
         scope = (
@@ -208,14 +161,7 @@ class Fallbacks:
     def gave_up(
         self, step: int, failures: list[Failure], samples: int | None, device: torch.device
     ) -> OutOfMemoryError:
-        """Returns the error of a step that nothing could fit.
-
-        Args:
-            step: Its number, from 1.
-            failures: The attempts, at least one.
-            samples: Samples of the batch.
-            device: Where training runs.
-        """
+        """Returns the error for a step that no recipe made fit."""
         first, last = failures[0], failures[-1]
         tried = "; ".join(f"{described(one.recipe, first.recipe, samples)} in {one.phase}" for one in failures)
         advice = (
@@ -232,13 +178,7 @@ class Fallbacks:
 
 
 def described(recipe: Recipe, reference: Recipe, samples: int | None) -> str:
-    """Returns what of a recipe matters beside another one, in words.
-
-    Args:
-        recipe: The recipe.
-        reference: The one to compare with.
-        samples: Samples of the batch.
-    """
+    """Returns, in words, how a recipe differs from `reference` in what matters for memory."""
     changed = differing(recipe, reference)
     if changed:
         return ", ".join(f"{name}={getattr(recipe, name)}" for name in changed)
@@ -248,19 +188,14 @@ def described(recipe: Recipe, reference: Recipe, samples: int | None) -> str:
 
 
 def elements(batch: Any) -> int:
-    """Returns how many elements a batch has: its size where sequences or images vary.
+    """Returns a batch's number of elements, by which batches of other lengths are compared.
 
-    Args:
-        batch: A tensor, or tuples, lists and mappings of such; anything else counts 0.
+    `batch`: a tensor, or tuples, lists and mappings of such; anything else counts 0.
     """
     return sum(part.numel() for tensor in tensors_of(batch) for part in parts_of(tensor))
 
 
 def samples_of(batch: Any) -> int | None:
-    """Returns the number of samples of a batch, or None where it holds no tensor or cannot be cut.
-
-    Args:
-        batch: A tensor, or tuples, lists and mappings of such.
-    """
+    """Returns the number of samples of a batch, or None where it holds no tensor or cannot be cut."""
     tensor = first_tensor(batch)
     return None if tensor is None or why_uncut(batch) else int(tensor.shape[0])

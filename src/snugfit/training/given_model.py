@@ -16,7 +16,7 @@ from snugfit.techniques.init.late import is_awaited
 
 
 class Plan(Protocol):
-    """What a planner returns, as far as training looks at it; `fallbacks` (recipes) may be missing."""
+    """What training needs of a planner's result; `fallbacks` (recipes) may be missing."""
 
     @property
     def recipe(self) -> Recipe:
@@ -38,15 +38,7 @@ def candidates_of(plan: Any) -> list[tuple[Recipe, float]]:
 
 
 def recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tuple[Recipe, tuple[Recipe, ...]]:
-    """Returns the recipe of what was given, and the recipes to go on with where memory runs out.
-
-    Args:
-        given: A recipe, a plan or None.
-        fallbacks: Recipes; None: those of the plan.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """Returns the recipe in what was given (recipe, plan, None), and the fallbacks: `fallbacks`, or the plan's."""
     recipe = Recipe() if given is None else getattr(given, "recipe", given)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
@@ -60,15 +52,7 @@ def recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tupl
 
 
 def check_lazy(model: nn.Module, recipe: Recipe) -> None:
-    """Checks that layers have shapes: one without trains plainly, as torch gives it one in place, but takes no technique.
-
-    Args:
-        model: The model.
-        recipe: What is asked for.
-
-    Raises:
-        InputError: A layer has no shape, and the recipe would touch it.
-    """
+    """Refuses techniques on lazy layers that have no shape yet; without techniques torch gives them one in place."""
     waiting = [name for name, weight in model.named_parameters() if is_lazy(weight)]
     buffers = [name for name, buffer in model.named_buffers() if is_lazy(buffer)]
     if buffers or (waiting and recipe != Recipe()):
@@ -79,15 +63,10 @@ def check_lazy(model: nn.Module, recipe: Recipe) -> None:
 
 
 def place_of(device: torch.device | str | None, model: nn.Module, *, waits: bool = False) -> torch.device:
-    """Returns where to train.
+    """Returns where to train; `InputError` where the device is not there or the model has no weights.
 
-    Args:
-        device: What was asked for; None: a CUDA device where there is one, otherwise where the model is.
-        model: The model.
-        waits: Whether what has no memory waits for the values of another process; otherwise it is refused.
-
-    Raises:
-        InputError: The device is not there, or the model has no weights.
+    `device`: what was asked for; None: a CUDA device where there is one, otherwise where the model is.
+    `waits`: whether what has no memory waits for the values of another process; otherwise it is refused.
     """
     tensors = [
         one for one in (*model.parameters(), *model.buffers()) if not (waits and one.is_meta) and not is_awaited(one)

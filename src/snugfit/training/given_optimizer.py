@@ -23,17 +23,7 @@ if TYPE_CHECKING:
 
 
 def name_of(optimizer: Any) -> str:
-    """Returns the workload's word for an optimizer argument.
-
-    Args:
-        optimizer: A name, a function from parameters to an optimizer, or an optimizer.
-
-    Returns:
-        A name of `Workload.optimizer`.
-
-    Raises:
-        InputError: It is none of these.
-    """
+    """Returns the workload's word for an optimizer: its name, or the word for one of the caller's own."""
     if isinstance(optimizer, str):
         return optimizer
     if isinstance(optimizer, Optimizer):
@@ -47,18 +37,12 @@ def name_of(optimizer: Any) -> str:
 
 
 class GivenOptimizer:
-    """An optimizer of the caller's, from before the model is changed to the update that it takes part in."""
+    """The caller's optimizer: noted before the model is changed, and put over the changed model's parameters."""
 
     def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter], *, by_function: bool = False) -> None:
-        """Notes which parameters of the model it has.
+        """Notes which parameters of the model it has; `InputError` where it has none of them.
 
-        Args:
-            optimizer: The instance, or what a function of the caller's made.
-            named: The parameters of the model, before anything is changed on it, or those that the function was given.
-            by_function: Whether a function made it, of what was trained then.
-
-        Raises:
-            InputError: It is none, or has no parameter of the model.
+        `named`: the parameters of the model, before anything is changed on it, or those that the function was given.
         """
         if not isinstance(optimizer, Optimizer):
             raise InputError(
@@ -80,14 +64,12 @@ class GivenOptimizer:
         self._names = [[names.get(id(weight)) for weight in group["params"]] for group in groups]
 
     def follow(self, model: nn.Module, before: set[str], reducer: Reducer | None = None) -> None:
-        """Gives the instance the parameters of the changed model, and its state their places.
+        """Gives the instance the changed model's parameters, and moves its state to them.
 
-        Args:
-            model: The changed model.
-            before: Names of all parameters before it was changed; new ones that are trained join the first group.
-            reducer: Knows what this process holds of parameters, and has state cut likewise; None: this one is alone.
+        Done once when the model was cast and moved, and once more after techniques have given parameters other names.
 
-        What has been cast and moved is followed before techniques give it other names, and once more after that.
+        `before`: names of all parameters before it was changed; new ones that are trained join the first group.
+        `reducer`: knows what this process holds of parameters, and has state cut likewise; None: this one is alone.
         """
         current = dict(model.named_parameters(remove_duplicate=False))
         there = {id(weight) for weight in current.values()}
@@ -123,14 +105,7 @@ class GivenOptimizer:
             )
 
     def check_unfrozen(self, unfrozen: Mapping[str, nn.Parameter]) -> None:
-        """Looks whether parameters that were unfrozen in the middle of a run are in a group.
-
-        Args:
-            unfrozen: Name -> parameter.
-
-        Raises:
-            InputError: A function made the optimizer of what was trained then, so it could not know them.
-        """
+        """Raises `InputError` for unfrozen parameters that a function could not know when it made the optimizer."""
         inside = {id(weight) for group in self.optimizer.param_groups for weight in group["params"]}
         left_out = [name for name, weight in unfrozen.items() if id(weight) not in inside]
         if not left_out:
@@ -147,14 +122,7 @@ class GivenOptimizer:
         warn(f"{advice}; without that it stays as it is, as it would in a loop of your own.")
 
     def groups(self, recipe: Recipe) -> list[dict[str, Any]]:
-        """Returns parameter groups for what a recipe builds in place of the instance.
-
-        Args:
-            recipe: Its `optimizer` replaces it.
-
-        Raises:
-            InputError: The replacement cannot do what a setting of the instance asks for, or cannot take over its state.
-        """
+        """Returns parameter groups for the optimizer that a recipe builds instead; `InputError` if it can't take them."""
         groups = [
             {**group, "params": [weight for weight in group["params"] if weight.requires_grad]}
             for group in self.optimizer.param_groups
@@ -180,11 +148,7 @@ class GivenOptimizer:
         ]
 
     def tell(self, recipe: Recipe) -> None:
-        """Says that a recipe updates by other optimizers than the instance.
-
-        Args:
-            recipe: The recipe.
-        """
+        """Says that a recipe updates by another optimizer than the instance."""
         warn(
             f"optimizer updates by {recipe.optimizer} in place of the {type(self.optimizer).__name__} given. It stays "
             "yours to read and set learning rates, for schedulers and for its state_dict; its `state` is empty."
@@ -196,7 +160,7 @@ def _place_of(group: int, at: int) -> str:
 
 
 def _cut(state: dict[str, Any], before: Tensor, layout: Tensor) -> dict[str, Any]:
-    """This process's share of the state of a parameter, which lies as the parameter does now."""
+    """This process's share of a parameter's state, cut as the parameter is cut."""
     from snugfit.training.shares import share_of_whole  # loads torch's sharding, which one process never needs
 
     return {
@@ -206,7 +170,7 @@ def _cut(state: dict[str, Any], before: Tensor, layout: Tensor) -> dict[str, Any
 
 
 def _placed(value: Any, weight: Tensor, name: str) -> Any:
-    """State beside its parameter, as `load_state_dict` would put it."""
+    """State moved to the device of its parameter, as `load_state_dict` would."""
     if not isinstance(value, Tensor) or not value.dim() or name == "step":
         return value
     return value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Gradients:
-    """The gradients of a step, wherever they add up: their norm, clipping, and whether they are finite."""
+    """The gradients of a step: where they add up, their norm, clipping, and whether they are finite."""
 
     def __init__(
         self,
@@ -30,14 +30,11 @@ class Gradients:
         ranks: Ranks | None = None,
         reducer: Reducer | None = None,
     ) -> None:
-        """Takes note of the parameters.
+        """Notes the parameters that training changes, by name.
 
-        Args:
-            named: Name -> parameter, what training changes.
-            workload: Its `clip_norm` and `keep_gradients`.
-            summed: Those whose gradients add up in fp32.
-            ranks: The processes that share them out, or None.
-            reducer: Gives them what those have together, or None.
+        `summed`: those whose gradients add up in fp32.
+        `ranks`: the processes that share them out, or None.
+        `reducer`: gives them what those have together, or None.
         """
         self.named = named
         self.clip_norm = workload.clip_norm
@@ -63,11 +60,7 @@ class Gradients:
 
     @contextmanager
     def own_backward(self) -> Iterator[None]:
-        """Context of a backward pass of the step; in any other one its hooks do nothing.
-
-        Yields:
-            Nothing.
-        """
+        """Context of the step's own backward pass; in anybody else's the hooks do nothing."""
         self.own = True
         try:
             with nullcontext() if self.reducer is None else self.reducer.own_pass():
@@ -94,7 +87,7 @@ class Gradients:
         return norm
 
     def norm(self, gradients: dict[str, Tensor]) -> Tensor:
-        """Returns the 2-norm of gradients by parameter name, with the parts and shares that other processes have of them."""
+        """Returns the 2-norm of gradients by name, with the parts and shares that other processes hold."""
         if self.ranks is None or self.reducer is None:
             return global_norm(list(gradients.values()))
         beside = self.reducer.beside()
@@ -109,7 +102,7 @@ class Gradients:
         return self.ranks.norm(zero if norms[0] is None else norms[0], *norms[1:])
 
     def settle(self) -> None:
-        """Leaves every gradient in `grad`, in its parameter's dtype: sums are rounded one parameter at a time."""
+        """Leaves every gradient in `grad`, in its parameter's dtype; fp32 sums are rounded one parameter at a time."""
         while self._sums:
             weight, total = self._sums.popitem()
             weight.grad = total.to(weight.dtype)

@@ -29,21 +29,14 @@ class LateValues:
     """Small device values on their way to the host, read in order when they have arrived."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes an empty queue.
-
-        Args:
-            device: Where the values come from.
-        """
         self._module = module_of(device)
         self._page_locked = kind_of(device).page_locked
         self._queue: deque[tuple[int, Tensor, Any]] = deque()
 
     def put(self, step: int, values: Tensor) -> None:
-        """Starts the way of some values to the host.
+        """Starts copying the values of a step to the host.
 
-        Args:
-            step: The step they belong to.
-            values: A small 1-dim float32 tensor on the device.
+        `values`: a small 1-dim float32 tensor on the device.
         """
         if self._module is None:
             self._queue.append((step, values, None))
@@ -59,14 +52,7 @@ class LateValues:
         self._queue.clear()
 
     def arrived(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
-        """Returns the values that are there.
-
-        Args:
-            wait: Whether to wait for all that are on their way.
-
-        Returns:
-            `(step, values)` pairs in order.
-        """
+        """Returns the `(step, values)` that are there, in order; with `wait`, all that are on their way."""
         ready = []
         while self._queue:
             step, host, event = self._queue[0]
@@ -83,12 +69,9 @@ class Health:
     """Judges the loss and the gradients of each step; raises when the run went bad."""
 
     def __init__(self, device: torch.device, precision: str, *, in_backward: bool = False) -> None:
-        """Starts with a good run.
+        """Starts a good run; `precision` is named in the advice of an error.
 
-        Args:
-            device: Where training runs.
-            precision: The recipe's precision, for the advice.
-            in_backward: Whether parameters are updated in the middle of backward, before all gradients are known.
+        `in_backward`: whether parameters are updated in the middle of backward, before all gradients are known.
         """
         self.waits = device.type == "cpu"
         self.bad_step: int | None = None
@@ -99,14 +82,7 @@ class Health:
         self._bad: Tensor | None = None
 
     def mask(self, *values: Tensor) -> Tensor:
-        """Judges values on the device; once bad, everything is masked until the error was raised.
-
-        Args:
-            values: 0-dim tensors that are finite in a good step.
-
-        Returns:
-            A 0-dim float32 flag: 1 where one of them, or one before, is not finite.
-        """
+        """Returns a 0-dim float32 flag: 1 if a value is not finite now or was before, until the error is raised."""
         for value in values:
             bad = (~torch.isfinite(value.detach())).float()
             self._bad = bad if self._bad is None else torch.maximum(self._bad, bad)
@@ -115,32 +91,18 @@ class Health:
 
     @staticmethod
     def good(*values: Tensor) -> bool:
-        """Returns whether values are finite, and waits for them.
-
-        Args:
-            values: 0-dim tensors.
-        """
+        """Returns whether 0-dim values are finite; the host waits for them."""
         return all(math.isfinite(value) for value in values)
 
     def report(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Takes note of a step whose update is masked on the device if it is bad.
+        """Records a step whose update the device masks if it is bad.
 
-        Args:
-            step: The step's number, from 1.
-            loss: Its loss, 0-dim.
-            norm: A norm of its gradients, or the loss scale after it under `16-mixed`; 0-dim.
+        `norm`: a norm of its gradients, or the loss scale after it under `16-mixed`; 0-dim.
         """
         self._late.put(step, torch.stack((loss.detach().float(), norm.float())))
 
     def check(self, *, wait: bool = False) -> None:
-        """Raises for a bad step among those whose values have arrived.
-
-        Args:
-            wait: Whether to wait for all that are on their way.
-
-        Raises:
-            TrainingError: The loss or a gradient was not finite, or the loss scale fell away.
-        """
+        """Raises `TrainingError` for a bad step among those whose values have arrived; `wait`: waits for all."""
         for step, (loss, norm) in self._late.arrived(wait=wait):
             if self._precision == "16-mixed":
                 if norm < SMALLEST_LOSS_SCALE:
@@ -153,15 +115,9 @@ class Health:
                 self.stop(step, f"the loss is finite ({loss:.4g}), but a gradient is not", partly=self._in_backward)
 
     def stop(self, step: int, cause: str, *, partly: bool = False) -> NoReturn:
-        """Raises the error that ends the run.
+        """Raises the `TrainingError` that ends the run.
 
-        Args:
-            step: The bad step's number, from 1.
-            cause: What was found.
-            partly: Whether some parameters were updated before the cause was found.
-
-        Raises:
-            TrainingError: Always.
+        `partly`: whether some parameters were updated before the cause was found.
         """
         advice = {
             "16-true": "fp16 overflows above 65504: use bf16-true or 16-mixed, or a lower learning rate.",
@@ -183,12 +139,7 @@ class Statistics:
     """Running statistics of norm layers as they were before each of the last steps, so that a bad batch leaves no trace."""
 
     def __init__(self, model: nn.Module, depth: int) -> None:
-        """Finds the layers.
-
-        Args:
-            model: The model, on its device.
-            depth: Steps to remember.
-        """
+        """Finds the norm layers; `depth` is the number of steps that can be taken back."""
         modules = (module for module in model.modules() if isinstance(module, NormBase))
         self._norms = [module for module in modules if module.track_running_stats]
         self._depth = depth
@@ -196,11 +147,7 @@ class Statistics:
         self._unused: list[list[Tensor]] = []
 
     def remember(self, step: int) -> None:
-        """Copies the statistics before a step.
-
-        Args:
-            step: The step's number, from 1.
-        """
+        """Copies the statistics before a step, numbered from 1."""
         if not self._norms:
             return
         now = [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
@@ -214,21 +161,13 @@ class Statistics:
         self._before.append((step, now, copies))
 
     def even_out(self, ranks: Ranks) -> None:
-        """Gives every process the mean of what all have seen.
-
-        Args:
-            ranks: The processes that share a batch.
-        """
+        """Gives every process the mean of the statistics of all."""
         floats = [one for norm in self._norms for one in norm.buffers(recurse=False) if one.is_floating_point()]
         if floats:
             ranks.mean(floats)
 
     def restore(self, step: int) -> None:
-        """Puts back what was there before a step, if it is one of the last.
-
-        Args:
-            step: The step's number.
-        """
+        """Puts back the statistics from before a step, if it is one of the last."""
         for known, buffers, copies in self._before:
             if known == step:
                 with torch.no_grad():
@@ -238,14 +177,8 @@ class Statistics:
 def global_norm(gradients: list[Tensor]) -> Tensor:
     """Returns the 2-norm of all tensors together, in fp32 for those of 16 bits (fp16 would overflow at 65504).
 
-    It is not finite where an element is not, or where elements are beyond 1e19 and their squares overflow fp32. The norm of
-    largest elements would have no such limit, but torch has no fast kernel for it on CPU.
-
-    Args:
-        gradients: Tensors on one device, at least one.
-
-    Returns:
-        A 0-dim tensor.
+    It is not finite where an element is not, or where elements are beyond 1e19 and their squares overflow fp32. The
+    norm of largest elements would have no such limit, but torch has no fast kernel for it on CPU.
     """
     gradients = [_strided(gradient) for gradient in gradients if gradient.numel()] or gradients
     if len(gradients) == 1:  # once a parameter, where it is updated in backward: as few calls as possible
@@ -262,17 +195,10 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def first_bad(named: dict[str, Tensor]) -> str:
-    """Returns the name of the first tensor with an element that is not finite.
-
-    Args:
-        named: Name -> tensor.
-
-    Returns:
-        The name, or `?` when all are finite.
-    """
+    """Returns the name of the first tensor with an element that is not finite, `?` when all are finite."""
     return next((name for name, tensor in named.items() if not bool(torch.isfinite(_strided(tensor)).all())), "?")
 
 
 def _strided(gradient: Tensor) -> Tensor:
-    """A gradient, or the rows that a sparse one has: as finite as it is, which is all that is asked of it."""
+    """A gradient, or the rows of a sparse one: enough to tell whether all of it is finite."""
     return gradient._values() if gradient.is_sparse else gradient

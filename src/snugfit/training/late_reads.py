@@ -46,29 +46,19 @@ Looks = dict[str, Tensor]
 
 
 class _InPieces(Exception):
-    """A gradient was complete twice in one backward pass."""
+    """Raised when a gradient was complete twice in one backward pass."""
 
 
 class LateReads:
     """The check of one run, until it is done."""
 
     def __init__(self, passes: Passes) -> None:
-        """Takes how samples go through the model."""
         self._passes = passes
         self.pending = True
         """Whether the check is still to be made."""
 
     def check(self, batch: Any, recipe: Recipe, weights: Mapping[str, nn.Parameter]) -> None:
-        """Checks before the first update in the middle of backward.
-
-        Args:
-            batch: The batch of this step.
-            recipe: It says whether there is such an update.
-            weights: Name -> weight, what is updated.
-
-        Raises:
-            InputError: A weight is read after its update, or its gradient comes in pieces.
-        """
+        """Checks before the first update in backward; `InputError` for a late read, or a gradient that comes in pieces."""
         passes = self._passes
         if not (self.pending and recipe.step_in_backward) or passes.ranks is not None:
             return
@@ -87,15 +77,7 @@ class LateReads:
 
     @contextmanager
     def watched(self, recipe: Recipe, weights: Mapping[str, nn.Parameter]) -> Iterator[None]:
-        """Context of a backward pass with its updates: the first one of a simulation is watched operator by operator.
-
-        Args:
-            recipe: It says whether there are updates in the middle of backward.
-            weights: Name -> weight, what is updated.
-
-        Raises:
-            InputError: A weight is read after its update.
-        """
+        """Context of a backward pass with its updates; a simulation's first is watched operator by operator."""
         if not recipe.step_in_backward:
             yield
             return
@@ -111,7 +93,7 @@ class LateReads:
 
 
 class _Reads(DirectMode):
-    """Sees which operators read a weight after its update."""
+    """A dispatch mode that refuses an operator which reads a weight after its update."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -150,11 +132,7 @@ def _simulated(weights: Mapping[str, nn.Parameter]) -> bool:
 
 
 def refusal(name: str = "a weight") -> InputError:
-    """Returns the error for a model that an update in the middle of backward would train wrongly.
-
-    Args:
-        name: Of the weight.
-    """
+    """Returns the error for a model that an update in the middle of backward would train wrongly."""
     return InputError(
         f"step_in_backward updates each weight as soon as its gradient is complete, and {name} is read once more in the "
         "same backward pass: by weight.detach() or .data beside the weight itself, by a checkpointed block that uses it "
@@ -166,12 +144,9 @@ def refusal(name: str = "a weight") -> InputError:
 def late_read(
     loss_of: Callable[[], Tensor], parts: tuple[object, ...], weights: Mapping[str, nn.Parameter]
 ) -> str | None:
-    """Returns the name of a weight that is read after its gradient is complete; None where there is none, or none is found.
+    """Returns the name of a weight that is read after its gradient is complete; None where none is found.
 
-    Args:
-        loss_of: Gives the loss of a few samples, with its graph.
-        parts: Model and functions that run; the state of all modules in them is put back.
-        weights: Name -> weight that gets a gradient.
+    `parts`: model and functions that run; the state of all modules in them is put back.
     """
     look = functools.partial(_look, loss_of, parts, weights)
     try:
@@ -190,6 +165,7 @@ def late_read(
             release_traceback(error)
             return found
 
+    # All weights at once. Where that changes a gradient, and a second plain pass does not, one is found by halves.
     suspects = list(plain)
     if not differs(suspects) or differs(()):
         return None

@@ -33,14 +33,10 @@ class MicrobatchCheck:
     def __init__(
         self, workload: Workload, passes: Passes, parameters: Sequence[nn.Parameter], *, scaled: bool, promised: bool
     ) -> None:
-        """Takes what the check needs.
+        """Takes what the check needs to run samples.
 
-        Args:
-            workload: What is known before.
-            passes: How samples go through the model.
-            parameters: Those of the model, of which some may be frozen now and then.
-            scaled: Whether the loss is scaled, since gradients are fp16.
-            promised: Whether a plan has promised that microbatches change nothing.
+        `scaled`: whether the loss is scaled, since gradients are fp16.
+        `promised`: whether a plan has promised that microbatches change nothing.
         """
         self._passes, self._parameters = passes, parameters
         self._scale = _SCALE if scaled else 1.0
@@ -54,19 +50,7 @@ class MicrobatchCheck:
         return self._tries > 0
 
     def learn(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
-        """Checks before an update by microbatches.
-
-        Args:
-            batch: The batch of this step.
-            recipe: It cuts this batch.
-            workload: What is known so far.
-
-        Returns:
-            The workload with what was found.
-
-        Raises:
-            InputError: A plan has promised that microbatches change nothing, and they do.
-        """
+        """Checks before an update by microbatches; returns the workload with what was found."""
         assert recipe.microbatch_size is not None
         found = self._look(batch, recipe, workload, recipe.microbatch_size)
         told = found.told(masks=workload.dropout)
@@ -80,13 +64,7 @@ class MicrobatchCheck:
         return workload.replace(**found.traits())
 
     def said_of(self, error: BaseException, batch: Any, recipe: Recipe) -> BaseException:
-        """Returns what a person is told of an error of a step by microbatches, where a few samples could not run either.
-
-        Args:
-            error: What the caller's code has raised.
-            batch: The batch of this step.
-            recipe: It cuts this batch.
-        """
+        """Returns what a person is told of an error in the caller's code where even a few samples could not run."""
         if not self._failed or isinstance(error, SnugfitError) or not isinstance(error, Exception):
             return error
         if is_out_of_memory(error) or not self._runs_whole(batch):
@@ -99,7 +77,7 @@ class MicrobatchCheck:
         )
 
     def _runs_whole(self, batch: Any) -> bool:
-        """Whether the whole batch goes forward; nothing of it is kept for backward."""
+        """Whether the whole batch goes forward, with nothing kept for backward."""
         passes, nothing = self._passes, torch.autograd.graph.saved_tensors_hooks(_forgotten, _forgotten)
         try:
             with untouched([*passes.parts, batch]), passes.around_step(), nothing:
@@ -110,16 +88,7 @@ class MicrobatchCheck:
         return True
 
     def before_halving(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
-        """Checks with two samples, where memory has run out and smaller microbatches may be a way out.
-
-        Args:
-            batch: The batch that did not fit.
-            recipe: It was tried with.
-            workload: What is known so far.
-
-        Returns:
-            The workload with what was found.
-        """
+        """Checks with two samples, when memory ran out and smaller microbatches may help."""
         return workload.replace(**self._look(batch, recipe, workload, 2).traits())
 
     def _look(self, batch: Any, recipe: Recipe, workload: Workload, size: int) -> Separation:

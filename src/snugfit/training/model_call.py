@@ -23,16 +23,10 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 def output_of(model: nn.Module, batch: Any, forward: Forward | None) -> Any:
-    """Returns a model's output for a batch.
+    """Returns a model's output for a batch; `InputError` for batches of another kind.
 
-    Args:
-        model: The model.
-        batch: A tensor or packed sequence, a tuple or list (the model gets its first element), a dict (the model gets its
-            items), or anything that `forward` knows.
-        forward: Function of (model, batch), or None for the usual ways.
-
-    Raises:
-        InputError: The batch is of another kind.
+    `batch`: a tensor or packed sequence, a tuple or list (the model gets its first element), a dict (the model gets its
+    items), or anything that `forward` knows.
     """
     if forward is not None:
         return forward(model, batch)
@@ -49,7 +43,7 @@ def output_of(model: nn.Module, batch: Any, forward: Forward | None) -> Any:
 
 
 def _called(model: nn.Module, args: Any, keywords: Mapping[str, Any]) -> Any:
-    """Calls the model; a batch that does not go with its arguments is told in words."""
+    """Calls the model; where the batch does not match its arguments, the error says so in words."""
     try:
         return model(*args, **keywords)
     except TypeError as error:
@@ -64,7 +58,7 @@ def _called(model: nn.Module, args: Any, keywords: Mapping[str, Any]) -> Any:
 
 
 def _not_bound(function: Callable[..., Any], args: Any, keywords: Mapping[str, Any]) -> str | None:
-    """Returns why a function does not take some arguments; None where it does, or nobody can say."""
+    """Returns why a function does not take these arguments; None where it does, or where nobody can say."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -77,19 +71,19 @@ def _not_bound(function: Callable[..., Any], args: Any, keywords: Mapping[str, A
 
 
 def loss_value(loss: Loss, output: Any, batch: Any) -> Any:
-    """Returns what a loss says, whatever it is, without the numbers that it names beside it."""
+    """Returns the loss alone, without the numbers that a loss function may name beside it."""
     return _parts(loss_returned(loss, output, batch))[0]
 
 
 def _parts(found: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A loss, and what is named beside it: nothing, or the second of (loss, {name: number})."""
+    """A loss, and the named numbers beside it: none, or the second of (loss, {name: number})."""
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
         return found
     return found, {}
 
 
 def loss_returned(loss: Loss, output: Any, batch: Any) -> Any:
-    """Returns what a loss function returns; one that takes a target gets that of the batch."""
+    """Calls a loss function; one that takes a target gets the second element of the batch."""
     name = getattr(loss, "__name__", type(loss).__name__)
     right = f"loss=lambda output, batch: {'F.' if callable(getattr(F, name, None)) else ''}{name}(output, batch[1])"
     if takes_target(loss):
@@ -115,8 +109,7 @@ def loss_returned(loss: Loss, output: Any, batch: Any) -> Any:
 def takes_target(loss: object) -> bool:
     """Returns whether a loss is one of torch's own, which take (output, target).
 
-    Args:
-        loss: A module of torch.nn, a function of torch.nn.functional, a functools.partial of one, or anything else.
+    `loss`: a module of torch.nn, a function of torch.nn.functional, a functools.partial of one, or anything else.
     """
     if isinstance(loss, functools.partial):
         return takes_target(loss.func)
@@ -131,19 +124,11 @@ def loss_of(output: Any, batch: Any, loss: Loss | None) -> Tensor:
 
 
 def losses_of(output: Any, batch: Any, loss: Loss | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the loss of a microbatch, and what a loss function names beside it.
+    """Returns the loss of a microbatch, and the numbers that a loss function names beside it.
 
-    Args:
-        output: The model's output.
-        batch: The microbatch.
-        loss: Function of (output, batch), which may return (loss, {name: number}); a loss of torch.nn; or None where the
-            model returns its loss.
-
-    Returns:
-        0-dim tensor with a graph; name -> 0-dim tensor without.
-
-    Raises:
-        InputError: One of them is no number, or the loss depends on no trained parameter.
+    `loss`: function of (output, batch), which may return (loss, {name: number}); a loss of torch.nn; or None where the
+    model returns its loss.
+    Returns 0-dim tensor with a graph; name -> 0-dim tensor without.
     """
     named: Mapping[str, Any] = {}
     if loss is not None:
@@ -174,15 +159,10 @@ def _number(name: str, one: Any, beside: Tensor) -> Tensor:
 
 
 def joined(outputs: list[Any], weights: list[float | Tensor], advice: str = "evaluate smaller batches") -> Any:
-    """Returns the output for a batch from those for its pieces.
+    """Returns the output for a batch from those for its pieces; `InputError` where they cannot be joined.
 
-    Args:
-        outputs: The pieces' outputs, of one structure: tensors, or tuples, lists and mappings of such.
-        weights: The pieces' shares, for outputs that are one number (a loss).
-        advice: What to do where they cannot be joined.
-
-    Raises:
-        InputError: The outputs hold something that cannot be joined.
+    `outputs`: the pieces' outputs, of one structure: tensors, or tuples, lists and mappings of such.
+    `weights`: the pieces' shares, for outputs that are one number (a loss).
     """
     first = outputs[0]
     if len(outputs) == 1 or first is None:
@@ -204,7 +184,7 @@ def joined(outputs: list[Any], weights: list[float | Tensor], advice: str = "eva
 
 
 def _weighted(output: Tensor, weight: float | Tensor) -> Tensor:
-    """A piece's part of a number; a piece that does not count may have none, and 0 times NaN is NaN."""
+    """A piece's part of a number; zero for a piece that does not count, whose number may be NaN."""
     if isinstance(weight, Tensor):
         return torch.where(weight == 0, torch.zeros_like(output), output * weight)
     return output * weight if weight else torch.zeros_like(output)

@@ -24,10 +24,10 @@ _OF_THE_KERNELS = ("params", "initial_lr", "foreach", "fused", "capturable", "di
 
 
 class OptimizerHandle:
-    """Keeps an owner's optimizer and what really updates in step."""
+    """Keeps the caller's optimizer and the one that really updates in agreement."""
 
     def __init__(self, optimizer: Optimizer, update: Update) -> None:
-        """Takes the owner's object, and the update that it may stand for."""
+        """Takes the caller's object, and the update that it may stand for."""
         self.optimizer = optimizer
         self.update = update
         self._links: list[tuple[int, int]] = []
@@ -51,7 +51,7 @@ class OptimizerHandle:
         optimizer.register_load_state_dict_pre_hook(loaded)
 
     def link(self) -> None:
-        """Looks which of the owner's groups each group follows that updates; settings are passed on anew."""
+        """Finds, for each updating group, the group of the caller that it follows; all settings are copied once more."""
         groups = self.update.optimizer.param_groups
         if self.update.optimizer is self.optimizer:
             return
@@ -63,13 +63,13 @@ class OptimizerHandle:
         self._passed = [{} for _ in self._links]
 
     def follow(self) -> None:
-        """Takes over the settings of what updates, after a state was loaded there."""
+        """Copies settings the other way, after a state was loaded into what updates."""
         for number, at in self._links:
             _share(self.update.optimizer.param_groups[at], self.optimizer.param_groups[number])
         self._passed = [self._settings(number) for number, _ in self._links]
 
     def pass_on(self) -> None:
-        """Passes on what the owner has changed since the last call; nothing where nothing did."""
+        """Copies what the caller has changed since the last call."""
         for link, (number, at) in enumerate(self._links):
             settings = self._settings(number)
             if settings != self._passed[link]:
@@ -77,7 +77,7 @@ class OptimizerHandle:
                 self._passed[link] = settings
 
     def stepped(self) -> None:
-        """Tells schedulers that an update was taken, which they look for on the object they know."""
+        """Counts the update on the caller's object, where schedulers look for it."""
         if self._links:
             vars(self.optimizer)["_opt_called"] = True  # what torch's schedulers set in a wrapped `step`
 
@@ -90,7 +90,7 @@ class OptimizerHandle:
         return self.update.state_dict()
 
     def _loaded(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Loads a state where it belongs; what is left for the object itself are its groups, with numbers as parameters."""
+        """Loads a state into what updates; the caller's object gets the groups alone, with numbers as parameters."""
         self.update.load_state_dict(state)
         self.follow()
         number = itertools.count()
@@ -99,5 +99,5 @@ class OptimizerHandle:
 
 
 def _share(source: Settings, target: Settings) -> None:
-    """Copies the settings that two groups have in common."""
+    """Copies the settings that both groups have."""
     target.update({name: source[name] for name in source if name in target and name not in _OF_THE_KERNELS})

@@ -53,17 +53,7 @@ Source: pytorch issue 191763, fixed by pull request 192545."""
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the parameters that training changes, tied ones once.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Name -> parameter, in the order of the model.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Returns the parameters that training changes, by name and in order, tied ones once; `InputError` if none."""
     named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not named:
         raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
@@ -71,14 +61,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> Groups:
-    """Returns the optimizer's parameter groups.
+    """Returns the optimizer's parameter groups: one, or two with `no_decay`.
 
-    Args:
-        parameters: What training changes.
-        workload: Its `no_decay` puts parameters of fewer than two dimensions (biases, norms) in a group without decay.
-
-    Returns:
-        One group, or two with `no_decay`.
+    `workload`: its `no_decay` puts parameters of fewer than two dimensions (biases, norms) in a group without decay.
     """
     weights = list(parameters)
     if not workload.no_decay:
@@ -92,17 +77,9 @@ def parameter_groups(parameters: Iterable[nn.Parameter], workload: Workload) -> 
 def optimizer_groups(
     model: nn.Module, named: Mapping[str, nn.Parameter], groups: Groups, recipe: Recipe, workload: Workload
 ) -> Groups:
-    """Returns parameter groups, parted where an optimizer treats some parameters apart.
+    """Returns the groups, split where an optimizer treats some parameters differently (embeddings, matrices).
 
-    Args:
-        model: Says what each parameter is for.
-        named: Name -> what the optimizer has of a parameter.
-        groups: Those of `parameter_groups`, or of an optimizer that was given.
-        recipe: Its `optimizer` replaces the workload's.
-        workload: The optimizer's name.
-
-    Returns:
-        The same groups; with low-bit state, for example, embeddings apart.
+    `named`: name -> what the optimizer has of a parameter.
     """
     own = own_optimizer(recipe.optimizer or workload.optimizer)
     parting = own.parted(model) if own is not None else None
@@ -116,17 +93,9 @@ def optimizer_groups(
 def make_optimizer(
     recipe: Recipe, workload: Workload, groups: Groups, device: torch.device, *, sparse: bool = False
 ) -> Optimizer:
-    """Builds an optimizer.
+    """Builds an optimizer, without state yet.
 
-    Args:
-        recipe: Its `optimizer` replaces the workload's, its `optimizer_impl` chooses the kernels.
-        workload: The optimizer's name and settings.
-        groups: The parameter groups.
-        device: Where the update runs.
-        sparse: Whether some gradients are sparse, which fused kernels do not take.
-
-    Returns:
-        The optimizer, without state yet.
+    `sparse`: whether some gradients are sparse, which fused kernels do not take.
     """
     name = recipe.optimizer or workload.optimizer
     row = OPTIMIZER_TABLE[name]
@@ -141,12 +110,7 @@ def make_optimizer(
 
 
 def choose_kernels(optimizer: Optimizer, setup: Setup) -> None:
-    """Lets an optimizer of `make_optimizer` update by the kernels of a recipe.
-
-    Args:
-        optimizer: The optimizer; those that are no techniques of their own have a choice.
-        setup: The recipe, and where it trains.
-    """
+    """Sets a recipe's kernels on an optimizer of `make_optimizer`, unless a technique brings its own."""
     name = setup.recipe.optimizer or setup.workload.optimizer
     if own_optimizer(name) is not None:
         return
@@ -159,23 +123,12 @@ def choose_kernels(optimizer: Optimizer, setup: Setup) -> None:
 
 
 def device_of_update(setup: Setup) -> torch.device:
-    """Returns where the update runs.
-
-    Args:
-        setup: The recipe, and where it trains.
-    """
+    """Returns where the update runs."""
     return torch.device("cpu") if setup.recipe.offload_optimizer else setup.device
 
 
 def check_takes_no_closure(optimizer: Optimizer) -> None:
-    """Refuses an optimizer that computes the loss itself, several times a step.
-
-    Args:
-        optimizer: An optimizer.
-
-    Raises:
-        InputError: Its `step` needs a closure.
-    """
+    """Refuses an optimizer whose `step` needs a closure, because it computes the loss several times a step."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         name = type(optimizer).__name__

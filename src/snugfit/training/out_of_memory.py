@@ -26,11 +26,7 @@ _MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error means that memory ran out, on the device or on the host.
-
-    Args:
-        error: Any error.
-    """
+    """Returns whether an error means that memory ran out, on the device or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):
@@ -39,14 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_traceback(error: BaseException) -> str:
-    """Empties the frames that an error holds, so that their tensors can be freed.
-
-    Args:
-        error: The error, still being handled.
-
-    Returns:
-        Its first line, for a message.
-    """
+    """Empties the frames of an error that is being handled, so their tensors can be freed; returns its first line."""
     first = next(iter(str(error).splitlines()), "") or type(error).__name__
     seen: set[int] = set()
     link: BaseException | None = error
@@ -58,23 +47,15 @@ def release_traceback(error: BaseException) -> str:
 
 
 def free_memory(device: torch.device) -> None:
-    """Gives back what nothing refers to any more; call it when the error itself is gone.
-
-    Args:
-        device: Where training runs; its allocator's cached segments are freed.
-    """
+    """Frees what nothing refers to, and the allocator's cached segments; call it once the error itself is gone."""
     gc.collect()
     device_kinds.give_back(device)
 
 
 def tried(action: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Does something that may run out of memory.
+    """Does something that may run out of memory; other errors pass.
 
-    Args:
-        action: Anything; its other errors pass.
-
-    Returns:
-        What the action returns, and None; or None and the first line of the error, whose frames are emptied.
+    Returns what the action returns, and None; or None and the first line of the error, whose frames are emptied.
     """
     try:
         return action(), None
@@ -85,15 +66,7 @@ def tried(action: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def retry_after_freeing(action: Callable[[], Any], device: torch.device) -> Any:
-    """Does something that needs next to no memory, a second time after freeing what can be freed.
-
-    Args:
-        action: Safe to repeat as long as it fails.
-        device: Where training runs.
-
-    Returns:
-        What the action returns.
-    """
+    """Does something that needs next to no memory; on failure frees memory and does it once more."""
     result, cause = tried(action)
     if cause is None:
         return result

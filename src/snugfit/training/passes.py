@@ -62,18 +62,10 @@ class Passes:
         self._sample: Any = None
 
     def pieces(self, batch: Any, recipe: Recipe, *, every: bool = False) -> Pieces:
-        """Cuts a batch.
+        """Cuts a batch; `InputError` where it is empty, or its pieces cannot be added up.
 
-        Args:
-            batch: The batch.
-            recipe: Its `microbatch_size`.
-            every: Whether pieces that do not count are wanted, too.
-
-        Returns:
-            The microbatches, with the factor of each one's loss.
-
-        Raises:
-            InputError: The batch is empty, or makes pieces that the recipe cannot add up.
+        `every`: whether pieces that do not count are wanted, too.
+        Returns the microbatches, with the factor of each one's loss.
         """
         if self.ranks is not None:
             return self._pieces_of_share(batch, recipe, self.ranks)
@@ -104,9 +96,9 @@ class Passes:
     def _pieces_of_share(self, batch: Any, recipe: Recipe, ranks: Ranks) -> Pieces:
         """Cuts this process's share of a batch into as many pieces as every other process has.
 
-        All processes go through the model the same number of times, since they collect its weights together. Who has fewer
-        pieces, or no sample at all in the last batch of the data, takes a sample that it knows, or that another one has,
-        with a factor of 0.
+        All processes must go through the model equally often, since they collect its weights together. One with fewer
+        pieces, or with no sample in the last batch, runs a sample that it knows, or that another one has, with a factor
+        of 0.
         """
         size, tensor = recipe.microbatch_size, first_tensor(batch)
         known = self.forward is None or self.own_split is None  # what a batch's samples are
@@ -116,6 +108,8 @@ class Passes:
         if self._sample is None and pieces:
             self._sample = self.split(pieces[0], 1)[0]
         on_device = [count for count in counts if isinstance(count, Tensor)]
+        # One message: how many pieces there are here, how much they count, whether that number is only known on a
+        # device, and whether this process still lacks a sample to fill up with.
         told = ranks.agree_by_share(
             [len(pieces), 0.0 if on_device else sum(counts), bool(on_device), self._sample is None]
         )
@@ -135,23 +129,14 @@ class Passes:
         return [*zip(pieces, [count / total for count in counts], strict=True), *fillers]
 
     def arrived(self, batch: Any) -> Any:
-        """Returns a microbatch on the device, as the model needs it.
-
-        Args:
-            batch: A microbatch.
-        """
+        """Returns a microbatch on the device, as the model needs it."""
         batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
         for technique in self.techniques:
             batch = technique.convert(batch)
         return batch
 
     def loss_of(self, batch: Any, kept: KeptOutputs | None = None) -> Tensor:
-        """Returns the loss of a microbatch, with its graph.
-
-        Args:
-            batch: What `arrived` returned.
-            kept: Gets what the model and the loss function return beside it.
-        """
+        """Returns the loss of a microbatch, with its graph; `kept` receives the outputs and named losses."""
         with without_caches(self._caching), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
@@ -163,11 +148,7 @@ class Passes:
             return loss
 
     def evaluated(self, batch: Any) -> Any:
-        """Returns the model's output for a batch, without gradients.
-
-        Args:
-            batch: A batch, or a piece of one.
-        """
+        """Returns the model's output for a batch, or a piece of one, without gradients."""
         with torch.no_grad(), without_caches(self._caching), self.around_step(), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
@@ -175,11 +156,7 @@ class Passes:
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """Context of a whole step, and of an evaluation pass.
-
-        Yields:
-            Nothing.
-        """
+        """Context of a whole step, and of an evaluation pass."""
         with ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_step())
@@ -189,16 +166,7 @@ class Passes:
 def one_by_one(
     pieces: Iterable[tuple[Any, float | Tensor]], forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]
 ) -> Tensor:
-    """Runs one microbatch after the other, each forward and then backward.
-
-    Args:
-        pieces: The microbatches.
-        forward: Gives a microbatch's loss, 0-dim.
-        backward: Adds the gradients of a weighted loss.
-
-    Returns:
-        The loss of the whole batch, 0-dim, detached.
-    """
+    """Runs each microbatch forward and then backward; returns the whole batch's loss, 0-dim, detached."""
     total: Tensor | None = None
     for batch, factor in pieces:
         loss = forward(batch)

@@ -239,7 +239,7 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
 
 
 def _promises(plan: object) -> bool:
-    """Whether somebody has promised that microbatches change nothing; a recipe alone promises nothing."""
+    """Whether a plan has promised that microbatches change nothing; a recipe alone promises nothing."""
     promised = getattr(plan, "fidelity", None)
     return isinstance(promised, Fidelity) and "microbatch_size" not in promised.reasons
 
@@ -256,7 +256,7 @@ def _check_arguments(*, loss_weight: object, **functions: object) -> None:
 
 
 def _warn_of_idle_settings(recipe: Recipe, workload: Workload, optimizer: OptimizerArgument) -> None:
-    """Says which training settings the workload's own optimizer does not take."""
+    """Warns of training settings that have no effect on the workload's own optimizer."""
     given = {"lr", "weight_decay", "betas", "momentum", "no_decay"} & set(workload.to_mapping(defaults=False))
     if isinstance(optimizer, Optimizer):
         idle, whose = given, f"the {type(optimizer).__name__} given as optimizer has its own and"

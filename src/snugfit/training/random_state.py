@@ -18,11 +18,7 @@ _HOST = torch.device("cpu")
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global generators of Python, NumPy and torch (all devices).
-
-    Args:
-        seed: 0 or more; NumPy takes its lowest 32 bits.
-    """
+    """Seeds the global generators of Python, NumPy (which takes the lowest 32 bits) and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -31,8 +27,7 @@ def seed_everything(seed: int) -> None:
 def capture() -> dict[str, Any]:
     """Returns the state of all global generators, as plain data and tensors that `torch.load(weights_only=True)` reads.
 
-    Returns:
-        `python`, `numpy`, `torch`, and those of devices (one state a device; `cuda` is empty without CUDA).
+    Returns `python`, `numpy`, `torch`, and those of devices (one state a device; `cuda` is empty without CUDA).
     """
     name, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     return {
@@ -44,11 +39,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Puts all global generators back into a state from `capture`.
-
-    Args:
-        state: What `capture` returned, in this process or in an earlier one.
-    """
+    """Puts all global generators back into a state of `capture`, of this process or an earlier one."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached_gaussian = state["numpy"]
@@ -60,22 +51,13 @@ def restore(state: dict[str, Any]) -> None:
 def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
     """Returns the state of torch's generators that a step draws from: cheap, and without waiting for a device.
 
-    Args:
-        device: Where training runs.
-
-    Returns:
-        The host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
+    Returns the host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
     """
     return device_kinds.drawn_from(_HOST), device_kinds.generator_state(device)
 
 
 def restore_generators(state: tuple[bytes, torch.Tensor | None], device: torch.device) -> None:
-    """Puts torch's generators back.
-
-    Args:
-        state: From `torch_generators`.
-        device: Where training runs.
-    """
+    """Puts torch's generators back."""
     host, on_device = state
     device_kinds.draw_from(_HOST, host)
     device_kinds.set_generator_state(device, on_device)

@@ -28,27 +28,11 @@ class Recovery:
     """Takes the steps of a trainer, and changes its recipe."""
 
     def __init__(self, choices: Fallbacks, check: MicrobatchCheck) -> None:
-        """Takes what it decides by.
-
-        Args:
-            choices: The recipes.
-            check: Looks whether microbatches add up to the batch, before the batch is halved.
-        """
+        """Takes the recipes to choose from, and the check that comes before a batch is halved."""
         self.choices, self._check = choices, check
 
     def step(self, trainer: Trainer, batch: Any) -> Tensor:
-        """Takes a step, however many attempts that needs.
-
-        Args:
-            trainer: Its `attempt` takes the step or leaves everything as it was.
-            batch: The batch.
-
-        Returns:
-            The loss.
-
-        Raises:
-            OutOfMemoryError: Nothing that needs less is left, or an update ended half way.
-        """
+        """Takes a step in as many attempts as it needs; `OutOfMemoryError` where nothing that needs less is left."""
         step, size, samples = trainer.steps_done + 1, elements(batch), samples_of(batch)
         self._become(trainer, self.choices.recipe_for(size))
         random_state = torch_generators(trainer.device)
@@ -67,6 +51,7 @@ class Recovery:
                 )
             failures.append(Failure(phase=trainer.phase, recipe=trainer.recipe, cause=cause))
             free_memory(trainer.device)
+            # The next attempt draws the same dropout masks as the one that failed.
             restore_generators(random_state, trainer.device)
             self._take_less(trainer, step, failures, batch)
         stays = self.choices.went_well(size, trainer.recipe, failures)
@@ -78,7 +63,7 @@ class Recovery:
         return loss
 
     def _take_less(self, trainer: Trainer, step: int, failures: list[Failure], batch: Any) -> None:
-        """Takes the next recipe that can be carried out, when the last attempt ran out of memory."""
+        """After a failed attempt: puts the next recipe in place that can be carried out."""
         if trainer.update.begun:
             raise OutOfMemoryError(
                 f"step {step} ran out of memory in {failures[-1].phase} after some parameters were updated, so it can "
@@ -99,7 +84,7 @@ class Recovery:
                 return
 
     def _after_interruption(self, trainer: Trainer, step: int) -> None:
-        """The update was finished; the next ones shall need less."""
+        """After an update that was short of memory and was finished: makes the next ones need less."""
         lean = self.choices.lean_update(trainer.recipe) if trainer.update.by_lists else None
         advice = "The recipe stays as it is."
         if lean is not None and self._become(trainer, lean):
@@ -138,7 +123,7 @@ class Recovery:
         return False
 
     def _become_together(self, trainer: Trainer, recipe: Recipe) -> bool:
-        """As `_become`, in all processes or in none."""
+        """`_become` in all processes, or in none."""
         before, done = trainer.recipe, self._become(trainer, recipe)
         if trainer.ranks is None or all(there for (there,) in trainer.ranks.agree([done])):
             return done

@@ -26,17 +26,7 @@ _BESIDE = ".beside"
 
 @contextlib.contextmanager
 def taken_in(path: Path) -> Iterator[Path]:
-    """Takes files into a run directory and lists them there.
-
-    Args:
-        path: The run directory.
-
-    Yields:
-        An empty folder; what is written into it is moved when the block ends.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Context with an empty folder, whose files are moved into the run directory at the end and listed there."""
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path) as name:
         folder = Path(name)
         yield folder
@@ -53,11 +43,7 @@ def taken_in(path: Path) -> Iterator[Path]:
 
 
 def remove_results(path: Path) -> None:
-    """Removes the results of an earlier run, and nothing of the user's.
-
-    Args:
-        path: The run directory.
-    """
+    """Removes the results of an earlier run, and nothing of the user's."""
     files = [path / name for name in (MODEL, *written_beside(path), _BESIDE)]
     for folder, pattern in _IN_FOLDERS.items():
         files += (path / folder).glob(pattern)
@@ -69,11 +55,7 @@ def remove_results(path: Path) -> None:
 
 
 def written_beside(path: Path) -> list[str]:
-    """Returns the names of what a run has written beside its weights: config and tokenizer of a model of transformers.
-
-    Args:
-        path: The run directory.
-    """
+    """Returns the names of the files a run has written beside its weights: config, tokenizer."""
     try:
         names = json.loads((path / _BESIDE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -17,14 +17,7 @@ from snugfit.workload import Workload
 
 
 def check_schedule(workload: Workload) -> None:
-    """Raises where the schedule cannot be computed.
-
-    Args:
-        workload: The training settings.
-
-    Raises:
-        InputError: The schedule ends at a step that is not known, or the warm-up is longer than the run.
-    """
+    """Raises `InputError` where the schedule ends at an unknown step, or the warm-up is longer than the run."""
     if workload.lr_schedule != "constant" and workload.max_steps is None:
         raise InputError(
             f"lr_schedule={workload.lr_schedule!r} ends with the run, and the number of steps is unknown; give max_steps."
@@ -38,12 +31,8 @@ def check_schedule(workload: Workload) -> None:
 def lr_factor(step: int, workload: Workload) -> float:
     """Returns what the learning rate is multiplied with.
 
-    Args:
-        step: Updates done before this one, from 0.
-        workload: Its schedule, `warmup_steps` and `max_steps`.
-
-    Returns:
-        A factor from 0 to 1.
+    `step`: updates done before this one, from 0.
+    Returns a factor from 0 to 1.
     """
     if step < workload.warmup_steps:
         return (step + 1) / (workload.warmup_steps + 1)
@@ -58,14 +47,9 @@ SchedulerArgument = Any | Callable[[Optimizer], Any]
 
 
 def scheduler_of(given: SchedulerArgument | None, optimizer: Optimizer) -> Any | None:
-    """Returns the scheduler that is stepped after each update.
+    """Returns the scheduler that is stepped after each update; `InputError` for one that would not work here.
 
-    Args:
-        given: A scheduler of this optimizer, a function from the optimizer to one, or None.
-        optimizer: `trainer.optimizer`.
-
-    Raises:
-        InputError: It is no scheduler, that of another optimizer, or one that needs more than the step.
+    `given`: a scheduler of this optimizer, a function from the optimizer to one, or None.
     """
     if given is None:
         return None

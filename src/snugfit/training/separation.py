@@ -54,7 +54,7 @@ _MOVES = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Look:
-    """One pass over some samples."""
+    """What one pass over some samples gave."""
 
     loss: float
     gradient: Tensor
@@ -75,22 +75,13 @@ def separation(
     scale: float = 1.0,
     rough: bool = False,
 ) -> Separation:
-    """Tries whether a batch separates into pieces.
+    """Tries whether the loss of a batch is the weighted sum of the losses of its pieces.
 
-    Args:
-        loss_of: The loss of some samples, with its graph.
-        batch: Samples; the first few are used.
-        parts: Model and functions that run; what they hold is put back.
-        parameters: What training changes.
-        split: How a batch is cut.
-        size: Samples of a microbatch.
-        loss_weight: How losses of microbatches combine.
-        quiet: Whether layers that draw masks or take statistics of the batch are known, and to be left out of it.
-        scale: Factor of the loss before its backward pass, where gradients would be too small for their dtype.
-        rough: Whether the passes compute in fewer than fp32's bits.
-
-    Returns:
-        What was found; never raises for what the caller's code does with a few samples.
+    `parts`: model and functions that run; what they hold is put back.
+    `quiet`: whether layers that draw masks or take statistics of the batch are known, and to be left out of it.
+    `scale`: factor of the loss before its backward pass, where gradients would be too small for their dtype.
+    `rough`: whether the passes compute in fewer than fp32's bits.
+    Returns what was found; never raises for what the caller's code does with a few samples.
     """
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]
     random = False
@@ -128,13 +119,13 @@ def separation(
 
 
 def _in_turn(look: Callable[[Any], _Look], samples: Sequence[Any], parts: Sequence[object]) -> list[_Look]:
-    """Looks one after the other, from the state in which all was found."""
+    """Makes several looks in turn, each from the same state."""
     with untouched(parts):
         return [look(one) for one in samples]
 
 
 def _moves(look: Callable[[Any], _Look], samples: Any, parts: Sequence[object]) -> bool:
-    """Whether passes leave something behind: with the same random numbers the next gives something else or moves buffers."""
+    """Whether passes leave something behind: with the same random numbers the next differs, or moves buffers."""
     with untouched(parts):
         drawn = random_state.capture()
         first = look(samples)
@@ -168,7 +159,7 @@ def _difference(one: _Look, other: _Look) -> float:
 
 
 def _as_it_is(modules: Iterable[nn.Module]) -> None:
-    """The first look is at the model as it trains."""
+    """The first stage: the model as it trains."""
 
 
 def _known_layers_quiet(modules: Iterable[nn.Module]) -> None:
@@ -183,7 +174,7 @@ def _all_quiet(modules: Iterable[nn.Module]) -> None:
 
 
 def _cut(batch: Any, split: Split, size: int) -> list[tuple[Any, list[Any]]]:
-    """A few samples from the batch's begin and its end, each with the same in two pieces of the microbatch's parity."""
+    """A few samples from the batch's beginning and from its end, each group whole and in two pieces."""
     length = batch_length(batch) if _has_length(batch) else None  # None: one that only the caller's own split knows
     size = size if length is None else min(size, length)
     pair = 2 if size % 2 == 0 and size >= 4 else 1
@@ -216,12 +207,7 @@ def _look(
 
 
 def places(gradient: Tensor, count: int) -> Tensor:
-    """Returns some elements of a gradient, to compare it by: float64 on the host.
-
-    Args:
-        gradient: Any tensor, sparse ones included.
-        count: How many elements, at most.
-    """
+    """Returns at most `count` elements of a gradient (sparse ones too), to compare it by: float64 on the host."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
     flat = gradient.detach().reshape(-1)

@@ -22,16 +22,15 @@ class Separation:
 
     @property
     def advice(self) -> str:
-        """What to do about pieces that do not add up."""
+        """What to do where pieces do not add up."""
         if self.fitting:
             return f"With loss_weight={' or '.join(self.fitting)} they agree."
         return "Leave microbatch_size out, or say coupled_samples=True where that is meant."
 
     def told(self, *, masks: bool = False) -> str:
-        """Returns what a person has to be told; empty where pieces add up.
+        """Returns what a person must be told; empty where pieces add up.
 
-        Args:
-            masks: Whether it is known that random numbers are drawn.
+        `masks`: whether it is known that random numbers are drawn.
         """
         told = [] if self.separates is not False else [f"{self.sentence} {self.advice}"]
         if self.random and not masks:
@@ -39,11 +38,7 @@ class Separation:
         return " ".join(told)
 
     def joined(self, other: Separation) -> Separation:
-        """Returns what two groups of samples show together.
-
-        Args:
-            other: The verdict of the other group.
-        """
+        """Returns the verdict of two groups of samples together."""
         if self.separates is other.separates is False:
             both = tuple(weight for weight in self.fitting if weight in other.fitting)
             return dataclasses.replace(self, fitting=both)

@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 
 def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
-    """Returns how a trainer's state lies: what the model holds by name, and the optimizer's parameters by their number.
+    """Returns how a trainer's state is laid out: tensors of the model by name, the optimizer's parameters by number.
 
-    Args:
-        trainer: The trainer.
-
-    Returns:
-        The model's `state_dict`; and parameters, of several processes torch's sharded ones.
+    Returns the model's `state_dict`; and parameters, of several processes torch's sharded ones.
     """
     names = {share: name for name, share in trainer.update.gradients.named.items()}
     held = trainer.model.state_dict()  # before the parameters are looked at: it lets go of what was collected of them
@@ -34,11 +30,9 @@ def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
-    """Returns what this process holds of a tensor that it has all of.
+    """Returns this process's share of a tensor that it holds whole.
 
-    Args:
-        whole: The tensor.
-        layout: A tensor that lies as it is to lie; a plain one: all of it here.
+    `layout`: a tensor that lies as it is to lie; a plain one: all of it here.
     """
     if not isinstance(layout, DTensor):
         return whole
@@ -55,22 +49,15 @@ def share_of_whole(whole: Tensor, layout: Tensor) -> Tensor:
 
 
 def put_share(layout: Tensor, whole: Tensor) -> None:
-    """Puts this process's part of a tensor that it has all of in its place.
-
-    Args:
-        layout: The place.
-        whole: The tensor.
-    """
+    """Writes this process's part of a whole tensor into its place."""
     local(layout).copy_(share_of_whole(whole, layout))
 
 
 def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> Tensor:
-    """Returns this process's share of a tensor as torch's sharded one, on the device of a mesh.
+    """Returns this process's share as one of torch's sharded tensors.
 
-    Args:
-        share: The share.
-        layout: A tensor that lies so; a plain one: the share is all of it.
-        mesh: The mesh; None: the layout's.
+    `layout`: a tensor that lies so; a plain one: the share is all of it.
+    `mesh`: the mesh; None: the layout's.
     """
     if not isinstance(layout, DTensor):
         return share
@@ -85,15 +72,7 @@ def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> 
 
 
 def load_shares(model: nn.Module, shares: Mapping[str, Any]) -> None:
-    """Puts values in place of those that this process holds of a model.
-
-    Args:
-        model: The model, shared out.
-        shares: Name -> this process's share, of everything in the model's `state_dict`.
-
-    Raises:
-        InputError: They are those of another model.
-    """
+    """Loads this process's share of everything in the model's `state_dict`; `InputError` for another model's."""
     own = model.state_dict()
     unlike = sorted(own.keys() ^ shares.keys())
     unlike += [name for name in own.keys() & shares.keys() if _shape(own[name]) != _shape(shares[name])]
@@ -111,14 +90,7 @@ def _shape(value: Any) -> Any:
 
 @torch.no_grad()
 def whole_of(value: Any) -> Any:
-    """Returns all of what several processes hold together; every one of them must come here.
-
-    Args:
-        value: A tensor, shared out or not, or something else.
-
-    Returns:
-        The whole tensor, on the device; what is not shared out as it is.
-    """
+    """Returns the whole of a tensor that processes share, on the device; anything else as it is. All must call this."""
     if not isinstance(value, DTensor):
         return value
     return spread_as(local(value).detach(), value.detach()).full_tensor()  # type: ignore[attr-defined]

@@ -167,7 +167,7 @@ class Trainer:
         return loss if kept is None else kept.beside(loss)
 
     def _follow(self) -> None:
-        """Goes by what is trained now: parameters may have been frozen, unfrozen or put into groups since the last step."""
+        """Adopts what is trained now: parameters may have been frozen, unfrozen or regrouped since the last step."""
         if self._rebuild.outdated:
             self.finish()
             self._rebuild.follow(self.recipe)
@@ -211,6 +211,7 @@ class Trainer:
                 if self.ranks is not None:
                     self._statistics.even_out(self.ranks)
         except BaseException as error:
+            # Whatever ended the step, Ctrl-C included: nothing of it stays.
             self.update.abandon()
             self._statistics.restore(step)
             told = self._check.said_of(error, batch, self.recipe) if len(pieces) > 1 else error
@@ -222,7 +223,7 @@ class Trainer:
         return loss
 
     def _note_draws(self, *, drew: bool) -> None:
-        """Takes note of random numbers that several processes draw, each for its share of the batch."""
+        """Notes whether several processes draw random numbers, each for its share of the batch."""
         if drew and not self.workload.dropout:
             self.workload = self._recovery.choices.workload = self.workload.replace(dropout=True)
             warn(
@@ -231,7 +232,7 @@ class Trainer:
             )
 
     def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[tuple[Any, float | Tensor]]:
-        """The pieces; who adds gradients up is told which is the last before its passes begin."""
+        """Yields the pieces; before the last one, those who add gradients up are told that it is the last."""
         from snugfit.techniques.shard.apply import last_backward
 
         for number, piece in enumerate(pieces, 1):

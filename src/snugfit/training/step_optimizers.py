@@ -13,11 +13,7 @@ _KINDS = "a name, a function from parameters to one, an optimizer, or a list, tu
 
 
 def each_optimizer(given: Any) -> list[Any]:
-    """Returns what was given as optimizers, one by one.
-
-    Args:
-        given: What `map_optimizers` takes.
-    """
+    """Returns what was given as optimizers, one by one."""
     found: list[Any] = []
     map_optimizers(given, found.append)
     return found
@@ -26,12 +22,7 @@ def each_optimizer(given: Any) -> list[Any]:
 def map_optimizers(given: Any, change: Callable[[Any], Any]) -> Any:
     """Returns the same nesting with something done to each optimizer; None stays None.
 
-    Args:
-        given: A name, a function from parameters to an optimizer, an optimizer, None; or a list, tuple or dict of such.
-        change: What becomes of each.
-
-    Raises:
-        InputError: Something else is among them.
+    `given`: a name, a function from parameters to an optimizer, an optimizer, None; or a list, tuple or dict of such.
     """
     if isinstance(given, Mapping):
         return {name: map_optimizers(one, change) for name, one in given.items()}
@@ -46,10 +37,5 @@ def map_optimizers(given: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def made_of(given: Any, parameters: Callable[[], Iterable[Any]]) -> Any:
-    """Returns the optimizers that functions make, in the same nesting; those that came as objects stay.
-
-    Args:
-        given: What `map_optimizers` takes, names apart.
-        parameters: Gives the model's parameters, anew for each function.
-    """
+    """Returns the nesting with functions replaced by the optimizers they make; each gets a new iterator of parameters."""
     return map_optimizers(given, lambda one: one if isinstance(one, Optimizer) else one(parameters()))

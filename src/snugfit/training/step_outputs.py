@@ -29,41 +29,28 @@ class StepOutputs:
 
 
 class KeptOutputs:
-    """Outputs of the passes of one step, as far as they are done."""
+    """The outputs of the passes of one step so far."""
 
     def __init__(self) -> None:
-        """Has none yet."""
         self.begin()
 
     def begin(self) -> None:
-        """Forgets what an attempt that failed has left."""
+        """Forgets what a failed attempt has left."""
         self._outputs: list[Any] = []
         self._named: list[dict[str, Tensor]] = []
 
     def take(self, output: Any, named: Mapping[str, Tensor]) -> None:
-        """Keeps what a microbatch gave.
-
-        Args:
-            output: What the model returned.
-            named: What the loss function returned beside the loss.
-
-        Raises:
-            InputError: The model has computed none.
-        """
+        """Stores what a microbatch gave: the output, and the losses that the loss function named."""
         numbers = output.items() if isinstance(output, Mapping) else ()
         own = {name: one for name, one in numbers if isinstance(one, Tensor) and one.dim() == 0}
         self._outputs.append(map_tensors(output, _detached, lambda value: isinstance(value, Tensor | DeferredLogits)))
         self._named.append({name: one.detach() for name, one in {**own, **named}.items()})
 
     def join(self, weights: Sequence[float | Tensor], *, mean: bool) -> None:
-        """Makes one of the pieces, which are kept no longer.
+        """Joins the pieces, which are dropped then; `InputError` where they cannot be joined.
 
-        Args:
-            weights: Shares of the microbatches; passes behind them were those of another process.
-            mean: Whether the shares are made to add up to 1.
-
-        Raises:
-            InputError: They cannot be joined.
+        `weights`: shares of the microbatches; passes behind them were those of another process.
+        `mean`: whether the shares are made to add up to 1.
         """
         outputs, named = self._outputs[: len(weights)], self._named[: len(weights)]
         self.begin()
@@ -79,11 +66,7 @@ class KeptOutputs:
         self._named = [joined(named, list(weights), _ADVICE)]
 
     def beside(self, loss: Tensor) -> StepOutputs:
-        """Returns what was joined.
-
-        Args:
-            loss: The batch's.
-        """
+        """Returns `StepOutputs` of the batch's loss and what was joined."""
         return StepOutputs(loss, *(self._outputs or [None]), *(self._named or [{}]))
 
 

@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 
 
 class Rebuild:
-    """Has built the update of the first recipe, and puts another recipe in place on a prepared model."""
+    """Builds the update of the first recipe, and later puts another recipe in place on the prepared model."""
 
     def __init__(self, model: nn.Module, builder: UpdateBuilder, given: Optimizer | None) -> None:
-        """Builds the first update.
+        """Builds the first update; `given` is the caller's own optimizer, or None.
 
-        Args:
-            model: The prepared model.
-            builder: Builds updates; its setup has the first recipe, and the pool and the streams of all.
-            given: The caller's own optimizer, or None.
+        `builder`: builds updates; its setup has the first recipe, and the pool and the streams of all.
         """
         self._model, self._builder = model, builder
         self.setup = builder.setup
@@ -48,20 +45,7 @@ class Rebuild:
         """The owner's optimizer, which stays the same."""
 
     def __call__(self, old: Recipe, new: Recipe, techniques: list[ModelTechnique]) -> list[ModelTechnique]:
-        """Puts a recipe in place of another, between two steps that nothing waits for.
-
-        Args:
-            old: The recipe in place.
-            new: The recipe to come.
-            techniques: Those in place.
-
-        Returns:
-            Those in place now.
-
-        Raises:
-            InputError: The new recipe cannot be carried out; the old one is in place.
-            RuntimeError: There is no memory for the new one; the old one is in place.
-        """
+        """Replaces a recipe between two judged steps; returns the techniques in place. On failure the old one stays."""
         wraps = any(getattr(old, name) != getattr(new, name) for name in PASS_FIELDS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SnugfitWarning)  # said when the run began
@@ -76,7 +60,7 @@ class Rebuild:
                 raise
 
     def _rewrapped(self, techniques: list[ModelTechnique], recipe: Recipe, *, before: Recipe) -> list[ModelTechnique]:
-        """Makes the passes run by a recipe, where another is in place, or could only be put in place in part."""
+        """Puts the techniques of a recipe on the model, whichever are on it, or on part of it."""
         setup = dataclasses.replace(self.setup, recipe=recipe)
         again = [technique for technique in model_techniques() if technique.comes_off(before, recipe)]
         take_off(self._model, again)
@@ -89,6 +73,7 @@ class Rebuild:
     def _build_update(self, recipe: Recipe) -> None:
         self.handle.pass_on()
         optimizer = self._builder.optimizer
+        # Copies of dicts, not of tensors: enough to go back to, while the new parts move or pack the state elsewhere.
         groups = [dict(group) for group in optimizer.param_groups]
         states = {weight: dict(state) for weight, state in optimizer.state.items()}
         update = None
@@ -107,7 +92,7 @@ class Rebuild:
 
     @property
     def by_name(self) -> bool:
-        """Whether the optimizer was asked for by a name, and so was made of the model's parameters."""
+        """Whether the optimizer was asked for by name, and so was made of the model's parameters."""
         return self._builder.given is None
 
     @property
@@ -116,11 +101,7 @@ class Rebuild:
         return self._builder.outdated
 
     def follow(self, recipe: Recipe) -> None:
-        """Builds the update anew for what is trained now, between two steps that nothing waits for.
-
-        Args:
-            recipe: The one in place.
-        """
+        """Builds the update anew for what is trained now, between two judged steps."""
         self.update.gradients.drop()
         self._builder.follow()
         update = self._builder(recipe, self.update.parts)
@@ -136,12 +117,7 @@ class Rebuild:
 
 
 def needs_new_update(old: Recipe, new: Recipe) -> bool:
-    """Returns whether another recipe needs another update.
-
-    Args:
-        old: The recipe before.
-        new: The recipe after.
-    """
+    """Returns whether another recipe needs another update."""
 
     def sums(recipe: Recipe) -> bool:
         return recipe.accumulate_dtype == "fp32" and recipe.microbatch_size is not None
@@ -158,43 +134,24 @@ _owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[_Owner]] = weakref.Wea
 
 
 def remember_owner(model: nn.Module, owner: _Owner) -> None:
-    """Takes note of who has put techniques on a model, to be told when another takes it over.
-
-    Args:
-        model: The model.
-        owner: Its trainer, or what `snugfit.apply` has returned.
-    """
+    """Records who has put techniques on a model (a trainer, an `Applied`), to be told when another takes it over."""
     _owners[model] = weakref.ref(owner)
 
 
 def remember_trainer(model: nn.Module, trainer: Trainer, rebuild: Rebuild) -> None:
-    """Takes note of who trains a model; its hooks go when the trainer goes.
-
-    Args:
-        model: The prepared model.
-        trainer: Its trainer.
-        rebuild: The trainer's; it does not hold the trainer.
-    """
+    """Records who trains a model; hooks go when the trainer is garbage. `rebuild` must not refer to the trainer."""
     remember_owner(model, trainer)
     weakref.finalize(trainer, rebuild.release).atexit = False
 
 
 def trained_by_others(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters of all prepared models but one, whose trainers are there.
-
-    Args:
-        model: That one.
-    """
+    """Returns the parameters of all other prepared models whose trainers are alive."""
     others = [one for one, trainer in list(_owners.items()) if one is not model and trainer() is not None]
     return [weight for other in others for weight in other.parameters()]
 
 
 def take_over(model: nn.Module) -> None:
-    """Takes everything off a model that an earlier `prepare` or `apply` has put on it.
-
-    Args:
-        model: A model, prepared before or not, or a copy of a prepared one.
-    """
+    """Takes off a model (or a copy of one) all that an earlier `prepare` or `apply` has put on it."""
     for module in model.modules():
         earlier = _owners.pop(module, lambda: None)()
         if earlier is not None:

@@ -47,12 +47,7 @@ class UnbrokenUpdate(DirectMode):
     """Sees every operator of an update, and runs those again that find no memory."""
 
     def __init__(self, pool: HostPool, held: Callable[[], Iterable[Tensor]]) -> None:
-        """Begins with nothing changed.
-
-        Args:
-            pool: Host memory for what leaves the device.
-            held: Gives the weights, gradients and state that may leave it.
-        """
+        """Begins with nothing changed; `held` gives the tensors that may leave the device for the pool."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._pool, self._held = pool, held
         self._away: dict[int, tuple[Tensor, Tensor]] = {}
@@ -65,7 +60,7 @@ class UnbrokenUpdate(DirectMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Whether torch.compile may look past this mode: yes, what is compiled stays so."""
+        """Whether torch.compile may look past this mode: yes, compiled code stays compiled."""
         return True
 
     def begin(self) -> None:
@@ -73,15 +68,9 @@ class UnbrokenUpdate(DirectMode):
         self.changed = self.interrupted = False
 
     def take(self, update: JointUpdate, bad: Tensor | None) -> None:
-        """Takes one part of the update, all of it or nothing.
+        """Takes one part of the update. A failure is a plain error if nothing changed yet, else `OutOfMemoryError`.
 
-        Args:
-            update: The part.
-            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
-
-        Raises:
-            RuntimeError: Memory ran out, and nothing was changed.
-            OutOfMemoryError: Memory ran out, and some parameters are changed and others not.
+        `bad`: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         known = len(update.optimizer.state)
         try:
@@ -114,7 +103,7 @@ class UnbrokenUpdate(DirectMode):
             self._bring_back(set(self._away))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator, as often as it takes."""
+        """Runs an operator, once more where it found no memory."""
         kwargs = kwargs or {}
         if types and not self._plain.issuperset(types):
             return NotImplemented  # a tensor class of the optimizer's own state: the operators that it consists of come next
@@ -130,6 +119,7 @@ class UnbrokenUpdate(DirectMode):
                 raise
             self.interrupted = True
         else:
+            # Only writes into what was there before the update count: temporaries may be lost.
             if not self.changed and func._schema.is_mutable:
                 self._note_change(func, args, kwargs)
             return result
@@ -144,7 +134,7 @@ class UnbrokenUpdate(DirectMode):
             self.changed = self.changed or not self._before.isdisjoint(_storages(written))
 
     def _with_room(self, action: Callable[[], Any], needed: set[int]) -> Any:
-        """Does something that may find no memory; what it does not need leaves until it fits."""
+        """Runs an action again and again, moving tensors that it does not need to the host until it fits."""
         leaving: Iterator[torch.UntypedStorage] | None = None
         while True:
             try:
@@ -156,12 +146,14 @@ class UnbrokenUpdate(DirectMode):
                 storage = next(leaving, None)
                 if storage is None:
                     raise
+            # The storage is emptied in place: every tensor on it stays valid, and has its numbers again when
+            # `_bring_back` has given it memory.
             flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             self._away[storage._cdata] = flat, self._pool.copy_of(flat)
             storage.resize_(0)
 
     def _may_leave(self, needed: set[int]) -> Iterator[torch.UntypedStorage]:
-        """What of the update is on the device and not needed now, the largest first."""
+        """The storages of the update on the device that are not needed now, the largest first."""
         storages = {one._cdata: one for tensor in self._held() for one in _storages_of(tensor)}
         device = self._pool.device.type
         leaving = [
@@ -180,11 +172,7 @@ class UnbrokenUpdate(DirectMode):
 
 
 def half_way(cause: str) -> OutOfMemoryError:
-    """Returns the error for an update that can neither be undone nor finished.
-
-    Args:
-        cause: What failed.
-    """
+    """Returns the error for an update that can neither be undone nor finished."""
     return OutOfMemoryError(
         f"memory ran out inside the update, after some parameters were changed and before the others were: {cause} "
         "The step can neither be undone nor finished; go back to a checkpoint.",
@@ -193,14 +181,14 @@ def half_way(cause: str) -> OutOfMemoryError:
 
 
 def _drop_state(update: JointUpdate, known: int) -> None:
-    """Drops state that was being made when memory ran out, behind what was known, and that no parameter has used yet."""
+    """Drops state that was being made when memory ran out (entries after the `known` ones): nothing has used it."""
     for weight in list(update.optimizer.state)[known:]:
         del update.optimizer.state[weight]
 
 
 @functools.cache
 def _has_inside(func: Any) -> bool:
-    """Whether an operator of a library changes tensors by a kernel on cpu, which may fail between two changes."""
+    """Whether a library's operator writes into tensors by a cpu kernel, which may fail between two writes."""
     return bool(func._schema.is_mutable) and has_kernel(func.name(), "CPU")
 
 

@@ -37,11 +37,7 @@ Restore = Callable[[], None]
 
 @contextmanager
 def untouched(parts: Iterable[object]) -> Iterator[None]:
-    """Context after which what some code holds is as it was, and so are random numbers.
-
-    Args:
-        parts: Models, and functions that take part in a step: loss, forward, split.
-    """
+    """Context that puts back everything that models and functions (loss, forward, split) hold, and random numbers."""
     drawn = random_state.capture()
     kept = _Kept(parts)
     try:
@@ -53,7 +49,7 @@ def untouched(parts: Iterable[object]) -> Iterator[None]:
 
 
 class _Kept:
-    """Everything that some parts hold, as it was."""
+    """A copy of everything that some parts hold."""
 
     def __init__(self, parts: Iterable[object]) -> None:
         objects = reachable(parts)
@@ -79,7 +75,7 @@ class _Kept:
 
 
 def _ways_back(one: Any) -> Iterator[Restore]:
-    """What puts an object back as it is now; none for what cannot be changed."""
+    """What restores an object to its present state; none for what cannot be changed."""
     if isinstance(one, dict):
         yield _table(one)
     elif isinstance(one, list):
@@ -145,7 +141,7 @@ def _table(table: dict[Any, Any]) -> Restore:
 
 
 def _named(table: dict[str, Any], before: dict[str, Any]) -> Restore:
-    """Some names of a table that holds others too."""
+    """Some names of a larger table."""
 
     def restore() -> None:
         for name, value in before.items():
@@ -222,7 +218,7 @@ def _buffer(buffer: Tensor) -> Restore:
 
 
 def _tensor(tensor: Tensor) -> Restore:
-    """A tensor's place in memory and its gradient; `_CopiedBeforeWritten` has the numbers."""
+    """A tensor's storage, shape and gradient; `_CopiedBeforeWritten` has the numbers."""
     gradient = tensor.grad if tensor.is_leaf else None
     place = tensor.data if _is_plain(tensor) else None
 

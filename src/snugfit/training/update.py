@@ -90,7 +90,7 @@ class Update:
 
     @property
     def masked(self) -> bool:
-        """Whether a flag on the device can keep the update from being taken, so that the host need not wait for it."""
+        """Whether a flag on the device can mask the update, so that the host need not wait for it."""
         return all(update.masked for update in self.parts)
 
     @property
@@ -113,12 +113,7 @@ class Update:
         )
 
     def begin(self, step: int, lr_factor: float) -> None:
-        """Begins a step with clean gradients and its learning rate.
-
-        Args:
-            step: The step's number, from 1.
-            lr_factor: What each group's own rate is multiplied with until the step ends.
-        """
+        """Begins step `step` (from 1) without gradients; until it ends each group's rate is multiplied by `lr_factor`."""
         if self.lost_updates and lr_factor > 0:
             self.lost_updates.before(step)
         self._unbroken.begin()
@@ -141,9 +136,8 @@ class Update:
     def judge(self, loss: Tensor) -> None:
         """Looks at the loss before the first parameter can change.
 
-        Args:
-            loss: The loss that backward starts from, 0-dim; one that is not finite gives gradients that are not, so only
-                an update in backward has to look.
+        `loss`: the loss that backward starts from, 0-dim; one that is not finite gives gradients that are not, so only
+        an update in backward has to look.
         """
         if not self.in_backward:
             return
@@ -155,7 +149,7 @@ class Update:
             self._spoiled = _THE_LOSS
 
     def _update_in_backward(self, update: ParameterUpdate, name: str, _: Tensor) -> None:
-        """Updates one parameter whose gradient is complete, called by its hook; not in somebody else's backward pass."""
+        """Called by a parameter's hook when its gradient is complete: updates it, in the step's own passes only."""
         if not self.gradients.own:
             return
         if update.leaves:
@@ -189,15 +183,7 @@ class Update:
             self._unbroken.take(update, None)
 
     def finish(self, step: int, loss: Tensor) -> None:
-        """Takes the update, or what is left of it; or leaves everything as it was.
-
-        Args:
-            step: The step's number, from 1.
-            loss: Its loss, 0-dim.
-
-        Raises:
-            TrainingError: On CPU, when the loss or a gradient is not finite.
-        """
+        """Takes the rest of the update, or leaves everything as it was; on CPU raises `TrainingError` for a bad step."""
         if self.in_backward:
             self._finish_in_backward(step, loss)
         elif self.scaler is not None:
@@ -230,9 +216,10 @@ class Update:
             self.health.report(step, loss, torch.where(self.health.mask(loss).bool(), torch.inf, 0.0))
 
     def _finish_scaled(self, scaler: torch.amp.GradScaler, step: int, loss: Tensor) -> None:
-        """Takes the update of a scaled loss; it is left out where gradients overflow."""
+        """Takes the update of a scaled loss; it is skipped where gradients overflow."""
         scaler.unscale_(self._carrier)
         if self.gradients.ranks is not None:
+            # An overflow in one process leaves the update out in all.
             for found in scaler._per_optimizer_states[id(self._carrier)]["found_inf_per_device"].values():
                 self.gradients.ranks.largest(found)
         if self.gradients.clip_norm is not None:
@@ -243,12 +230,12 @@ class Update:
         retry_after_freeing(lambda: self.health.report(step, loss, scaler.scale(one())), self.pool.device)
 
     def step_all(self, bad: Tensor | None) -> None:
-        """Takes every part of the update that has a gradient, one after the other, freeing gradients that are used up.
+        """Takes every part of the update that has a gradient, in turn, freeing gradients that are used up.
 
-        Args:
-            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        `bad`: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         self.gradients.settle()
+        # All gradients that go to the host are on their way before the first is waited for.
         due = [update for update in self.parts if any(weight.grad is not None for weight in update.weights)]
         kept = [(weight, weight.grad) for update in due for weight in update.weights] if self.gradients.keep else []
         for update in due:
@@ -261,7 +248,7 @@ class Update:
             weight.grad = gradient
 
     def _refuse(self, step: int, loss: Tensor) -> NoReturn:
-        """Frees the gradients of a bad step and ends the run with the cause named."""
+        """Frees the gradients of a bad step, and ends the run with the cause named."""
         name = first_bad(self.gradients.present())
         self.gradients.drop()
         if bool(torch.isfinite(loss)):
@@ -269,7 +256,7 @@ class Update:
         self.health.stop(step, f"the loss is {float(loss):g}")
 
     def abandon(self) -> None:
-        """Frees what a step that failed has left."""
+        """Frees what a failed step has left."""
         self._leaving.clear()
         for update in self.parts:
             update.forget()
@@ -294,14 +281,7 @@ class Update:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads the state_dict of this or of another optimizer over the same groups.
-
-        Args:
-            state: The state_dict.
-
-        Raises:
-            InputError: It is that of other parameters.
-        """
+        """Loads a state_dict of this or another optimizer over the same groups; `InputError` for other parameters."""
         own, groups = self.optimizer.param_groups, state["param_groups"]
         _check_storage(own, groups)
         if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
@@ -324,7 +304,7 @@ def _held(updates: Sequence[JointUpdate], gradients: Gradients) -> list[Tensor]:
 
 
 def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Puts parameters in the places of others, with the state of those."""
+    """Puts parameters in the places of others in groups and state."""
     for group in optimizer.param_groups:
         group["params"] = [places.get(weight, weight) for weight in group["params"]]
     for old, new in places.items():
@@ -333,7 +313,7 @@ def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> Non
 
 
 def _check_storage(own: Iterable[Settings], saved: Iterable[Settings]) -> None:
-    """Raises where a saved state is packed in other bits than an optimizer's."""
+    """Raises where a saved state is packed in another number of bits than this optimizer's."""
     mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
     if mine != theirs:
         names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
@@ -354,6 +334,7 @@ class _Carrier(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
+        # True: the scaler hands its flag to `step`. Otherwise it reads the flag itself, and the host waits.
         return self._owner.masked
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

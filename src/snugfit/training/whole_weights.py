@@ -35,17 +35,10 @@ Arriving = Iterator[dict[str, Any]]
 
 
 def full_state_dict(trainer: Trainer) -> dict[str, Any]:
-    """Returns what a trainer's model holds, whole, on the host; every process must come here.
+    """Returns a trainer's whole model on the host, between two steps; every process must call this.
 
-    Args:
-        trainer: The trainer, between two steps.
-
-    Returns:
-        State-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all but the
-        first.
-
-    Raises:
-        TrainingError: One of the last steps was bad; the weights are those of the last good step.
+    Returns state-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all
+    but the first.
     """
     trainer.finish()
     found: dict[str, Any] = {}
@@ -61,16 +54,7 @@ def full_state_dict(trainer: Trainer) -> dict[str, Any]:
 
 
 def save(trainer: Trainer, path: str | Path) -> None:
-    """Writes what a trainer has learned, see `Trainer.save`; every process must come here.
-
-    Args:
-        trainer: The trainer, between two steps.
-        path: A file whose name ends in .safetensors, or a folder.
-
-    Raises:
-        InputError: It cannot be written there.
-        TrainingError: One of the last steps was bad; the weights are those of the last good step.
-    """
+    """Writes what a trainer has learned, see `Trainer.save`; every process must call this."""
     path, model = Path(path), trainer.model
 
     def write(weights: Weights) -> None:
@@ -98,15 +82,7 @@ def save(trainer: Trainer, path: str | Path) -> None:
 
 
 def save_state(trainer: Trainer, path: Path) -> None:
-    """Writes all that a trainer's model holds, adapters and packed weights as they are; every process must come here.
-
-    Args:
-        trainer: The trainer, between two steps.
-        path: A safetensors file.
-
-    Raises:
-        OSError: The disk is full or the file cannot be written.
-    """
+    """Writes all that a model holds to a safetensors file, adapters and packed weights as they are; all must call this."""
     trainer.finish()
     state = trainer.model.state_dict(keep_vars=True)
     layout = layout_of(state)
@@ -118,15 +94,7 @@ def save_state(trainer: Trainer, path: Path) -> None:
 
 @torch.no_grad()
 def load_state(trainer: Trainer, path: Path) -> None:
-    """Puts what `save_state` has written in place of what a trainer's model holds: each process reads its share.
-
-    Args:
-        trainer: A trainer of the same model, shared out among any number of processes.
-        path: The file.
-
-    Raises:
-        InputError: It is missing, damaged, or another model's.
-    """
+    """Loads a file of `save_state` into a trainer of the same model: each process reads its own share."""
     stored = StoredWeights(path)
     trainer.finish()
     state = trainer.model.state_dict()
@@ -143,32 +111,21 @@ def load_state(trainer: Trainer, path: Path) -> None:
 
 
 def is_packed(model: nn.Module) -> bool:
-    """Returns whether weights of a model are quantised, so that only its adapter can be saved.
-
-    Args:
-        model: Any module.
-    """
+    """Returns whether weights of a model are quantised, so that only its adapter can be saved."""
     return any(isinstance(module, PackedWeight) for module in model.modules())
 
 
 class Weights:
-    """What the first process has to write of a model: whole tensors that arrive one by one."""
+    """The tensors that the first process has to write; they arrive whole, one by one."""
 
     def __init__(self, model: nn.Module, adapter: Mapping[str, Tensor], layers: Mapping[str, Any], arriving: Arriving):
-        """Takes what arrives; `write_together` does."""
         self._model, self._adapter, self._layers, self._arriving = model, adapter, layers, arriving
 
     def write(self, folder: Path) -> None:
-        """Writes `model.safetensors`, adapters merged, and `adapter/` where adapters were trained.
+        """Writes `model.safetensors` with adapters merged, and `adapter/` where adapters were trained.
 
-        Quantised weights are neither merged nor written: the full ones are where they came from.
-
-        Args:
-            folder: A folder that is there; files of the same names are replaced.
-
-        Raises:
-            InputError: An adapter is not finite, or something in the model is no tensor.
-            OSError: The disk is full or a file cannot be written.
+        Quantised weights are neither merged nor written: the full ones are where they came from. Files of these names
+        are replaced.
         """
         if self._layers:
             write_adapter(self._model, self._adapter, folder / ADAPTER)
@@ -176,15 +133,7 @@ class Weights:
             self.write_model(folder / MODEL)
 
     def write_model(self, path: Path) -> None:
-        """Writes the plain model's file.
-
-        Args:
-            path: Its name.
-
-        Raises:
-            InputError: An adapter is not finite, or something in the model is no tensor.
-            OSError: The disk is full or the file cannot be written.
-        """
+        """Writes the plain model's file; `InputError` where an adapter is not finite, or something is no tensor."""
         layout = layout_of(self._model.state_dict())
         own = {name for layer in self._layers.items() for name in tensor_names(*layer)[1]}
         save_tensors(path, {name: one for name, one in layout.items() if name not in own}, self._merged())
@@ -200,16 +149,7 @@ class Weights:
 
 
 def write_together(trainer: Trainer, write: Callable[[Weights], None]) -> None:
-    """Collects a model's weights in all processes, and writes them in the first; what it raises is raised in all.
-
-    Args:
-        trainer: The trainer, between two steps.
-        write: Writes what it is given.
-
-    Raises:
-        SnugfitError: What `write` raises.
-        OSError: What `write` raises.
-    """
+    """Collects a model's weights in all processes, writes them in the first; what `write` raises is raised in all."""
     model = trainer.model
     layers = adapted_everywhere(model)
     state = model.state_dict(keep_vars=True)
@@ -233,7 +173,7 @@ def write_together(trainer: Trainer, write: Callable[[Weights], None]) -> None:
 
 
 def _tied(state: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
-    """Names in groups that share a tensor."""
+    """Groups of names that share a tensor."""
     groups: dict[int, list[str]] = {}
     for name in names:
         groups.setdefault(id(state[name]), []).append(name)
@@ -242,7 +182,7 @@ def _tied(state: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
 
 @torch.no_grad()
 def _collect(trainer: Trainer, units: Iterable[Sequence[str]], take: Callable[[Arriving], None]) -> None:
-    """Collects tensors in all processes, and gives them to the first; the others come along to the end, whatever happens."""
+    """Collects tensors in all processes and gives them to the first; after an error the others still go on to the end."""
     state, ranks = trainer.model.state_dict(keep_vars=True), trainer.ranks
     if ranks is None:
         take({name: state[name] for name in names} for names in units)

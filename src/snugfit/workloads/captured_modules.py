@@ -25,11 +25,7 @@ _TABLES = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
 def captured_modules(*parts: object) -> list[nn.Module]:
-    """Returns the modules among some parts and those that they hold, wherever in them; each once.
-
-    Args:
-        *parts: Models, functions that take part in a step, anything else.
-    """
+    """Returns the modules among some parts (models, functions, anything) and inside of them; each once."""
     seen: dict[int, object] = {}
     kinds: dict[type, tuple[str, ...]] = {}
     waiting = deque(parts)
@@ -43,7 +39,7 @@ def captured_modules(*parts: object) -> list[nn.Module]:
 
 
 def _held_by(part: object, kinds: dict[type, tuple[str, ...]]) -> Iterator[object]:
-    """What an object holds; what its class holds only for the first of a class, which `kinds` notes with its slots."""
+    """What an object holds. What its class holds comes only with the first object of it; `kinds` remembers those."""
     kind = type(part)
     yield getattr(part, "__dict__", None)
     if isinstance(part, dict):
@@ -75,6 +71,6 @@ def _cells(function: types.FunctionType) -> Iterator[object]:
 
 @functools.lru_cache(maxsize=4096)
 def _globals_named(code: types.CodeType) -> frozenset[str]:
-    """The globals that code reads, functions inside of it included."""
+    """The globals that code reads, nested functions included."""
     own = frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL")
     return own.union(*(_globals_named(part) for part in code.co_consts if isinstance(part, types.CodeType)))

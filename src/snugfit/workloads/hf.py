@@ -34,15 +34,9 @@ TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
 def task_of(name: str, task: str | None, among: Collection[str] = TASKS) -> str:
-    """Returns what a config's model is for: as asked for, else by the architecture it names, else by its kind.
+    """Returns what a config's model is for: as asked for, else by its architecture, else by its kind.
 
-    Args:
-        name: What stands after `hf:`.
-        task: What was asked for, or None.
-        among: Tasks that come into question where nothing was asked for.
-
-    Raises:
-        InputError: There is no such config, or its kind has no class for such a task; says which tasks it has one for.
+    `among`: tasks that come into question where nothing was asked for.
     """
     config = load_config(name)
     able = tasks_of(config)
@@ -81,11 +75,7 @@ def tasks_of(config: Any) -> list[str]:
 
 
 def is_kind(name: str) -> bool:
-    """Returns whether a name is only that of a kind of model, such as llama: no files, no model in the local cache.
-
-    Args:
-        name: What stands after `hf:`.
-    """
+    """Returns whether a name is only a kind of model, such as llama: no files, nothing in the local cache."""
     if Path(name).expanduser().exists() or "/" in name or name.endswith(".json") or hf_files.directory_of(name):
         return False
     return name in _kinds()
@@ -103,22 +93,11 @@ def maker(
     task: str | None,
     read: Mapping[str, Any] | None = None,
 ) -> Callable[[], torch.nn.Module]:
-    """Checks a config, and returns what builds its model.
+    """Checks a config and returns a function that builds its model; `arguments` are fields to change in it.
 
-    Args:
-        name: A directory with a config.json, the file itself, or a name in the local cache.
-        arguments: Fields of the config that are changed.
-        num_classes: Classes of a head that tells some apart; `arguments` wins where it says another. A head for another
-            number than that of the weights starts from fresh values.
-        task: One of `TASKS`; None: what the config's architecture is for.
-        read: `device` and `dtype` that the weights of the directory are read to; None: random values, in float32.
-
-    Returns:
-        Builds the model.
-
-    Raises:
-        InputError: There is no such config, or it does not have these fields; also when the model is built, where weights
-            are missing, damaged, or do not fit.
+    `num_classes`: classes of a head that tells some apart; `arguments` wins where it says another. A head for another
+    number than that of the weights starts from fresh values.
+    `read`: `device` and `dtype` that the weights of the directory are read to; None: random values, in float32.
     """
     task, config = _task_and_config(name, arguments, num_classes, task)
     if read is None:
@@ -175,16 +154,10 @@ def _build(name: str, config: Any, task: str) -> torch.nn.Module:
 
 
 def await_values(name: str, model: Any, *, drawn: bool | None = None, without_values: bool = False) -> bool:
-    """Says where the values of a model's parameters are that has none: in its directory, or still to be drawn.
+    """Marks parameters on meta as awaited: their values are in the model's directory, or will be drawn.
 
-    Args:
-        name: What stands after `hf:`.
-        model: The model, with parameters on meta.
-        drawn: Whether they are drawn; None: where the directory has none.
-        without_values: Whether memory of their size and dtype stands for them.
-
-    Returns:
-        Whether it was said of all of them.
+    `drawn`: whether they are drawn; None: where the directory has none.
+    `without_values`: whether memory of their size and dtype stands for them.
     """
     stored = None if drawn else hf_files.stored_weights(name)
     if stored is None:
@@ -198,17 +171,7 @@ def await_values(name: str, model: Any, *, drawn: bool | None = None, without_va
 
 
 def load_config(name: str) -> Any:
-    """Reads a config of transformers, without the network.
-
-    Args:
-        name: A directory with a config.json, the file itself, a name in the local cache, or a kind such as llama.
-
-    Returns:
-        A `PretrainedConfig`; that of a kind has the sizes that transformers takes for it.
-
-    Raises:
-        InputError: There is none, or it is not understood.
-    """
+    """Reads a config (directory, file, name in the local cache, kind) without the network; `InputError` if there's none."""
     if not name:
         raise InputError(
             "model 'hf:' names nothing. Write hf:DIRECTORY, hf:path/config.json or a kind such as hf:llama."

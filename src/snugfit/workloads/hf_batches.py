@@ -40,11 +40,7 @@ class HubBatch:
         options.assume["branch"] = False  # layers that are dropped at random run, labels are in their range
 
     def make(self) -> dict[str, Any]:
-        """Returns the batch.
-
-        Raises:
-            InputError: The model takes something that is not known here, or an option has no meaning for it.
-        """
+        """Returns the batch; `InputError` where the model takes something unknown, or an option means nothing."""
         batch: dict[str, Any] = {}
         kind = self.task.labels
         sound = self._taken("input_features", "input_values")
@@ -109,7 +105,7 @@ class HubBatch:
         return last.mT.contiguous() if self._features_first(features) else last
 
     def _features_first(self, features: int) -> bool:
-        """Whether a moment's numbers stand before the moments, as a convolution over them wants it."""
+        """Whether features come before time steps, as a convolution over time wants them."""
         convolution = next((one for one in self.model.modules() if isinstance(one, torch.nn.Conv1d)), None)
         straight = "input_features" in self.takes and convolution is not None and convolution.in_channels == features
         return straight and not hasattr(self.config, "input_feat_per_channel")
@@ -134,7 +130,7 @@ class HubBatch:
         return batch
 
     def _words(self) -> int:
-        """How many different tokens a text has; some at the end of the table are special."""
+        """How many different tokens a text may have; some at the end of the table are special."""
         rows = vocabulary_size(self.model)
         text = self.config.get_text_config()
         found = getattr(text, "vocab_size", None) or rows
@@ -202,7 +198,7 @@ class HubBatch:
 
 
 def marks_of_form(tokens: Tensor, form: str) -> dict[str, Tensor]:
-    """Returns what stands beside token ids: nothing, a mask of padding, or the positions of packed samples."""
+    """Returns what goes with token ids: nothing, a mask of padding, or the positions of packed samples."""
     return {} if form == "full" else {"attention_mask" if form == "padded" else "position_ids": torch.ones_like(tokens)}
 
 

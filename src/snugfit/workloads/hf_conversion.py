@@ -30,11 +30,7 @@ class Source:
     model: Any
 
     def read(self, copied: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Returns the weight.
-
-        Args:
-            copied: Returns a tensor of the file, by its name.
-        """
+        """Returns the weight; `copied` reads a tensor of the file by name."""
         if self.converter is None:
             return copied(self.names[0])
         converter = copy.deepcopy(self.converter)
@@ -46,14 +42,10 @@ class Source:
 
 
 def sources_of(model: Any, names: Iterable[str]) -> dict[str, Source] | None:
-    """Returns what each weight is made of.
+    """Returns what each weight is made of; `names` are those of all tensors in the file.
 
-    Args:
-        model: A model of transformers.
-        names: Names of all tensors in the file.
-
-    Returns:
-        Name in the model's state -> its source; None where a tensor of the file belongs nowhere, or to several weights.
+    Returns name in the model's state -> its source; None where a tensor of the file belongs nowhere, or to several
+    weights.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key

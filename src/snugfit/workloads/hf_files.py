@@ -39,13 +39,9 @@ _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def directory_of(name: str) -> Path | None:
-    """Returns where the files of a model are.
+    """Returns where the files of a model are (`name` is what follows `hf:`).
 
-    Args:
-        name: What stands after `hf:`.
-
-    Returns:
-        The directory itself, that of the config file, or that of the local cache; None where there is none.
+    Returns the directory itself, that of the config file, or that of the local cache; None where there is none.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -62,14 +58,7 @@ def directory_of(name: str) -> Path | None:
 
 
 def fetch(name: str) -> None:
-    """Downloads a model by its hub name, once; does nothing for local files.
-
-    Args:
-        name: What stands after `hf:`.
-
-    Raises:
-        InputError: It cannot be had.
-    """
+    """Downloads a model by its hub name, once; does nothing for local files."""
     if Path(name).expanduser().exists() or name.endswith(".json") or name.startswith((".", "/", "~")):
         return
     from huggingface_hub import snapshot_download
@@ -85,17 +74,7 @@ def fetch(name: str) -> None:
 
 
 def holds_weights(name: str) -> bool:
-    """Returns whether a name stands for pretrained weights: a directory that has them, not a config file.
-
-    Args:
-        name: What stands after `hf:`.
-
-    Returns:
-        Whether training starts from them.
-
-    Raises:
-        InputError: The weights are pickled, or a name of the hub has only its config in the local cache.
-    """
+    """Returns whether a name has pretrained weights to start from; `InputError` if pickled, or only a config."""
     path = Path(name).expanduser()
     if path.is_file():
         return False
@@ -118,14 +97,7 @@ def holds_weights(name: str) -> bool:
 
 
 def stored_weights(name: str) -> StoredShards | None:
-    """Returns the safetensors files of a directory; None where it has none.
-
-    Args:
-        name: What stands after `hf:`.
-
-    Raises:
-        InputError: A file is damaged or missing.
-    """
+    """Returns the safetensors files of a directory; None where it has none."""
     if Path(name).expanduser().is_file():
         return None
     directory = directory_of(name)
@@ -146,21 +118,7 @@ def stored_weights(name: str) -> StoredShards | None:
 def load_pretrained(
     name: str, chosen: Any, config: Any, *, device: torch.device, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """Builds a model with the weights of its directory.
-
-    Args:
-        name: What stands after `hf:`.
-        chosen: The class of transformers that loads it, such as `AutoModelForCausalLM`.
-        config: The config, as it is to be built.
-        device: Where the weights are read to.
-        dtype: Their dtype.
-
-    Returns:
-        The model; parts that the directory has no (fitting) weights for have fresh values, which is said in a warning.
-
-    Raises:
-        InputError: There are no weights, they are damaged, or they are another model's.
-    """
+    """Builds a model with its directory's weights by class `chosen`; a warning names parts that stay fresh."""
     directory = directory_of(name)
     if directory is None or not any((directory / file).is_file() for file in WEIGHTS):
         raise InputError(
@@ -197,17 +155,13 @@ def load_pretrained(
 
 
 def fresh_parts(model: torch.nn.Module) -> tuple[str, ...]:
-    """Returns the names of tensors that were drawn because the weights of the directory had none that fit.
-
-    Args:
-        model: What `load_pretrained` has built, or any other model.
-    """
+    """Returns the names of tensors that were drawn because the directory had none that fit."""
     found: tuple[str, ...] = getattr(model, _FRESH, ())
     return found
 
 
 def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> tuple[str, ...]:
-    """A fresh head is told; a model of which most is fresh was not loaded at all."""
+    """Warns of a fresh head; raises where most of a model is fresh, because then the weights are not its own."""
     other = {str(entry[0]) for entry in info["mismatched_keys"]}
     fresh = sorted(other | set(info["missing_keys"]))
     sizes = {key: value.numel() for key, value in model.named_parameters()}
@@ -228,14 +182,7 @@ def _check_loaded(name: str, model: Any, info: Mapping[str, Any]) -> tuple[str, 
 def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None, tokenizer: Any) -> None:
     """Writes what transformers' `from_pretrained` needs beside the weights: config and tokenizer.
 
-    Args:
-        model: The trained model.
-        folder: The run directory.
-        use_cache: The config's own `use_cache`, which training switches off; None: it has none.
-        tokenizer: The tokenizer its ids are from; None: none is written.
-
-    Raises:
-        OSError: The disk is full or a file cannot be written.
+    `use_cache`: the config's own `use_cache`, which training switches off; None: it has none.
     """
     config: Any = copy.deepcopy(model.config)
     config.architectures = [_plain_class(model).__name__]
@@ -251,7 +198,7 @@ def save_beside(model: torch.nn.Module, folder: Path, *, use_cache: bool | None,
 
 
 def _plain_class(model: torch.nn.Module) -> type:
-    """The class of a model that torch may have shared out, for which it makes a class of its own."""
+    """The class of a model, also where torch's sharding has made a subclass of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     made = () if fsdp is None else (fsdp.FSDPModule,)
     return next(one for one in type(model).__mro__ if not issubclass(one, made))
@@ -259,7 +206,7 @@ def _plain_class(model: torch.nn.Module) -> type:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Holds back what transformers and its hub library report, and their progress bars; what matters is said by us."""
+    """Context in which transformers and its hub library print nothing; we report what matters."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

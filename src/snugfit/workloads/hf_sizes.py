@@ -38,12 +38,12 @@ def clip_frames(config: Any) -> int | None:
 
 
 def sound_features(config: Any) -> int | None:
-    """Returns how many numbers describe a moment of sound, or None where a model takes the wave itself."""
+    """Returns how many numbers a model takes for a time step of sound, None if it takes the wave itself."""
     return _number(config, _FEATURES, _SOUND)
 
 
 def sound_length(config: Any) -> int | None:
-    """Returns how many moments of sound a model takes, where that is stated."""
+    """Returns how many time steps of sound a model takes, where that is stated."""
     if sound_features(config) is None:
         return None
     found = _number(config, ("max_source_positions",), _SOUND)
@@ -53,7 +53,7 @@ def sound_length(config: Any) -> int | None:
 
 
 def target_limit(config: Any) -> int | None:
-    """Returns how many tokens a decoder of its own writes at most, or None."""
+    """Returns how many tokens a separate decoder writes at most, or None."""
     return _number(config, ("max_target_positions", "decoder_max_position_embeddings"), _TEXT)
 
 

@@ -16,15 +16,7 @@ from snugfit.techniques.loading.apply import Batch, load
 
 
 def steps_per_epoch(dataset: Any, batch_size: int) -> int:
-    """Returns how many batches an epoch has.
-
-    Args:
-        dataset: A map-style dataset.
-        batch_size: Samples of one batch.
-
-    Returns:
-        Number of batches; the last may be smaller.
-    """
+    """Returns how many batches an epoch has; the last may be smaller."""
     return -(-len(dataset) // batch_size)
 
 
@@ -41,26 +33,12 @@ def batches(
     prefetch: int = 2,
     share: tuple[int, int] = (0, 1),
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of one epoch, or one process's share of each of them.
+    """Yields the batches of one epoch, or one process's share of each; `InputError` for an unreadable sample.
 
-    Args:
-        dataset: A map-style dataset of (tensor, label); one that has `batch(indices)` is asked for whole batches.
-        batch_size: Samples of one batch.
-        seed: Seed of the order.
-        epoch: Number of the epoch; each has its own order.
-        start: Batches to skip; they are not loaded.
-        shuffle: Whether the order is random; if not it is the dataset's.
-        workers: Processes that load; 0 loads here.
-        pin_memory: Whether batches come in page-locked memory (with CUDA only).
-        prefetch: Batches each worker keeps ready.
-        share: Number of this process and how many share every batch. Their shares are as even as can be, and are empty for
-            some of them where a last batch has fewer samples than there are processes.
-
-    Returns:
-        Generator of (images `[B, ...]`, labels int64 `[B]`), or of what the dataset's `batch` returns.
-
-    Raises:
-        InputError: While iterating, a sample cannot be read.
+    `dataset`: a map-style dataset of (tensor, label); one that has `batch(indices)` is asked for whole batches.
+    `start`: batches to skip; they are not loaded.
+    `share`: number of this process and how many share every batch. Their shares are as even as can be, and are empty
+    for some of them where a last batch has fewer samples than there are processes.
     """
     count = len(dataset)
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)

@@ -31,18 +31,9 @@ class TrainingBatch:
 
 
 def task_of(spec: str, task: str | None, among: tuple[str, ...] = tuple(TASKS)) -> str:
-    """Returns the task of a named model.
+    """Returns the task of a named model: as asked for, else what the model is for.
 
-    Args:
-        spec: How the model is named.
-        task: What was asked for; None: what the model is for.
-        among: Tasks of `hf:` models that come into question where none was asked for.
-
-    Returns:
-        The task's name.
-
-    Raises:
-        InputError: There is no such task, or not for this model.
+    `among`: tasks of `hf:` models that come into question where none was asked for.
     """
     hub, name = spec.startswith("hf:"), spec.partition(":")[2]
     own = torchvision_tasks.task_of_builder(name) if spec.startswith("torchvision:") else IMAGE_CLASSIFICATION
@@ -67,19 +58,10 @@ def task_of(spec: str, task: str | None, among: tuple[str, ...] = tuple(TASKS)) 
 
 
 def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> TrainingBatch:
-    """Returns one batch of a task, and what is learned from it.
+    """Returns one batch of a task, and the task; the model says what is not given.
 
-    Args:
-        model: The model; it says what is not given.
-        spec: How it was named.
-        task: The task's name.
-        **asked: As for `BatchOptions`.
-
-    Returns:
-        The batch ((images `[B, C, S, S]`, labels `[B]`), or a dict of what the model takes, labels included) and the task.
-
-    Raises:
-        InputError: The shape is missing, or does not fit the task.
+    Returns the batch ((images `[B, C, S, S]`, labels `[B]`), or a dict of what the model takes, labels included) and
+    the task.
     """
     options, chosen = BatchOptions(**asked), task_named(task)
     batch: Any
@@ -103,7 +85,7 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
 
 
 def _tokens(model: torch.nn.Module, task: str, options: BatchOptions) -> dict[str, torch.Tensor]:
-    """Text for a model of the user's own, which is called as models of transformers are."""
+    """Text for a user's own model, which is called as models of transformers are."""
     length = sequence_length(model, options.take("seq_len"))
     tokens = torch.randint(0, vocabulary_size(model) or 2, (options.batch_size, length), device=options.device)
     labels = tokens.clone() if task == CAUSAL_LM else torch.zeros_like(tokens[:, 0])

@@ -23,17 +23,7 @@ from snugfit.errors import InputError, did_you_mean
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """Returns the function that `path/file.py:function` names.
-
-    Args:
-        spec: The path and the name of the function.
-
-    Returns:
-        The function.
-
-    Raises:
-        InputError: The file is missing, does not load, or has no such function.
-    """
+    """Returns the function that `path/file.py:function` names; `InputError` where it cannot be loaded."""
     path_text, _, name = spec.rpartition(":")
     if not path_text or not name.isidentifier():
         raise InputError(f"model {spec!r} names no function. Write path/file.py:function.")
@@ -83,19 +73,9 @@ def _load(path: Path) -> ModuleType:
 def call(
     spec: str, function: Callable[..., Any], model_args: Mapping[str, Any], num_classes: int | None
 ) -> torch.nn.Module:
-    """Calls a user's function, and makes sure that it gives a module.
+    """Calls a user's function, and raises `InputError` unless it gives a module.
 
-    Args:
-        spec: How the function was named, for messages.
-        function: The function.
-        model_args: Its keyword arguments.
-        num_classes: Passed on as `num_classes` where the function takes it and `model_args` does not say it.
-
-    Returns:
-        The module.
-
-    Raises:
-        InputError: The arguments do not fit, the function raises, or it returns no module.
+    `num_classes`: passed on as `num_classes` where the function takes it and `model_args` does not say it.
     """
     arguments = dict(model_args)
     try:
@@ -126,15 +106,7 @@ def call(
 
 
 def describe(error: BaseException, file: Path | None) -> str:
-    """Returns an error in one line, with the last line of a user's file that it came through.
-
-    Args:
-        error: What was raised.
-        file: The user's file, or None.
-
-    Returns:
-        Kind and message of the error, and `line N: text` where the file is part of its traceback.
-    """
+    """Returns an error in one line, with `line N: text` of a user's file in its traceback."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     if file is None:
         return text

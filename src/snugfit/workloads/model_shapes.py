@@ -18,15 +18,7 @@ _SEQUENCE = 512
 
 
 def input_size(model: torch.nn.Module, spec: str) -> int | None:
-    """Returns the image size a model expects.
-
-    Args:
-        model: The model.
-        spec: How it was named.
-
-    Returns:
-        Height and width in pixels, or None where nothing says it (images then keep their own size).
-    """
+    """Returns height and width in pixels that a model expects; None: unknown, images keep their own."""
     if spec.startswith("hf:"):
         sides = hf_sizes.image_sides(model.config)
         return _TORCHVISION_SIZE if sides is None else sides[0]
@@ -60,20 +52,13 @@ def published_weights(spec: str) -> Any:
 
 
 def published_side(spec: str, field: str) -> int | None:
-    """Returns the side of the images that torchvision's weights are for, by a field of their transforms."""
+    """Returns the image side of torchvision's weights, by a field of their transforms."""
     weights = published_weights(spec)
     return None if weights is None else _side(getattr(weights.transforms(), field, None))
 
 
 def input_channels(model: torch.nn.Module) -> int:
-    """Returns the number of image channels a model expects.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Input channels of its first convolution, or 3 where it has none.
-    """
+    """Returns the input channels of the first convolution, or 3 where there is none."""
     for module in model.modules():
         if isinstance(module, torch.nn.Conv2d):
             return module.in_channels
@@ -81,14 +66,7 @@ def input_channels(model: torch.nn.Module) -> int:
 
 
 def output_classes(model: torch.nn.Module) -> int | None:
-    """Returns the number of classes a model tells apart.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Outputs of its last Linear or Conv layer, or None where it has none.
-    """
+    """Returns the outputs of the last Linear or Conv layer, None where there is none."""
     for module in reversed(list(model.modules())):
         if isinstance(module, LAYERS_WITH_CLASSES):
             return outputs_of(module)
@@ -98,12 +76,8 @@ def output_classes(model: torch.nn.Module) -> int | None:
 def token_limit(model: torch.nn.Module) -> int | None:
     """Returns how many tokens a sequence may have.
 
-    Args:
-        model: A model of text.
-
-    Returns:
-        Its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of positions
-        for padding; None where nothing says it.
+    Returns its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of
+    positions for padding; None where nothing says it.
     """
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -117,14 +91,7 @@ def token_limit(model: torch.nn.Module) -> int | None:
 
 
 def vocabulary_size(model: torch.nn.Module) -> int | None:
-    """Returns how many different tokens a model takes.
-
-    Args:
-        model: A model of text.
-
-    Returns:
-        Rows of its input embedding, or None where it has none.
-    """
+    """Returns the rows of the input embedding, None where there is none."""
     find = getattr(model, "get_input_embeddings", None)
     try:
         embedding = find() if callable(find) else None
@@ -137,18 +104,7 @@ def vocabulary_size(model: torch.nn.Module) -> int | None:
 
 
 def sequence_length(model: torch.nn.Module, seq_len: int | None) -> int:
-    """Returns how many tokens a sequence has.
-
-    Args:
-        model: The model.
-        seq_len: What was asked for; None: 512, or fewer where the model takes fewer.
-
-    Returns:
-        Tokens.
-
-    Raises:
-        SequenceTooLongError: The model takes fewer.
-    """
+    """Returns how many tokens a sequence has: `seq_len`, else 512 or what the model takes at most."""
     longest = token_limit(model)
     if seq_len is None:
         return min(_SEQUENCE, longest or _SEQUENCE)

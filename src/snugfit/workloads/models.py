@@ -49,31 +49,17 @@ def build_model(
     number: int = 0,
     late: bool = False,
 ) -> torch.nn.Module:
-    """Builds a model, with its weights, on its device and in its dtype.
+    """Builds a model, with its weights, on its device and in its dtype, in training mode.
 
     What is cast to `dtype` on its way from a file is read tensor by tensor, so that the host never holds the model.
 
-    Args:
-        spec: `torchvision:NAME`, `timm:NAME`, `hf:CONFIG` or `path/file.py:function`.
-        model_args: Keyword arguments of the library's builder or of the function.
-        num_classes: Outputs of the head; `model_args` wins where it says another. None leaves it to the model.
-        task: What a `hf:` model is built for; None: what its config says.
-        weights: A name that the library knows (DEFAULT is its best; for `hf:` what its directory holds), a `.safetensors`
-            file, or None for random values.
-        freeze: Patterns of parameter names that are not trained.
-        init: host, device or meta (`techniques/init`).
-        device: Where the model lives.
-        dtype: Dtype of its floating-point parameters and buffers; None leaves them as they are built.
-        processes: How many will train it together, each of which gets the weights that the first one has.
-        number: Which of them this is, from 0.
-        late: Whether weights may stay where they are until `snugfit.prepare` asks for them, layer by layer.
-
-    Returns:
-        The model, in training mode. Of several processes, all but the first may have parameters on meta, and under `meta`
-        the first has those of the file where the file has them.
-
-    Raises:
-        InputError: Anything of this does not exist or does not fit.
+    `num_classes`: outputs of the head; `model_args` wins where it says another. None leaves it to the model.
+    `weights`: a name that the library knows (DEFAULT is its best; for `hf:` what its directory holds), a `.safetensors`
+    file, or None for random values.
+    `processes`: how many will train it together, each of which gets the weights that the first one has.
+    `late`: whether weights may stay where they are until `snugfit.prepare` asks for them, layer by layer.
+    Returns the model, in training mode. Of several processes, all but the first may have parameters on meta, and under
+    `meta` the first has those of the file where the file has them.
     """
     device, first = torch.device(device), number == 0
     if processes > 1 and init != "device":  # what is shared out goes to the device unit by unit
@@ -121,7 +107,7 @@ def build_model(
 def _without_values(
     spec: str, arguments: dict[str, Any], num_classes: int | None, task: str | None, file: str | None, drawn: bool
 ) -> torch.nn.Module | None:
-    """The model with weights that are awaited, from a file, from its directory, or drawn; None where they cannot be."""
+    """The model with awaited weights, from a file, its directory, or drawn; None where they cannot be awaited."""
     if file is None and not spec.startswith("hf:"):
         return None
     state = torch.get_rng_state()
@@ -155,14 +141,7 @@ def _finished(
 def parse_model_args(given: Iterable[str]) -> dict[str, Any]:
     """Returns constructor arguments from texts such as `depth=12` or `norm=batch`.
 
-    Args:
-        given: Texts `key=value`; values are read as Python literals (true and false in any case), else as text.
-
-    Returns:
-        Keyword arguments.
-
-    Raises:
-        InputError: A text has no `=`, its key is no name, or a key comes twice.
+    `given`: texts `key=value`; values are read as Python literals (true and false in any case), else as text.
     """
     arguments: dict[str, Any] = {}
     for text in given:
@@ -188,7 +167,7 @@ def _literal(text: str) -> Any:
 def _maker(
     spec: str, arguments: dict[str, Any], num_classes: int | None, weights: str | None, task: str | None
 ) -> Callable[[], torch.nn.Module]:
-    """Checks all that can be checked without building, and returns what builds."""
+    """Checks what can be checked without building, and returns a function that builds."""
     prefix, colon, name = spec.partition(":")
     wanted = arguments if num_classes is None else {"num_classes": num_classes, **arguments}
     if colon and prefix == "torchvision":
@@ -267,7 +246,7 @@ def _timm_tags(architecture: str) -> list[str]:
 
 
 def _is_library_name(spec: str, weights: str) -> bool:
-    """Whether a text with a dot in it is a name of the library all the same (timm's tags may have dots)."""
+    """Whether a text with a dot in it is a library's name all the same (timm's tags may have dots)."""
     if spec.startswith("timm:") and not weights.endswith(".safetensors") and "/" not in weights:
         return weights in _timm_tags(spec.partition(":")[2].partition(".")[0])
     return False

@@ -16,11 +16,7 @@ MOST_NUMBERS = 2**48
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class BatchOptions:
-    """Options of one batch; whoever makes it takes those that mean something for it.
-
-    Raises:
-        InputError: No machine holds such a batch.
-    """
+    """Options of one batch; whoever makes it takes those that mean something for it."""
 
     batch_size: int
     """Samples, B."""
@@ -49,25 +45,19 @@ class BatchOptions:
             raise InputError(f"{sizes}: such a batch has more numbers than any machine holds. Give smaller ones.")
 
     def take(self, name: str) -> int | None:
-        """Returns image_size, seq_len or frames, and notes that it has a meaning."""
+        """Returns image_size, seq_len or frames, and notes that it was used."""
         self._taken.add(name)
         return self._given[name]
 
     def check(self, what: str) -> None:
-        """Stops where something was given that nothing has taken."""
+        """Raises where an option was given that nobody has used."""
         refuse(self._given, self._taken, what)
 
 
 def refuse(given: Mapping[str, Any], meant: Collection[str], what: str) -> None:
-    """Stops where an option was given that has no meaning.
+    """Raises `InputError` for all given options that are not `meant` here; `what` says what these are for.
 
-    Args:
-        given: Name -> what was given; None or False: nothing.
-        meant: Names of those that have one.
-        what: What they are for.
-
-    Raises:
-        InputError: Names all that have none.
+    `given`: name -> what was given; None or False: nothing.
     """
     idle = [option(name) for name, value in given.items() if value not in (None, False) and name not in meant]
     if idle:
@@ -77,5 +67,5 @@ def refuse(given: Mapping[str, Any], meant: Collection[str], what: str) -> None:
 
 
 def option(name: str) -> str:
-    """Returns how a field is typed on the command line."""
+    """Returns how a field is spelled on the command line."""
     return "--" + name.replace("_", "-")

@@ -16,14 +16,7 @@ from snugfit.workload import Workload
 
 
 def sparse_embeddings(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
-    """Returns the embeddings whose gradients are sparse.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Name -> module; frozen ones left out.
-    """
+    """Returns the embeddings with sparse gradients by name, without frozen ones."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -32,17 +25,7 @@ def sparse_embeddings(model: nn.Module) -> dict[str, nn.Embedding | nn.Embedding
 
 
 def check_sparse(model: nn.Module, recipe: Recipe, workload: Workload, *, named_optimizer: bool) -> bool:
-    """Returns whether a model makes sparse gradients.
-
-    Args:
-        model: The model.
-        recipe: How the step is held in memory.
-        workload: The training settings.
-        named_optimizer: Whether the optimizer is one by name.
-
-    Raises:
-        InputError: Optimizer or recipe do not go with them.
-    """
+    """Returns whether a model makes sparse gradients; `InputError` where optimizer or recipe cannot take them."""
     found = sparse_embeddings(model)
     if not found:
         return False

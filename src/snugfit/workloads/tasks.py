@@ -86,11 +86,7 @@ class Task:
         return self.rises(self.main_metric)
 
     def rises(self, metric: str) -> bool:
-        """Returns whether more of a metric is better; losses, and what is computed of them, fall.
-
-        Args:
-            metric: `loss`, or one of `metric_names`.
-        """
+        """Returns whether more of a metric is better; losses, and metrics computed from them, fall."""
         return metric in self.metrics
 
     def arguments(self) -> dict[str, Any]:
@@ -100,7 +96,7 @@ class Task:
 
     @property
     def coupled(self) -> bool:
-        """Whether a sample's loss depends on the others: objects are counted over a batch, pairs told apart within it."""
+        """Whether a sample's loss depends on others: a mean over the batch's objects, pairs told apart in it."""
         return self.labels in ("boxes", "pairs")
 
     @property
@@ -109,15 +105,7 @@ class Task:
         return (*self.metrics, *self.metrics_of_loss)
 
     def loss_of(self, output: Any, batch: Batch) -> torch.Tensor:
-        """Returns the loss of a batch.
-
-        Args:
-            output: What the model gave.
-            batch: What it was given.
-
-        Returns:
-            0-dim loss.
-        """
+        """Returns the 0-dim loss of an output and its batch."""
         if self.loss is not None:
             return self.loss(output, batch)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
@@ -129,13 +117,9 @@ class Task:
         return loss
 
     def weight_of(self, batch: Batch) -> Any:
-        """Returns how much the loss of a batch counts beside others.
+        """Returns how much the loss of a batch counts next to others.
 
-        Args:
-            batch: A batch.
-
-        Returns:
-            Samples, or labels that count: a number or a 0-dim tensor.
+        Returns samples, or labels that count: a number or a 0-dim tensor.
         """
         return self.loss_weight(batch) if callable(self.loss_weight) else batch_length(batch)
 
@@ -143,15 +127,7 @@ class Task:
 def task_of_loss(
     loss: Callable[[Any, Batch], torch.Tensor] | None, loss_weight: str | Callable[[Batch], Any] = "samples"
 ) -> Task:
-    """Returns the task of somebody's own training: its loss is all that is known to be reported.
-
-    Args:
-        loss: As for `snugfit.prepare`.
-        loss_weight: As for `snugfit.prepare`.
-
-    Returns:
-        A task without metrics.
-    """
+    """Returns a task without metrics for a person's own training, of which only the loss is known."""
 
     def samples(batch: Batch) -> int:
         tensor = first_tensor(batch)
@@ -162,36 +138,23 @@ def task_of_loss(
 
 
 def shifted_labels(batch: Batch) -> torch.Tensor:
-    """Returns how many labels of a batch count in a model that shifts them by one inside.
-
-    Args:
-        batch: Its `labels`, int64 `[B, T]`, are -100 where nothing is learned.
-
-    Returns:
-        0-dim, on the device of the labels: all but those of the first tokens and those that are -100.
-    """
+    """Returns how many labels `[B, T]` count where the model shifts them: neither first nor -100; 0-dim."""
     counted: torch.Tensor = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
     return counted
 
 
 def objects(batch: Batch) -> int:
-    """Returns how many objects the images of a batch show; the losses of detectors are means over them.
+    """Returns how many objects the images of a batch show; a detector's loss is a mean over them.
 
-    Args:
-        batch: Its `labels` have a dictionary for each image, with `class_labels` `[N]`.
+    `batch`: its `labels` have a dictionary for each image, with `class_labels` `[N]`.
     """
     return sum(len(image["class_labels"]) for image in batch["labels"])
 
 
 def split_images(batch: Batch, size: int) -> list[Batch]:
-    """Cuts a batch whose labels are a list with an entry for each image.
+    """Cuts a batch whose labels are a list with an entry for each image into pieces of `size` images.
 
-    Args:
-        batch: A dictionary; every value in it has one entry for each image.
-        size: Images in a piece.
-
-    Returns:
-        The pieces.
+    `batch`: a dictionary; every value in it has one entry for each image.
     """
     count = len(batch["labels"])
     return [{name: value[at : at + size] for name, value in batch.items()} for at in range(0, count, size)]
@@ -206,17 +169,10 @@ def perplexity(loss: float) -> float:
 
 
 def classification_logits(output: Any) -> torch.Tensor:
-    """Returns the scores in the output of a classifier.
+    """Returns the scores `[B, classes]` in a classifier's output; `InputError` where there are none.
 
-    Args:
-        output: `[B, classes]`, or what some models give in training: an object with `logits`, a tuple of scores and
-            auxiliary scores, or a dictionary with `logits` or `out`.
-
-    Returns:
-        Scores, `[B, classes]`.
-
-    Raises:
-        InputError: The output holds no scores.
+    `output`: `[B, classes]`, or what some models give in training: an object with `logits`, a tuple of scores and
+    auxiliary scores, or a dictionary with `logits` or `out`.
     """
     found = output
     if isinstance(output, Mapping):
@@ -235,27 +191,14 @@ def classification_logits(output: Any) -> torch.Tensor:
 
 
 def cross_entropy(output: Any, batch: Batch) -> torch.Tensor:
-    """Returns the cross entropy, mean over samples.
-
-    Args:
-        output: What the model gave.
-        batch: (images, labels int64 `[B]`).
-
-    Returns:
-        0-dim loss.
-    """
+    """Returns the 0-dim cross entropy for (images, labels int64 `[B]`), a mean over samples."""
     return torch.nn.functional.cross_entropy(classification_logits(output), batch[1])
 
 
 def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     """Returns how many samples have their label as the highest score.
 
-    Args:
-        output: What the model gave.
-        batch: (images, labels int64 `[B]`), or a dict with `labels`.
-
-    Returns:
-        Number of correct samples (0-dim, on the output's device) and number of samples.
+    Returns number of correct samples (0-dim, on the output's device) and number of samples.
     """
     labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
     return (classification_logits(output).argmax(dim=1) == labels).sum(), len(labels)
@@ -288,17 +231,7 @@ kind was made for (translation, contrastive pairs, filling in words) stands befo
 
 
 def task_named(name: str) -> Task:
-    """Returns a task by its name.
-
-    Args:
-        name: Its name.
-
-    Returns:
-        The task.
-
-    Raises:
-        InputError: There is no such task.
-    """
+    """Returns a task by its name; `InputError` where there is none."""
     if name not in TASKS:
         known = dict.fromkeys((*READ, *TASKS))  # those that are trained from data come first
         raise InputError(f"task {name!r} is unknown; {did_you_mean(name, known)}")

@@ -41,11 +41,7 @@ KEYPOINT_VALUES = 3
 
 
 def task_of_builder(name: str) -> str:
-    """Returns what a model is for, by the module of torchvision that it stands in.
-
-    Args:
-        name: Name of the model; an unknown one, and a library that is missing, is left to whoever builds it.
-    """
+    """Returns what a model is for, by the module of torchvision it is in; unknown names are the builder's business."""
     try:
         from torchvision import models
 
@@ -59,9 +55,8 @@ def task_of_builder(name: str) -> str:
 def segmentation_loss(output: Any, batch: Any) -> Tensor:
     """Returns the cross entropy over pixels, with half of the auxiliary head's where there is one.
 
-    Args:
-        output: A mapping with `out` and maybe `aux`, scores `[B, classes, H, W]`; or the scores alone.
-        batch: (images, classes of the pixels int64 `[B, H, W]`, 255 where they do not count).
+    `output`: a mapping with `out` and maybe `aux`, scores `[B, classes, H, W]`; or the scores alone.
+    `batch`: (images, classes of the pixels int64 `[B, H, W]`, 255 where they do not count).
     """
     if not isinstance(output, Mapping):
         return nn.functional.cross_entropy(output, batch[1], ignore_index=255)
@@ -121,12 +116,7 @@ def _objects(model: nn.Module, side: int, device: str) -> dict[str, Tensor]:
 
 
 def detector_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Returns the sum of a detector's losses; an evaluation takes them too, with its norm layers at rest.
-
-    Args:
-        model: A detector of torchvision.
-        batch: (list of images, list of targets).
-    """
+    """Returns the sum of the losses of a detector for (images, targets), in evaluation with its norms frozen."""
     # Detectors return losses in training mode only. Layers whose values depend on the mode keep the one they have.
     resting = [one for one in model.modules() if not one.training and not isinstance(one, BatchNorm | DropoutNd)]
     with attributes_set(resting, training=True):
@@ -136,12 +126,7 @@ def detector_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def split_detection(batch: Any, size: int) -> list[Any]:
-    """Cuts images and targets.
-
-    Args:
-        batch: (list of images, list of targets).
-        size: Images in a piece.
-    """
+    """Cuts (images, targets) into pieces of `size` images."""
     images, targets = batch
     return [(images[at : at + size], targets[at : at + size]) for at in range(0, len(images), size)]
 

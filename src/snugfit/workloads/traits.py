@@ -19,16 +19,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def model_traits(model: torch.nn.Module, *functions: object) -> dict[str, bool]:
-    """Returns what a training step does that depends on how its batch is cut.
+    """Returns what of a training step depends on how its batch is cut, whatever mode the model is in.
 
-    Args:
-        model: Any module, in training mode or not (the answer is about training).
-        *functions: What else runs in the step (loss, forward). Modules held by them, or by the model without being parts of
-            it, count in the mode that they are in: nobody puts these into training mode.
-
-    Returns:
-        `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks. `half_weights`:
-        some trained weights have 16 bits. The keys fit the fields of `Workload`.
+    `functions`: what else runs in the step (loss, forward). Modules held by them, or by the model without being parts
+    of it, count in the mode that they are in: nobody puts these into training mode.
+    Returns `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks.
+    `half_weights`: some trained weights have 16 bits. The keys fit the fields of `Workload`.
     """
     own = set(model.modules())
     modules = [module for module in captured_modules(model, *functions) if module in own or _is_in_training(module)]
@@ -45,11 +41,7 @@ def _is_in_training(module: torch.nn.Module) -> bool:
 
 
 def uses_batch_statistics(module: torch.nn.Module) -> bool:
-    """Returns whether a layer, by itself, normalises with statistics of the batch.
-
-    Args:
-        module: Any module.
-    """
+    """Returns whether a layer itself normalises with statistics of the batch."""
     if isinstance(module, BatchNorm):
         return True
     # An instance norm normalises each sample by itself, but its running statistics average over the batch.
@@ -57,11 +49,7 @@ def uses_batch_statistics(module: torch.nn.Module) -> bool:
 
 
 def draws_masks(module: torch.nn.Module) -> bool:
-    """Returns whether a layer, by itself, draws random masks in training.
-
-    Args:
-        module: Any module.
-    """
+    """Returns whether a layer itself draws random masks in training."""
     if isinstance(module, torch_dropout._DropoutNd):
         return bool(module.p > 0)
     if isinstance(module, torch.nn.RNNBase):
@@ -77,7 +65,7 @@ def draws_masks(module: torch.nn.Module) -> bool:
 
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode for a while; afterwards each of its modules has the mode it had."""
+    """Context in which a model is in evaluation mode; afterwards each module has the mode it had."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

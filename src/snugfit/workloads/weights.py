@@ -45,14 +45,7 @@ class StoredWeights:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Opens a file and reads its table of contents.
-
-        Args:
-            path: A `.safetensors` file.
-
-        Raises:
-            InputError: The file is missing, no safetensors file, or damaged.
-        """
+        """Opens a `.safetensors` file and reads its table of contents; `InputError` where it is damaged."""
         from safetensors import SafetensorError, safe_open
 
         self.path = Path(path).expanduser()
@@ -84,14 +77,7 @@ class StoredWeights:
         self._begin = 8 + header_bytes
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns one tensor, on the host, as a view of the mapped file; do not write to it.
-
-        Args:
-            name: Its name in the file.
-
-        Returns:
-            The tensor.
-        """
+        """Returns a tensor by name, as a view of the mapped file; do not write to it."""
         entry = self._table[name]
         begin, end = entry["data_offsets"]
         if begin == end:
@@ -99,11 +85,7 @@ class StoredWeights:
         return torch.from_numpy(self._bytes[begin:end]).view(DTYPES[entry["dtype"]]).view(entry["shape"])
 
     def copied(self, name: str) -> torch.Tensor:
-        """Returns one tensor in memory of its own; no part of the file stays mapped for it.
-
-        Args:
-            name: Its name in the file.
-        """
+        """Returns a tensor by name in memory of its own; no part of the file stays mapped for it."""
         tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
         if tensor.numel():
             with self.path.open("rb", buffering=0) as file:
@@ -119,11 +101,7 @@ class StoredWeights:
         return tensor
 
     def beginning(self, name: str) -> bytes:
-        """Returns the first bytes of one tensor, by which weights are told from others of the same shape.
-
-        Args:
-            name: Its name in the file.
-        """
+        """Returns the first bytes of a tensor, which tell weights of equal shapes apart."""
         begin, end = self._table[name]["data_offsets"]
         return self._bytes[begin : min(end, begin + _BEGINNING)].tobytes()
 
@@ -132,14 +110,7 @@ class StoredShards:
     """Several safetensors files that hold one model, read as one."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        """Opens the files and reads their tables of contents.
-
-        Args:
-            paths: Files of one directory.
-
-        Raises:
-            InputError: One is missing, no safetensors file, or damaged.
-        """
+        """Opens files of one directory and reads their tables of contents; `InputError` where one is damaged."""
         self.path = Path(paths[0]).parent
         self._files = {name: file for file in map(StoredWeights, paths) for name in file.shapes}
         self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
@@ -155,11 +126,7 @@ class StoredShards:
 
 
 def fingerprint(stored: StoredWeights | StoredShards) -> str:
-    """Returns what tells the weights in a file, or in several, from others: names, shapes and the beginning of each.
-
-    Args:
-        stored: The file, or files; into how many they are cut makes no difference.
-    """
+    """Returns names, shapes and beginnings of stored weights as one digest, however they are cut into files."""
     digest = hashlib.sha256()
     for name in sorted(stored.shapes):
         digest.update(f"{name} {stored.dtypes[name]} {stored.shapes[name]}".encode())
@@ -170,15 +137,10 @@ def fingerprint(stored: StoredWeights | StoredShards) -> str:
 def await_weights(
     model: torch.nn.Module, stored: StoredWeights | StoredShards, *, without_values: bool = False
 ) -> bool:
-    """Says where the values of a model's parameters are in a file, and reads its buffers.
+    """Marks parameters on meta as awaited from a file, and reads buffers.
 
-    Args:
-        model: Its parameters are on meta.
-        stored: The file, or files.
-        without_values: Whether memory of their size and dtype stands for them, and buffers are left alone.
-
-    Returns:
-        Whether the file has every tensor of the model, and no other; if not, nothing is said.
+    `without_values`: whether memory of their size and dtype stands for them, and buffers are left alone.
+    Returns whether the file has every tensor of the model, and no other; if not, nothing is said.
     """
     state = model.state_dict(keep_vars=True)
     known = {id(value): name for name, value in state.items() if name in stored.shapes}
@@ -203,16 +165,10 @@ def await_weights(
 def await_converted(
     model: torch.nn.Module, stored: StoredShards, sources: Mapping[str, Source], *, without_values: bool = False
 ) -> bool:
-    """As `await_weights`, of a file whose tensors are named or cut otherwise than the model's.
+    """As `await_weights`, for a file whose tensors have other names or cuts than the model's.
 
-    Args:
-        model: Its parameters are on meta.
-        stored: The files.
-        sources: What each tensor of the model's state is made of; of tied ones one may be missing.
-        without_values: Whether memory of their size and dtype stands for them, and buffers are left alone.
-
-    Returns:
-        Whether the file has every tensor of the model, in its size; if not, nothing is said.
+    `sources`: what each tensor of the model's state is made of; of tied ones one may be missing.
+    Returns whether the file has every tensor of the model, in its size; if not, nothing is said.
     """
     state = model.state_dict(keep_vars=True)
     known = {id(value): sources[name] for name, value in state.items() if name in sources}
@@ -236,18 +192,10 @@ def await_converted(
 
 
 def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, str | None]:
-    """Says where each tensor of a model comes from, or why the file does not fit.
+    """Says where each tensor of a model comes from; `InputError` lists what does not fit.
 
-    Args:
-        model: The model; parameters may be on meta.
-        stored: The file.
-
-    Returns:
-        State-dict name of the model -> name in the file (another one for a tied tensor that is stored once), or None
-        for a head that is kept fresh because the file has another number of classes.
-
-    Raises:
-        InputError: Listing the names that are missing, unexpected or of another shape.
+    Returns state-dict name of the model -> name in the file (another one for a tied tensor that is stored once), or
+    None for a head that is kept fresh because the file has another number of classes.
     """
     state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
     stored_name_of = {id(value): name for name, value in state.items() if name in stored.shapes}
@@ -276,18 +224,7 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
 
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, stored: StoredWeights) -> list[str]:
-    """Copies a file into a model with memory, one tensor at a time; values are rounded to the model's dtype.
-
-    Args:
-        model: The model, on any device.
-        stored: The file.
-
-    Returns:
-        Names of what nothing was read for: a head for another number of classes.
-
-    Raises:
-        InputError: The file does not fit; the model's values are unchanged then.
-    """
+    """Copies a file into a model one tensor at a time, rounded to its dtype; returns names it had nothing for."""
     found = match_weights(model, stored)
     for name, value in model.state_dict(keep_vars=True).items():
         source = found.get(name)
@@ -298,18 +235,9 @@ def load_weights(model: torch.nn.Module, stored: StoredWeights) -> list[str]:
 
 @torch.no_grad()
 def map_weights(model: torch.nn.Module, stored: StoredWeights, dtype: torch.dtype | None) -> list[str]:
-    """Puts a file's tensors in the place of a model's, which have no memory; those of the right dtype stay in the file.
+    """Gives a model without memory the tensors of a file, mapped where the dtype is right; returns names not found.
 
-    Args:
-        model: The model; tied parameters stay tied.
-        stored: The file.
-        dtype: Dtype of floating-point tensors; None: the model's own.
-
-    Returns:
-        Names of what nothing was found for, as `load_weights`.
-
-    Raises:
-        InputError: The file does not fit.
+    `dtype`: dtype of floating-point tensors; None: the model's own.
     """
     found = match_weights(model, stored)
     mapped: dict[torch.Tensor, torch.Tensor] = {}
@@ -334,7 +262,7 @@ def map_weights(model: torch.nn.Module, stored: StoredWeights, dtype: torch.dtyp
 def _heads_of_other_classes(
     model: torch.nn.Module, resized: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, int]]:
-    """Head name -> (classes in the file, classes of the model), when that explains all tensors of another shape.
+    """Head name -> (classes in the file, in the model), if that explains all shapes that differ.
 
     Heads are Linear or Conv layers whose outputs are as many as the model's classes and, in the file, as many as the
     file's; the model's last such layer must be one of them. Several are auxiliary heads.
@@ -354,17 +282,7 @@ def _heads_of_other_classes(
 
 
 def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, origin: str) -> None:
-    """Puts fresh layers in place of the heads of a pretrained model.
-
-    Args:
-        model: The model with its pretrained head.
-        old_classes: Outputs of that head.
-        classes: Outputs wanted.
-        origin: Where the weights are from, for the message.
-
-    Raises:
-        InputError: No layer has `old_classes` outputs.
-    """
+    """Puts fresh layers in place of heads with `old_classes` outputs; `origin` names the weights in messages."""
     heads = {}
     # The model's own head is its last layer; an auxiliary head is the last layer of another child of the model.
     for part_name, part in model.named_children():
@@ -408,18 +326,7 @@ def _head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
 
 
 def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Stops the training of parameters whose names match.
-
-    Args:
-        model: The model; changed in place.
-        patterns: Shell-style patterns on parameter names, such as `encoder.*`.
-
-    Returns:
-        Names of the parameters that are frozen.
-
-    Raises:
-        InputError: A pattern matches nothing, or nothing is left to train.
-    """
+    """Freezes parameters by shell-style patterns (`encoder.*`) and returns their names."""
     parameters = dict(model.named_parameters())
     frozen: list[str] = []
     for pattern in patterns:

@@ -26,27 +26,12 @@ def save_model(path: Path, state: Mapping[str, Tensor]) -> None:
     """Writes a state dict as safetensors, complete or not at all.
 
     Tied tensors are stored under each of their names, so that a plain model loads the file with `strict=True`.
-
-    Args:
-        path: Final name of the file.
-        state: Parameter or buffer name -> tensor on any device.
-
-    Raises:
-        InputError: Something in it is no tensor that the format knows.
-        OSError: The disk is full or the file cannot be written.
     """
     save_tensors(path, layout_of(state), state.items())
 
 
 def layout_of(state: Mapping[str, Tensor]) -> Layout:
-    """Returns what must be known of tensors before the first of them is written.
-
-    Args:
-        state: Name -> tensor, or something that has its dtype and shape.
-
-    Raises:
-        InputError: Something in it is no tensor that the format knows.
-    """
+    """Returns the table of contents for tensors, or for things with a dtype and a shape."""
     odd = [name for name, value in state.items() if not isinstance(value, Tensor) or value.dtype not in _NAMES]
     if odd:
         value = state[odd[0]]
@@ -59,15 +44,9 @@ def layout_of(state: Mapping[str, Tensor]) -> Layout:
 
 
 def save_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Writes a safetensors file from tensors that come one by one; none of them is held after the next was asked for.
+    """Writes a safetensors file from tensors that come one by one, of which it holds one at a time.
 
-    Args:
-        path: Final name of the file.
-        layout: All that will come.
-        tensors: Names and tensors on any device, in any order, each once.
-
-    Raises:
-        OSError: The disk is full or the file cannot be written.
+    `tensors`: names and tensors on any device, in any order, each once.
     """
     places, at = {}, 0
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -59,18 +59,9 @@ class Adapter(ModelTechnique):
 
 
 def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Returns the names of what gets an adapter.
+    """Returns the names of the layers and stacks of experts that get an adapter; `InputError` where none can have one.
 
-    Args:
-        model: The plain model.
-        layers: Its linear layers.
-        recipe: Its `adapter_targets` and `adapter_head`.
-
-    Returns:
-        Names of linear layers, and of experts' stacks that a pattern names, each in the order of the model.
-
-    Raises:
-        InputError: There is no such layer, or the head or the experts cannot have one.
+    Returns names of linear layers, and of experts' stacks that a pattern names, each in the order of the model.
     """
     if adapted_layers(model):
         raise InputError(
@@ -111,17 +102,7 @@ def _check_stacks(names: list[str], recipe: Recipe) -> None:
 
 
 def lora_config(recipe: Recipe, names: list[str], stacks: list[str], model: nn.Module) -> Any:
-    """Returns peft's settings.
-
-    Args:
-        recipe: The adapter's fields.
-        names: Layers that get an adapter.
-        stacks: Experts' parameters that get one.
-        model: The plain model.
-
-    Returns:
-        A `peft.LoraConfig`.
-    """
+    """Returns a `peft.LoraConfig` with the adapter fields of the recipe."""
     alpha = recipe.adapter_alpha
     return peft_library().LoraConfig(
         r=recipe.adapter_rank,

@@ -22,11 +22,7 @@ from snugfit.techniques.stacked_matrices import Matrices, Multiply
 def expert_stacks(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the stacks of experts' matrices, packed or not.
 
-    Args:
-        model: Any module.
-
-    Returns:
-        Name -> the module that has it, in the order of the plain model.
+    Returns name -> the module that has it, in the order of the plain model.
     """
     return {
         f"{place}.{name}": module
@@ -37,14 +33,7 @@ def expert_stacks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def add_beside(model: nn.Module, name: str, config: Any, adapter: str) -> None:
-    """Puts an adapter beside a stack; several of the same experts lie around one another, as in peft.
-
-    Args:
-        model: The model; changed in place.
-        name: The parameter's name in the plain model.
-        config: A `peft.LoraConfig`.
-        adapter: The adapter's name.
-    """
+    """Puts an adapter beside a stack, in place; adapters of several stacks of the same experts are nested, as in peft."""
     place, _, parameter = name.rpartition(".")
     target = model.get_submodule(place)
     model.set_submodule(
@@ -89,7 +78,7 @@ class AdaptedMatrices(Matrices):
 
     @property
     def mT(self) -> AdaptedMatrices:
-        """The same, rows and columns exchanged."""
+        """The same matrices, transposed."""
         return AdaptedMatrices(self._base.mT, self._right.mT, self._left.mT, self._scale)
 
     def picked(self, index: Any) -> AdaptedMatrices:

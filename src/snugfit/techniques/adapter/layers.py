@@ -31,7 +31,7 @@ _ADAPTERS_OWN = re.compile(r"(base_layer\.)*lora_")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRecord:
-    """What was done to a model that carries adapters."""
+    """What was done to a model that carries adapters; the model keeps it."""
 
     settings: dict[str, Any]
     """Recipe field -> value, of the fields that the adapters depend on, as far as they are known (files do not say all)."""
@@ -44,22 +44,15 @@ class AdapterRecord:
 
 
 def peft_library() -> Any:
-    """Returns peft.
-
-    Raises:
-        InputError: It is not installed.
-    """
+    """Returns peft; `InputError` where it is not installed."""
     return needed("an adapter needs", "peft", install="snugfit[text]")
 
 
 @functools.cache
 def load_peft() -> None:
-    """Loads peft, and what it loads only when a first adapter is made (bitsandbytes and torchao where they are installed).
+    """Loads peft and the libraries it loads only at the first adapter (bitsandbytes and torchao, where installed).
 
     A simulation calls this before it records: libraries must not be loaded while tensors have no values.
-
-    Raises:
-        InputError: peft is not installed.
     """
     peft = peft_library()
     config = peft.LoraConfig(r=1, target_modules=["0"], use_dora=True)
@@ -68,41 +61,22 @@ def load_peft() -> None:
 
 
 def adapter_record(model: nn.Module) -> AdapterRecord | None:
-    """Returns what was done to a model that carries adapters of ours, else None.
-
-    Args:
-        model: Any module.
-    """
+    """Returns what was done to a model that carries adapters of ours, else None."""
     record = vars(model).get(_RECORD)
     return record if isinstance(record, AdapterRecord) else None
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Returns the layers with an adapter beside them.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Name -> peft's layer.
-    """
+    """Returns peft's layers, those with an adapter beside them, by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
 def add_adapters(
     model: nn.Module, config: Any, *, classifier: tuple[str, ...], settings: dict[str, Any], seed: int
 ) -> AdapterRecord:
-    """Puts adapters into a model and freezes everything else but the head of a classifier.
+    """Puts adapters into a model, in place, and freezes everything else but the head of a classifier.
 
-    Args:
-        model: The plain model; changed in place.
-        config: A `peft.LoraConfig`.
-        classifier: Names of the modules that are trained as they are.
-        settings: The recipe's fields, to be remembered.
-        seed: Decides the adapters' first values.
-
-    Returns:
-        What was done; the model remembers it, too.
+    `classifier`: names of the modules that are trained as they are.
     """
     peft = peft_library()
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -140,13 +114,9 @@ def add_adapters(
 
 
 def merge(model: nn.Module) -> None:
-    """Adds the adapters to the weights they stand beside and takes them out of the model, layer by layer.
+    """Adds the adapters to their weights and takes them out of the model; `InputError` if the weights are quantised.
 
-    Args:
-        model: A model with adapters; changed in place. What was trained before the adapters came is trained again.
-
-    Raises:
-        InputError: There are no adapters, the weights are quantised, or an adapter is not finite.
+    `model`: a model with adapters; changed in place. What was trained before the adapters came is trained again.
     """
     layers = adapted_layers(model)
     if not layers:
@@ -170,11 +140,7 @@ def merge(model: nn.Module) -> None:
 
 
 def refuse_to_merge(*_: object, **__: object) -> NoReturn:
-    """Stands in for peft's `merge` where the weights are quantised; there it would be lost without a word.
-
-    Raises:
-        InputError: Always.
-    """
+    """Replaces peft's `merge` where weights are quantised and rounding would silently drop what was learned; raises."""
     raise InputError(
         "adapters cannot be merged into quantised weights: rounding the sum to so few bits would lose most of what was "
         "learned. Save the adapters (snugfit.save_adapter), load them onto the plain model (snugfit.load_adapter) and merge "

@@ -19,21 +19,13 @@ def adapted_everywhere(model: nn.Module) -> dict[str, Any]:
     """Returns the layers with an adapter beside them, a shared one under each of its names.
 
     Of several adapters around one another (beside stacks of the same experts) it is the outermost.
-
-    Args:
-        model: Any module.
     """
     every = {name: one for name, one in model.named_modules(remove_duplicate=False) if hasattr(one, "lora_A")}
     return {name: one for name, one in every.items() if not name.endswith(".base_layer")}
 
 
 def tensor_names(name: str, layer: Any) -> tuple[list[str], list[str]]:
-    """Returns what an adapted layer has in the model's `state_dict`: the plain model's tensors, and the adapter's.
-
-    Args:
-        name: The layer's name in the model.
-        layer: Peft's layer.
-    """
+    """Returns the names an adapted layer has in `state_dict`: the plain model's tensors, then the adapter's."""
     adapter = {f"{name}.{part}." for part in layer._modules}
     every = layer.state_dict(prefix=f"{name}.", keep_vars=True)
     ours = [key for key in every if key.startswith(tuple(adapter))]
@@ -41,15 +33,10 @@ def tensor_names(name: str, layer: Any) -> tuple[list[str], list[str]]:
 
 
 def merged_weights(name: str, layer: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a layer's tensors under the plain model's names, its adapter added.
+    """Returns a layer's tensors under the plain model's names, its adapter added; `InputError` if that is not finite.
 
-    Args:
-        name: The layer's name in the model.
-        layer: Peft's layer, on any device; it is not changed.
-        values: The tensors of `tensor_names`, whole, on one device.
-
-    Raises:
-        InputError: The adapter is not finite.
+    `layer`: peft's layer, on any device; it is not changed.
+    `values`: the tensors of `tensor_names`, whole, on one device.
     """
     assert not any(value.is_meta for value in values.values()), name  # peft would add nothing, without a word
     twin = outer = _with_values(layer, f"{name}.", f"{name}.", values)

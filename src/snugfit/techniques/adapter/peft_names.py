@@ -17,12 +17,7 @@ _WEIGHT = ".weight"
 
 
 def name_for_peft(config: Any, model: nn.Module) -> None:
-    """Names layers so that peft does not take them for others.
-
-    Args:
-        config: A `peft.LoraConfig` about to be written; changed in place.
-        model: The model it is for.
-    """
+    """Rewrites a `peft.LoraConfig` about to be saved, so that peft does not take layers for others of the same name."""
     names = config.target_modules
     if isinstance(names, str) or not names or config.use_dora:
         return
@@ -35,12 +30,7 @@ def name_for_peft(config: Any, model: nn.Module) -> None:
 
 
 def name_for_us(config: Any, model: nn.Module) -> None:
-    """Names layers as layers again.
-
-    Args:
-        config: A `peft.LoraConfig` as it was read; changed in place.
-        model: The model it is for.
-    """
+    """Undoes `name_for_peft` in a `peft.LoraConfig` that was read: layers go by their own names again."""
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     named = list(config.target_parameters or ())
     moved = [name.removesuffix(_WEIGHT) for name in named if name.removesuffix(_WEIGHT) in layers]

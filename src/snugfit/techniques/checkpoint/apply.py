@@ -88,7 +88,7 @@ class Checkpointing(ModelTechnique):
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """Says in words what torch finds when a block was not computed again as it was."""
+        """Turns torch's error about a block that was not recomputed as it was into a sentence a person can use."""
         try:
             yield
         except CheckpointError as error:
@@ -103,18 +103,7 @@ class Checkpointing(ModelTechnique):
 
 
 def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, nn.Module]:
-    """Returns the blocks that a recipe's `checkpoint` field means.
-
-    Args:
-        model: The model.
-        choice: The field: all, selective, every:N, blocks:K or names.
-
-    Returns:
-        Name -> block.
-
-    Raises:
-        InputError: No repeated blocks, fewer than K, or an unknown name.
-    """
+    """Returns the blocks that the field `checkpoint` means; `InputError` where the model has none, or fewer than K."""
     if isinstance(choice, tuple):
         return named_blocks(model, choice, field="checkpoint")
     blocks = find_blocks(model)
@@ -136,11 +125,7 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, 
 def self_checkpointing(model: nn.Module) -> str | None:
     """Returns the name of the attribute by which a model already checkpoints itself, or None.
 
-    Args:
-        model: Any module.
-
-    Returns:
-        Such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
+    Returns such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
     """
     for name, module in model.named_modules():
         for attribute in ("gradient_checkpointing", "grad_checkpointing", "memory_efficient"):
@@ -196,7 +181,7 @@ class Checkpointed:
             return checkpoint(again, *_copied(args), use_reentrant=False, **_copied(kwargs), **given)
 
     def _first(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first pass, after a trial: a block that cannot be computed again is left as it is."""
+        """The first pass, after a trial; a block that cannot be computed again is left unwrapped."""
         self._state = ForwardState(self.block, without_buffers=self.norms)
         drawn = self._drawn()
         still = _still_statistics(self.norms)
@@ -220,7 +205,7 @@ class Checkpointed:
         return output
 
     def _drawn(self) -> tuple[Any, Any]:
-        """Torch's random numbers up to here; recomputation keeps them by itself."""
+        """The states of torch's generators, put back after the trial; a recomputation restores them by itself."""
         return device_kinds.drawn_from(_HOST), device_kinds.generator_state(self.device)
 
     def _draw(self, state: tuple[Any, Any]) -> None:
@@ -238,7 +223,7 @@ class Checkpointed:
 
     @contextmanager
     def _watched(self, before: Contents, around: AbstractContextManager[Any]) -> Iterator[None]:
-        """The pass itself: what it writes into must be known, or there is no copy of it."""
+        """The pass itself. It has to be known what it writes into, or there would be no copy of it."""
         assert self._state is not None
         written = self._state.written(before)
         with around:
@@ -252,15 +237,7 @@ class Checkpointed:
 
     @contextmanager
     def again(self, before: Contents | None, kept: AbstractContextManager[Any] | None) -> Iterator[None]:
-        """Context of the pass that is run again in backward.
-
-        Args:
-            before: What the block's state was before the pass; None where a compiler looks after it.
-            kept: Context that has the results which are not computed again.
-
-        Yields:
-            Nothing.
-        """
+        """Context of the recomputation in backward, with the state the block had before its first pass."""
         Checkpointing.last_again = self.name
         state = nullcontext() if before is None or self._state is None else self._state.as_it_was(before)
         with state, _still_statistics(self.norms), kept or nullcontext():
@@ -268,7 +245,7 @@ class Checkpointed:
 
 
 class _Recomputation:
-    """Context of all passes that are run again in backward, one for each time that backward goes through the block."""
+    """Context of every recomputation; entered once for each time that backward goes through the block."""
 
     def __init__(self, block: Checkpointed, before: Contents | None, kept: AbstractContextManager[Any] | None) -> None:
         self._block, self._before, self._kept = block, before, kept
@@ -290,7 +267,7 @@ class _Recomputation:
 
 
 class _Again:
-    """A forward method whose lists and dicts may be changed by it, as HRNet's blocks do: run again with what they held."""
+    """A forward method that changes the lists and dicts it is given (HRNet does): rerun with what they held at first."""
 
     def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward = forward
@@ -327,7 +304,7 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 def _still_statistics(norms: list[Any]) -> AbstractContextManager[None]:
-    """Lets batch norms normalise by the batch's statistics without moving the running ones a second time."""
+    """Keeps batch norms from updating their running statistics a second time, in the recomputation."""
     return attributes_set(norms, momentum=0.0, num_batches_tracked=None)
 
 

@@ -20,13 +20,9 @@ class AsInForward:
     """A block's forward method that runs a second time with the tensors and modes of the first."""
 
     def __init__(self, name: str, modules: list[nn.Module], norms: list[Any], forward: Callable[..., Any]) -> None:
-        """Takes down what the block has now; this is done in every pass, so names are looked up when they are needed.
+        """Records the block's tensors and modes, in every pass; so names are looked up only when a message needs them.
 
-        Args:
-            name: The block's, for messages.
-            modules: The block, and those inside of it.
-            norms: Modules in it whose buffers are kept here; all others are state of the block (`forward_state.py`).
-            forward: Its forward method.
+        `norms`: modules in it whose buffers are kept here; all others are state of the block (`forward_state.py`).
         """
         self._name, self._block = name, modules[0]
         self._forward = forward
@@ -42,7 +38,7 @@ class AsInForward:
         self._tables = [(table, dict(table)) for table in (*tables, *(norm._buffers for norm in norms))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it: first as the block is, then as it was."""
+        """Runs the block: the first time as it is now, the second time as it was then."""
         if self._first:
             self._first = False
             return self._forward(*args, **kwargs)
@@ -85,5 +81,5 @@ class AsInForward:
 
 
 def _others(table: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """What is wanted and not in a table; what is None there was switched off for the recomputation."""
+    """Entries of `wanted` that a table has others for; an entry that is None now was switched off on purpose."""
     return {name: one for name, one in wanted.items() if table.get(name) is not None and table[name] is not one}

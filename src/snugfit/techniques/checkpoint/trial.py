@@ -29,16 +29,9 @@ def tried(
 ) -> tuple[str, Any]:
     """Runs a block once without keeping anything for backward, and puts back what it has moved.
 
-    Args:
-        forward: The block's forward method.
-        args: Of the pass to come; containers among them are the caller's own to change.
-        kwargs: Of the pass to come.
-        block: The block.
-        state: What it reaches; learns what passes write into.
-        around: Context of the pass, which keeps still what has another way to stay.
-
-    Returns:
-        Why the block cannot be computed again, or an empty sentence; and what it gave.
+    `args`: of the pass to come; containers among them are the caller's own to change.
+    `around`: context of the pass, which keeps still what has another way to stay.
+    Returns why the block cannot be computed again, or an empty sentence; and what it gave.
     """
     inputs = {_storage(one): "its input" for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
     weights = {_storage(weight): f"its weight {name!r}" for name, weight in block.named_parameters()}
@@ -57,9 +50,7 @@ def tried(
 def alike(one: Any, other: Any) -> bool:
     """Returns whether two runs gave the same, up to what kernels without a fixed order may differ in.
 
-    Args:
-        one: What a block returned: tensors in containers, or anything else, which counts as the same.
-        other: What it returned in another run.
+    `one`: what a block returned: tensors in containers, or anything else, which counts as the same.
     """
     left, right = tree_leaves(one), tree_leaves(other)
     if len(left) != len(right):
@@ -80,11 +71,11 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 class _Refused(Exception):
-    """The pass is about to write into what must not change."""
+    """Raised when the pass is about to write into what must not change."""
 
 
 class _Writes(BeforeWrites):
-    """Notes the storages that operators write into, and ends the pass before one is written that has a name here."""
+    """Notes the storages that operators write into, and ends the pass before it writes into a named one."""
 
     def __init__(self, named: dict[int, str], about_to_write: Callable[[int], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

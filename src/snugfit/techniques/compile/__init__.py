@@ -50,7 +50,7 @@ others published (`benchmarks/compiled.py`, `benchmarks/published_compiled.py`).
 
 
 def bound_in_words(recipe: Recipe, *, on_card: bool) -> str:
-    """Returns how far a prediction of a compiled step can be trusted."""
+    """Returns a sentence that says how far a prediction of a compiled step can be trusted."""
     share, where = (
         (WITHIN_ON_CARDS, "three published runs on cards") if on_card else (WITHIN_ON_CPU, "measured runs on cpu")
     )

@@ -52,11 +52,7 @@ class Compile(ModelTechnique):
 
     @contextmanager
     def around_forward(self) -> Iterator[None]:
-        """Context of the compiler's setting, in which the first call of each shape compiles.
-
-        Yields:
-            Nothing.
-        """
+        """Context of the compiler's setting, in which the first call of each shape compiles."""
         budget, before = self.setup.recipe.compile_memory_budget, compiler.graphs_made()
         with nullcontext() if budget is None else private_torch.compiler_memory_budget(budget):
             yield

@@ -23,14 +23,7 @@ def _any_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> bo
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """Sets torch's default dtype for a while.
-
-    Args:
-        dtype: A floating-point dtype, or None to leave the default alone.
-
-    Yields:
-        Nothing; the earlier default comes back afterwards, also after an error.
-    """
+    """Sets torch's default dtype for a while."""
     before = torch.get_default_dtype()
     if dtype is not None:
         torch.set_default_dtype(dtype)
@@ -46,12 +39,7 @@ def parameters_on_meta(meant: Meant = _any_parameter) -> Iterator[None]:
 
     A parameter exists for the moment between its creation and its registration, so the host holds one at a time. One
     that is registered twice (tied weights) stays one.
-
-    Args:
-        meant: Which parameters, of which modules; another only where it is tied to one of these.
-
-    Yields:
-        Nothing.
+    `meant`: which parameters, of which modules; any other becomes meta only where it is tied to one of these.
     """
     seen: dict[int, tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = {}
 
@@ -84,17 +72,11 @@ def build(
 ) -> torch.nn.Module:
     """Builds a model in the way that `init` names.
 
-    Args:
-        make: Builds the model.
-        init: host, device or meta.
-        device: Where the model is to live.
-        dtype: Dtype of its floating-point parameters and buffers; None leaves them alone.
-        first: Whether this process is the first of those that train the model together, or alone. The others get their
-            weights from it, and build none unless the constructor needs them.
-
-    Returns:
-        The model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in), under
-        `device` in place, under `meta` with parameters that have no memory (`give_memory` gives it).
+    `dtype`: dtype of its floating-point parameters and buffers; None leaves them alone.
+    `first`: whether this process is the first of those that train the model together, or alone. The others get their
+    weights from it, and build none unless the constructor needs them.
+    Returns the model: under `host` still on the host in its own dtype (`settle` moves it, once its weights are in),
+    under `device` in place, under `meta` with parameters that have no memory (`give_memory` gives it).
     """
     if not first and init != "device":
         empty = without_weights(make)
@@ -112,12 +94,7 @@ def build(
 def without_weights(make: Callable[[], torch.nn.Module], meant: Meant = _any_parameter) -> torch.nn.Module | None:
     """Builds a model whose parameters have no memory.
 
-    Args:
-        make: Builds it.
-        meant: As `parameters_on_meta` takes it.
-
-    Returns:
-        The model; None where its constructor looks at the values of parameters, or keeps copies of them.
+    Returns the model; None where its constructor looks at the values of parameters, or keeps copies of them.
     """
     try:
         with parameters_on_meta(meant), warnings.catch_warnings():
@@ -130,19 +107,11 @@ def without_weights(make: Callable[[], torch.nn.Module], meant: Meant = _any_par
 
 
 def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
-    """Moves a model to its device and dtype, one tensor at a time; what is there already stays, what is awaited is read.
+    """Moves a model to its device and dtype, one tensor at a time; reads the awaited ones, keeps what is there already.
 
-    The device never holds a tensor in two dtypes where the first is the wider one: that is cast before it moves. What was
-    moved is freed before the next one comes, as far as nobody else holds it. Tied tensors stay tied, buffers too.
-
-    Args:
-        model: A model; what has no memory gets none.
-        device: Where it is to live.
-        dtype: Dtype of floating-point parameters and buffers; None leaves them alone.
-
-    Returns:
-        The model itself. Complex and integer tensors keep their dtype, and so do the float tables that modules of
-        transformers do not save (`own_tables`).
+    A wider dtype is cast before it moves, so the device never holds the wider one. What was moved is freed before the
+    next one comes, unless somebody else holds it. Tied tensors stay tied, buffers too. Complex and integer tensors keep
+    their dtype, and so do the float tables that modules of transformers do not save (`own_tables`).
     """
     bring(model, device, dtype)
     kept = {id(table) for table in own_tables(model)} if dtype is not None else set()
@@ -161,6 +130,7 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
             made = tensor.to(final).to(device)
         else:
             made = tensor.to(device).to(final)
+        # By `id`, checked with a weak reference: an id is used again once its tensor has died.
         if made is not tensor and not isinstance(tensor, torch.nn.Parameter):  # a parameter stays the same object
             buffers[id(tensor)] = (weakref.ref(tensor), made)
         return made
@@ -188,10 +158,7 @@ def own_tables(model: torch.nn.Module) -> list[torch.Tensor]:
 def give_memory(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype | None) -> None:
     """Gives a model from `meta` its memory, without values; what is tied stays tied.
 
-    Args:
-        model: A model whose parameters are on meta.
-        device: Where the model is to live.
-        dtype: Dtype of floating-point tensors; None keeps the constructor's.
+    `dtype`: dtype of floating-point tensors; None keeps the constructor's.
     """
     made: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -213,16 +180,7 @@ def give_memory(model: torch.nn.Module, *, device: torch.device, dtype: torch.dt
 
 @torch.no_grad()
 def draw_rest(model: torch.nn.Module, names: Iterable[str]) -> None:
-    """Lets the modules of a model that had no memory make what no file holds.
-
-    Args:
-        model: A model from `meta`, with memory and its stored values.
-        names: Parameters that nothing was read for.
-
-    Raises:
-        InputError: The module of such a parameter cannot draw it, or a buffer was made from parameters and its module
-            cannot make it again.
-    """
+    """Lets modules make what no file holds (`names`); `InputError` where a module has no way to."""
     _remake_buffers(model)
     named = dict(model.named_parameters(remove_duplicate=False))
     unread = {named[name] for name in names}
@@ -240,7 +198,7 @@ def draw_rest(model: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 def _remake_buffers(model: torch.nn.Module) -> None:
-    """Makes the buffers that followed their parameters to meta and that no file holds."""
+    """Makes those buffers again that were built from parameters on meta and that no file holds."""
     for prefix, module in model.named_modules():
         lost = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
         if not lost:

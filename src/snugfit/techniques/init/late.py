@@ -24,41 +24,28 @@ _SOURCE, _STORED = "snugfit_source", "snugfit_stored"
 
 
 def await_values(parameter: Tensor, read: Callable[[], Tensor], *, stored: bool) -> None:
-    """Says where the values of a parameter are that has no memory.
+    """Marks a parameter on meta as awaited: records where its values will come from.
 
-    Args:
-        parameter: A parameter on meta.
-        read: Returns them on the host, in memory of their own, in any dtype.
-        stored: Whether they are in a file; otherwise they are drawn.
+    `read`: returns them on the host, in memory of their own, in any dtype.
     """
     setattr(parameter, _SOURCE, read)
     setattr(parameter, _STORED, stored)
 
 
 def is_awaited(tensor: Tensor) -> bool:
-    """Returns whether a tensor has no memory, and knows where its values are."""
+    """Returns whether a tensor has no memory yet but knows where its values are."""
     return tensor.is_meta and hasattr(tensor, _SOURCE)
 
 
 def comes_late(model: nn.Module, recipe: Recipe) -> bool:
-    """Returns whether weights of a model come one by one under a recipe: those that are packed, or stored and cast.
-
-    Args:
-        model: A model, or its skeleton, with or without awaited weights.
-        recipe: Its `quantize`, `precision` and `init`.
-    """
+    """Returns whether weights come one by one under a recipe: where they are packed, or read from a file and cast."""
     awaited = [weight for weight in model.parameters() if is_awaited(weight)]
     cast = recipe.true_precision is not None and recipe.init == "host"
     return bool(awaited) and (recipe.quantize != "none" or (cast and all(getattr(one, _STORED) for one in awaited)))
 
 
 def values_of(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns the values of a tensor, read now where they are awaited.
-
-    Args:
-        tensor: Any tensor.
-        dtype: Dtype of what is read; None: the tensor's.
-    """
+    """Returns the values of a tensor; those of an awaited one are read, or drawn, now."""
     read: Callable[[], Tensor] | None = getattr(tensor, _SOURCE, None) if tensor.is_meta else None
     return tensor.detach() if read is None else read().detach().to(dtype or tensor.dtype)
 
@@ -67,10 +54,7 @@ def values_of(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def bring(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
     """Gives the awaited parameters of a model their memory and values, one after the other; what is tied stays tied.
 
-    Args:
-        model: A model; all else in it stays as it is.
-        device: Where they are to live.
-        dtype: Their dtype; None: their own.
+    `dtype`: their dtype; None: their own.
     """
     made: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
@@ -83,30 +67,23 @@ def bring(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
 
 
 def drawn_alone(module: nn.Module, weight: Tensor) -> bool:
-    """Returns whether a parameter can be drawn when it is asked for: those of layers that have most of a model's weights.
-
-    Args:
-        module: Its module.
-        weight: The parameter.
-    """
+    """Returns whether a parameter's layer can draw it on demand; true for the kinds that hold most weights."""
     return isinstance(module, nn.Linear | nn.Embedding) or is_stack(module, weight)
 
 
 def await_draws(model: Any, *, without_values: bool = False) -> bool:
-    """Says of a model of transformers that linear layers, embeddings and experts draw their values when asked for them.
+    """Makes linear layers, embeddings and experts of a transformers model draw their values on demand.
 
-    Args:
-        model: Those weights are on meta, and were initialised there.
-        without_values: Whether memory of their size and dtype stands for what would be drawn.
-
-    Returns:
-        Whether it was said of all of them; no where something beside the layer itself had a hand in its values.
+    `without_values`: whether memory of their size and dtype stands for what would be drawn.
+    Returns whether it was said of all of them; no where something beside the layer itself had a hand in its values.
     """
     reads: dict[nn.Parameter, Callable[[], Tensor]] = {}
     written: set[int] = set()
     for weight, module, owner in _with_owners(model):
         if weight.is_meta and drawn_alone(module, weight):
             name = next(key for key, value in module._parameters.items() if value is weight)
+            # How often the whole model has written into the weight when it was initialised, against the layer alone:
+            # the same number for all only where nothing else has a rule for some of them.
             written.add(weight._version - _drawn(module, name, owner, "meta")._version)
             reads[weight] = functools.partial(_drawn, module, name, owner, "cpu")
             if without_values:
@@ -133,7 +110,8 @@ def _with_owners(model: Any) -> Iterator[tuple[nn.Parameter, nn.Module, Any]]:
 
 @torch.no_grad()
 def _drawn(module: nn.Module, name: str, owner: Any, device: str) -> nn.Parameter:
-    """Fresh values of a parameter, as its module and the model draw them; its siblings get no memory."""
+    """Fresh values of one parameter, drawn by its module and the model; its siblings get no memory meanwhile."""
+    # A shallow copy with parameters of its own: `reset_parameters` and `_init_weights` write into these only.
     twin = copy.copy(module)
     twin._parameters = {
         key: None

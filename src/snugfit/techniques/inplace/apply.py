@@ -46,7 +46,7 @@ class InPlace(ModelTechnique):
             )
 
     def _within_blocks(self, model: nn.Module, safe: dict[nn.Module, Proof]) -> dict[nn.Module, Proof]:
-        """Those whose input is made in the same checkpointed block: the block's own input must stay."""
+        """The modules whose input is made inside the same checkpointed block; the block's own input must stay."""
         blocks: list[set[nn.Module]] = []
         if self.setup.recipe.checkpoint == "none":
             return safe
@@ -107,11 +107,11 @@ class _Part:
         self._traced = self._state.settings(_NOT_READ)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Part:
-        """In a copy of the model nothing is proved: its activations run as they are."""
+        """A copy of the model has no proof: its activations run as usual."""
         return _nothing_proved()
 
     def __reduce__(self) -> Any:
-        """In another process neither."""
+        """Neither has a pickled model in another process."""
         return _nothing_proved, ()
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

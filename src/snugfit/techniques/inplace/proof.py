@@ -22,7 +22,7 @@ _PRODUCERS = (nn.Linear, ConvNd, NormBase, nn.GroupNorm, nn.LayerNorm)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
-    """What holds for one activation module while the part that was traced runs."""
+    """Why one activation module may overwrite its input while the traced part of the model runs."""
 
     part: nn.Module
     """The module whose forward method was traced."""
@@ -33,14 +33,7 @@ class Proof:
 
 
 def proofs(model: nn.Module) -> dict[nn.Module, Proof]:
-    """Returns the activation modules that may overwrite their input and do not yet.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Module -> on what grounds.
-    """
+    """Returns the activation modules that may overwrite their input and do not yet, each with its proof."""
     candidates = {module for module in model.modules() if could_overwrite(module)}
     if not candidates:
         return {}
@@ -64,10 +57,9 @@ def proofs(model: nn.Module) -> dict[nn.Module, Proof]:
 
 
 def could_overwrite(module: Any) -> bool:
-    """Returns whether a module is an activation that torch can let overwrite its input, and that does not yet.
+    """Returns whether torch could let this activation overwrite its input, and does not yet.
 
-    Args:
-        module: Any module; with a negative slope backward needs the input's sign.
+    A leaky ReLU with a negative slope cannot: its backward needs the input's sign.
     """
     if type(module) not in GAINING or module.inplace:
         return False
@@ -85,6 +77,7 @@ def _proof(
     if not isinstance(producer, _PRODUCERS) or "forward" in vars(producer):  # a trace does not go into torch's layers
         return None
     ends = str(source.target), str(node.target)
+    # A hook on any module that one of the two is in and the other is not could see the value on its way.
     here, there = (_ancestors(name) for name in ends)
     return Proof(part, ends[:1], tuple(modules[name] for name in sorted(here ^ there | set(ends))))
 
@@ -128,12 +121,13 @@ class _Tracer(torch.fx.Tracer):
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         """Makes a symbol for what a node gives."""
         made = super().proxy(node)
+        # Weak: whoever keeps the symbol alive after the trace has put the value somewhere.
         self._symbols.append((node, weakref.ref(made)))
         return made
 
     @property
     def kept(self) -> set[torch.fx.Node]:
-        """The nodes whose results somebody holds: attributes, lists, whatever the code has put them into."""
+        """The nodes whose results somebody still holds in attributes, lists or anything else."""
         return {node for node, symbol in self._symbols if symbol() is not None}
 
 

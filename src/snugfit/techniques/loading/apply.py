@@ -37,12 +37,7 @@ def _load_here(dataset: Any, pieces: Sequence[np.ndarray], pin: bool) -> Generat
 
 
 def fetch(dataset: Any, indices: Sequence[int] | np.ndarray) -> Batch:
-    """Returns some samples of a dataset as a batch; of none, a batch of the same form without any.
-
-    Args:
-        dataset: As for `batches`.
-        indices: Which samples.
-    """
+    """Returns some samples of a dataset as a batch; of none, a batch of the same form without any."""
     if len(indices) == 0:
         return map_tensors(fetch(dataset, [0]), lambda tensor: tensor[:0])
     if hasattr(dataset, "batch"):
@@ -94,11 +89,7 @@ class _WholeBatches(Dataset[Any]):
 def usable_pin_memory(wanted: bool) -> bool:
     """Returns whether batches are to be page-locked: only where a CUDA device takes them.
 
-    Args:
-        wanted: What the recipe asks for.
-
-    Returns:
-        `wanted` with CUDA, else False; says once in a process that the wish has no effect.
+    Returns `wanted` with CUDA, else False; says once in a process that the wish has no effect.
     """
     if wanted and not any(kind.page_locked and is_there(name) for name, kind in KINDS.items()):
         _warn_no_effect()

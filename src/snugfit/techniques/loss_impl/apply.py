@@ -52,7 +52,7 @@ class LossImpl(ModelTechnique):
         model.forward = WrappedForward(model, self._with_output)
 
     def _deferred(self, head: nn.Linear, loss: LossFunction, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Hands on the input of the head instead of using it; outside of a forward pass of ours the head is as it was."""
+        """Returns deferred logits in place of the head's output; outside of our forward passes the head runs as usual."""
         if not self.active:
             return forward(*args, **kwargs)
         hidden = args[0] if args else kwargs["input"]
@@ -84,18 +84,7 @@ def _computed(output: Any) -> Any:
 
 
 def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
-    """Returns the linear layer that makes scores of words.
-
-    Args:
-        model: Any module.
-        impl: The recipe's `loss_impl`, for the message.
-
-    Returns:
-        Its name and itself.
-
-    Raises:
-        InputError: There is none, or it is no plain linear layer.
-    """
+    """Returns the name and module of the layer that scores words; `InputError` unless it is a plain linear layer."""
     names = {module: name for name, module in model.named_modules()}
     given = getattr(model, "get_output_embeddings", None)
     head = given() if callable(given) else None

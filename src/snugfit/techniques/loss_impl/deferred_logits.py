@@ -79,7 +79,7 @@ class DeferredLogits:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the logits would."""
+        """Whether the logits would require a gradient."""
         return torch.is_grad_enabled() and (self.hidden.requires_grad or self.head.weight.requires_grad)
 
     def size(self, dim: int | None = None) -> Any:
@@ -265,11 +265,7 @@ class DeferredLogits:
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
-    """Returns in which dtype a linear layer would compute here.
-
-    Args:
-        hidden: Its input.
-    """
+    """Returns in which dtype a linear layer would compute here."""
     kind = hidden.device.type
     cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if cast else hidden.dtype

@@ -24,18 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def fused_loss(setup: Setup) -> LossFunction:
-    """Returns liger-kernel's function with the arguments of ours.
-
-    Args:
-        setup: The recipe and the device.
-
-    Returns:
-        As `linear_cross_entropy`.
-
-    Raises:
-        InputError: It cannot run here, with the reason.
-        CannotSimulateError: The run is simulated, and Triton kernels cannot run on fake tensors.
-    """
+    """Returns liger-kernel's loss with the arguments of `linear_cross_entropy`; raises where it cannot run here."""
     if setup.device.type == SIMULATED:
         raise CannotSimulateError(
             "loss_impl='fused' runs Triton kernels, which simulated tensors cannot. Estimate and plan with "
@@ -85,14 +74,7 @@ def fused_loss(setup: Setup) -> LossFunction:
 
 
 def softcap_of(steps: tuple[LogitStep, ...]) -> float | None:
-    """Returns the cap of `cap * tanh(logits / cap)`, None where nothing but casts happens to the logits.
-
-    Args:
-        steps: What happens between head and loss.
-
-    Raises:
-        InputError: Something else happens to them.
-    """
+    """Returns the cap of `cap * tanh(logits / cap)`; None where there are only casts; `InputError` for anything else."""
     real = [step for step in steps if step.kind != "cast"]
     if not real:
         return None

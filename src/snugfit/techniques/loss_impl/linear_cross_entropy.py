@@ -77,16 +77,12 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Returns the cross entropy of a linear head without ever holding all logits.
 
-    Args:
-        hidden: Hidden states, `[N, F]`.
-        weight: The head, `[V, F]`; tied to an embedding or not, frozen or not.
-        bias: Of the head, `[V]`, or None.
-        labels: int64 `[N]`, from 0 to V - 1, or `ignore_index`. Any other makes the loss nan.
-        reduction: mean (over the labels that count), sum or none.
-        settings: How hidden states become a loss.
-
-    Returns:
-        0-dim, or `[N]` for none; in fp32 at least, also where plain cross entropy would round to 16 bits.
+    `hidden`: hidden states, `[N, F]`.
+    `weight`: the head, `[V, F]`; tied to an embedding or not, frozen or not.
+    `bias`: of the head, `[V]`, or None.
+    `labels`: int64 `[N]`, from 0 to V - 1, or `ignore_index`. Any other makes the loss nan.
+    `reduction`: mean (over the labels that count), sum or none.
+    Returns 0-dim, or `[N]` for none; in fp32 at least, also where plain cross entropy would round to 16 bits.
     """
     counts = (labels != settings.ignore_index).sum() if reduction == "mean" else None
     if torchs_own_is_right(hidden, weight, bias, settings) and reduction != "none":
@@ -112,14 +108,7 @@ def linear_cross_entropy(
 
 
 def torchs_own_is_right(hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings) -> bool:
-    """Returns whether torch's own function does all that is asked for, as exactly.
-
-    Args:
-        hidden: Hidden states.
-        weight: The head.
-        bias: Of the head, or None.
-        settings: How hidden states become a loss.
-    """
+    """Returns whether torch's own `F.linear_cross_entropy` computes the same, as exactly."""
     return (
         hasattr(nn, "LinearCrossEntropyOptions")
         and settings.compute_dtype in _EXACT_SUMS
@@ -131,11 +120,7 @@ def torchs_own_is_right(hidden: Tensor, weight: Tensor, bias: Tensor | None, set
 
 
 def piece_count(weight: Tensor) -> int:
-    """Returns into how many pieces the work is cut: a piece of logits is then about as large as the hidden states.
-
-    Args:
-        weight: The head, `[V, F]`.
-    """
+    """Returns into how many pieces the vocabulary is cut, so that one piece is about as large as the hidden states."""
     words, width = weight.shape
     return max(1, min(MOST_PIECES, math.ceil(words / width)))
 
@@ -166,6 +151,7 @@ class _ByPieces(torch.autograd.Function):
                 score += torch.where(inside, logits.gather(1, column)[:, 0], 0)
                 if settings.label_smoothing:
                     every_score += logits.sum(1)
+                # The log-sum-exp so far is relative to the largest logit so far; a larger one rescales what was summed.
                 new_top = torch.maximum(top, logits.amax(1))
                 shifted_sum *= (top - new_top).exp_()
                 shifted_sum += logits.sub_(new_top[:, None]).exp_().sum(1)
@@ -244,11 +230,13 @@ def _loss_slope(
     """The derivative of each token's loss by its final logits, made in place, and what the steps' derivatives need."""
     kept: list[Tensor] = []
     wide = _widened(after_steps(logits, settings.steps, kept))
+    # softmax minus the target, made in the memory of the logits, unless a derivative of tanh still needs those.
     slope = wide - log_sum[:, None] if kept and wide is kept[-1] else wide.sub_(log_sum[:, None])
     slope.exp_()
     if settings.label_smoothing:
         slope.sub_(settings.label_smoothing / words)
     column, inside = _columns(labels, *piece)
+    # Adds (smoothing - 1) at the label; outside of the piece it adds zero to column 0.
     slope.scatter_add_(1, column, inside[:, None].to(slope.dtype).mul_(settings.label_smoothing - 1))
     return slope, kept
 

@@ -59,7 +59,7 @@ class LowBitAdamW(OwnOptimizer):
 
 
 def low_bit_optimizer(name: str, groups: Groups, device: torch.device, **settings: Any) -> Optimizer:
-    """Builds AdamW with low-bit state, not yet there, from groups of which some may be marked `full_precision`."""
+    """Builds AdamW with low-bit state, which appears at the first step; groups may be marked `full_precision`."""
     module = _module_of(name)
     marked = [{STORAGE: name.removeprefix("paged-"), FULL_PRECISION: False, **group} for group in groups]
     made: Optimizer = module.build(name, marked, device, settings)

@@ -30,14 +30,8 @@ def lookup_tables() -> tuple[Tensor, Tensor]:
 def build(name: str, groups: list[dict[str, Any]], device: torch.device, settings: dict[str, Any]) -> EightBitAdamW:
     """Builds the optimizer.
 
-    Args:
-        name: adamw8bit or paged-adamw8bit.
-        groups: Parameter groups with `full_precision`.
-        device: Where the update runs; nothing is paged on cpu.
-        settings: lr, weight_decay and betas, where they are not AdamW's own.
-
-    Returns:
-        The optimizer.
+    `groups`: parameter groups with `full_precision`.
+    `device`: where the update runs; nothing is paged on cpu.
     """
     return EightBitAdamW(groups, is_paged=name == PAGED and device.type != "cpu", **settings)
 
@@ -50,15 +44,6 @@ class EightBitAdamW(PagedState, _AdamW8bit):  # type: ignore[misc]
         self.name2qmap["dynamic"], self.name2qmap["udynamic"] = lookup_tables()
 
     def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings of one parameter.
-
-        Args:
-            gindex: Index of its group.
-            pindex: Index in its group.
-            group: The group.
-
-        Returns:
-            The library's settings, with 32 bits where the group asks for them.
-        """
+        """Returns the library's settings of parameter `pindex` of group `gindex`: 32 bits where the group asks for them."""
         config: dict[str, Any] = super().get_config(gindex, pindex, group)
         return {**config, "optim_bits": 32} if group[FULL_PRECISION] else config

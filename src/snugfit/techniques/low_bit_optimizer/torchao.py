@@ -47,12 +47,10 @@ the compiled update on cpu with torch 2.15; code for CUDA may keep others."""
 
 
 def kept_inside(values: int, scale: Tensor | None, table: Tensor | None) -> int:
-    """Returns the bytes that a compiled update of a slice keeps inside.
+    """Returns the bytes that a compiled update of a slice allocates inside, unseen by torch's dispatcher.
 
-    Args:
-        values: Values of the slice.
-        scale: Its scales; None where it is not packed.
-        table: What the codes stand for; None where they are numbers themselves.
+    `scale`: None where the slice is not packed.
+    `table`: what the codes stand for; None where they are numbers themselves.
     """
     return 0 if scale is None else values * FORMATS["adamwfp8" if table is None else "adamw4bit"].kept_bytes
 
@@ -79,11 +77,7 @@ class Moment(NamedTuple):
         return values.view(-1)
 
     def copy_(self, values: Tensor) -> None:
-        """Packs values in place.
-
-        Args:
-            values: float32 [values].
-        """
+        """Packs float32 values [values], in place."""
         if self.scale is None:
             self.codes.copy_(values)
             return
@@ -116,19 +110,9 @@ def update_slice(
     beta2: float,
     eps: float,
 ) -> None:
-    """Takes torchao's AdamW update on a slice, in place.
+    """Takes torchao's AdamW update on a slice [values], in place; `step`, `lr` and `weight_decay` are 0-dim tensors.
 
-    Args:
-        weight: Slice of the parameter [values].
-        gradient: Slice of its gradient [values].
-        first: The first moment, as the fields of a `Moment`.
-        second: The second moment.
-        step: Number of this update, 0-dim.
-        lr: Learning rate, 0-dim.
-        weight_decay: Weight decay, 0-dim.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Added to the denominator.
+    `first`: the first moment, as the fields of a `Moment`.
     """
     single_param_adam(
         weight, gradient, step, Moment(*first), Moment(*second), None, lr, beta1, beta2, weight_decay, eps, True, False
@@ -144,14 +128,8 @@ def compiled_update() -> Callable[..., None]:
 def build(name: str, groups: list[dict[str, Any]], device: torch.device, settings: dict[str, Any]) -> SlicedAdamW:
     """Builds the optimizer.
 
-    Args:
-        name: A key of `FORMATS`.
-        groups: Parameter groups with `full_precision`.
-        device: Where the update runs; the optimizer sees it at its parameters.
-        settings: lr, weight_decay and betas, where they are not AdamW's own.
-
-    Returns:
-        The optimizer.
+    `groups`: parameter groups with `full_precision`.
+    `device`: where the update runs; the optimizer sees it at its parameters.
     """
     return SlicedAdamW(groups, number_format=name, **settings)
 
@@ -172,27 +150,14 @@ class SlicedAdamW(Optimizer):
         *,
         number_format: str,
     ) -> None:
-        """Takes the groups; state appears at the first step.
-
-        Args:
-            params: Parameter groups with `full_precision`.
-            lr: Learning rate.
-            betas: Decay of the two moments.
-            eps: Added to the denominator.
-            weight_decay: Weight decay.
-            number_format: A key of `FORMATS`.
-        """
+        """Takes groups with `full_precision`; `number_format` is a key of `FORMATS`. State appears at the first step."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._format = FORMATS[number_format]
         self._tables: tuple[Tensor | None, Tensor | None] | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient.
-
-        Args:
-            closure: Not supported.
-        """
+        """Updates every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             self._init_group(group)
@@ -209,7 +174,7 @@ class SlicedAdamW(Optimizer):
                 self._start(self.state[weight], weight, group)
 
     def _reserve(self) -> None:
-        """Takes what a compiled slice keeps inside and gives it back: its kernels cannot wait until there is memory."""
+        """Allocates and frees what a compiled slice needs inside: its kernels cannot be made to wait for memory."""
         states = [
             self.state[weight] for group in self.param_groups for weight in group["params"] if weight in self.state
         ]
@@ -227,6 +192,7 @@ class SlicedAdamW(Optimizer):
         length = EAGER_SLICE if on_cpu else COMPILED_SLICE
         flat = weight.detach().reshape(-1)  # a copy where the weight is not contiguous
         gradients = gradient.reshape(-1)
+        # Tensors, so that another learning rate does not compile the update once more.
         lr, decay = torch.tensor(group["lr"]), torch.tensor(group["weight_decay"])
         for start in range(0, flat.numel(), length):
             end = min(start + length, flat.numel())
@@ -245,7 +211,7 @@ class SlicedAdamW(Optimizer):
             weight.copy_(flat.view(weight.shape))
 
     def _start(self, state: dict[str, Any], weight: Tensor, group: dict[str, Any]) -> None:
-        """Makes the state of no step: zeros."""
+        """Makes the state before the first step: zeros."""
         values, device = weight.numel(), weight.device
         packed = values >= SMALLEST and values % self._format.block == 0 and not group[FULL_PRECISION]
         state["step"] = torch.tensor(0.0)
@@ -273,11 +239,7 @@ class SlicedAdamW(Optimizer):
         return codes, scale, self._tables[name == "exp_avg_sq"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state bit for bit.
-
-        Args:
-            state_dict: From `state_dict`, of this or of an optimizer a parameter.
-        """
+        """Loads a state bit for bit, of this optimizer or of one optimizer for each parameter."""
         super().load_state_dict(
             {"state": {}, "param_groups": state_dict["param_groups"]}
         )  # torch would cast codes to floats

@@ -36,15 +36,7 @@ class Fields:
 
 
 def splits(recipe: Recipe, workload: Workload) -> bool:
-    """Returns whether the recipe cuts the workload's batch into several microbatches (yes where its size is unknown).
-
-    Args:
-        recipe: How the step is held in memory.
-        workload: What is learned.
-
-    Returns:
-        Whether gradients of several passes add up.
-    """
+    """Returns whether gradients of several passes add up; yes where the batch's size is unknown."""
     size, share = recipe.microbatch_size, largest_share(recipe, workload)
     return size is not None and (share is None or size < share)
 

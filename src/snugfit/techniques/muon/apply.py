@@ -21,11 +21,7 @@ _MARKS = {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
 def muon_weights(model: nn.Module) -> set[nn.Parameter]:
     """Returns the matrices that Muon updates.
 
-    Args:
-        model: Any module.
-
-    Returns:
-        Its two-dimensional parameters, embeddings and the output head left out.
+    Returns its two-dimensional parameters, embeddings and the output head left out.
     """
     others = embedding_weights(model) | head_weights(model)
     return {weight for weight in model.parameters() if weight.dim() == 2 and weight not in others}
@@ -43,14 +39,11 @@ class MuonWithAdamW(Optimizer):
         *,
         kernels: Mapping[str, bool] | None = None,
     ) -> None:
-        """Parts the groups.
+        """Splits the groups between the two algorithms; `lr` serves both.
 
-        Args:
-            params: Parameters or groups; a group says `algorithm`, and one that does not is parted by dimension.
-            lr: Learning rate of both.
-            weight_decay: Decay of both; None: torch's own for each.
-            betas: AdamW's two decay rates.
-            kernels: AdamW's `fused` or `foreach`.
+        `params`: parameters or groups; a group says `algorithm`, and one that does not is parted by dimension.
+        `weight_decay`: decay of both; None: torch's own for each.
+        `kernels`: adamW's `fused` or `foreach`.
         """
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
         settings: dict[str, Any] = {"betas": betas, **(kernels or {})}
@@ -62,11 +55,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__(params, {"lr": lr, **decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, parted in two where it does not say which algorithm it is for and has parameters of both kinds.
-
-        Args:
-            param_group: Its `params`, and settings of its own.
-        """
+        """Adds a group; one that does not name its `algorithm` is split in two where it has parameters of both kinds."""
         for group in _parted([param_group]):
             super().add_param_group(group)
             name = group[ALGORITHM]
@@ -77,7 +66,7 @@ class MuonWithAdamW(Optimizer):
 
     @property
     def parts(self) -> tuple[Optimizer, ...]:
-        """The optimizers this one consists of, in the order in which they step: on its very groups and state."""
+        """The two optimizers, in the order in which they step; they work on this very groups and state."""
         parts = {name: self._parts[name] for name in self._make if name in self._parts}
         for name, part in parts.items():
             part.param_groups = [group for group in self.param_groups if group[ALGORITHM] == name]
@@ -86,11 +75,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient.
-
-        Args:
-            closure: Not supported.
-        """
+        """Updates every parameter that has a gradient."""
         assert closure is None
         for part in self.parts:
             part.step()
@@ -113,7 +98,7 @@ class MuonOptimizer(OwnOptimizer):
     cls = MuonWithAdamW
 
     def parted(self, model: nn.Module) -> Parting:
-        """Returns its matrices."""
+        """Returns Muon's matrices; the rest is AdamW's."""
         return muon_weights(model), *_MARKS
 
     def make(self, groups: Groups, device: torch.device, settings: Settings, kernels: Settings) -> Optimizer:

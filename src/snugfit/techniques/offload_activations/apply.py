@@ -41,12 +41,12 @@ class ActivationOffload(ModelTechnique):
         self._last: Callable[[], _Stashed | None] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy of a wrapped model takes along: nothing of a pass under way."""
+        """A copy of a wrapped model takes nothing along of a pass that is under way."""
         return {**vars(self), "_leaving": deque(), "_stashed": {}, "_last": _nothing}
 
     @classmethod
     def wanted(cls, recipe: Recipe) -> bool:
-        """Returns whether activations move; inputs of checkpointed blocks are `checkpoint.py`'s."""
+        """Returns whether activations move; `checkpoints` is left to the checkpointing technique."""
         return recipe.offload_activations not in ("none", "checkpoints")
 
     def change(self, model: nn.Module) -> None:
@@ -57,11 +57,7 @@ class ActivationOffload(ModelTechnique):
                 module.forward = WrappedForward(module, self._saved_on_host)
 
     def watch(self, model: nn.Module) -> None:
-        """Remembers the model whose weights stay on the device.
-
-        Args:
-            model: The model.
-        """
+        """Remembers the model whose weights stay on the device."""
         self._model = model
 
     @contextmanager
@@ -76,11 +72,7 @@ class ActivationOffload(ModelTechnique):
 
     @contextmanager
     def new_pass(self) -> Iterator[None]:
-        """Starts the account of a forward pass; at its end every tensor that left has left.
-
-        Yields:
-            Nothing.
-        """
+        """Context of a forward pass; at its end every tensor whose copy was started has left the device."""
         assert self._model is not None
         own = map(own_part, chain(self._model.parameters(), self._model.buffers()))
         self._staying = {tensor.untyped_storage()._cdata for tensor in own}
@@ -111,6 +103,8 @@ class ActivationOffload(ModelTechnique):
         if not self._moves(tensor):
             return tensor
         storage = tensor.untyped_storage()
+        # A tensor that was written into since it was saved is another one (`_version`). The address of a storage may
+        # come back after it has died: `source.expired()` tells.
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         known = self._stashed.get(key, _nothing)()
         if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
@@ -134,19 +128,12 @@ class ActivationOffload(ModelTechnique):
         return storage.nbytes() >= tensor.nbytes and storage._cdata not in self._staying  # expanded views would grow
 
     def _let_go(self) -> None:
-        """Frees the oldest tensor that left; compute queued later waits for its copy, so its memory can be used again."""
+        """Frees the oldest tensor that left. Compute queued after this waits for its copy, so its memory can be reused."""
         _, mark = self._leaving.popleft()
         self.setup.copies.compute_waits_for(mark)
 
     def fetch(self, stashed: _Stashed) -> Tensor:
-        """Returns a stashed tensor on the device and starts the copy of the one that backward will want next.
-
-        Args:
-            stashed: What `_pack` gave to autograd.
-
-        Returns:
-            The tensor, in the strides it was saved with.
-        """
+        """Returns a stashed tensor on the device, in the strides it was saved with, and starts the copy of the next one."""
         tensor = stashed.take()
         before = stashed.before()
         if before is not None:
@@ -175,6 +162,8 @@ class _Stashed:
             return
         copies = self._offload.setup.copies
         shape, strides, dtype, device = self.layout
+        # Allocated while compute is the current stream, so that the peak is a matter of order and not of timing; the
+        # copy then waits for compute that may still use the same block.
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         with copies.copying(after=copies.compute_mark()):
             tensor.copy_(self.host, non_blocking=True)
@@ -194,7 +183,7 @@ class _Stashed:
         return tensor
 
     def __del__(self) -> None:
-        """Lets compute wait for a copy that nobody took, because its memory is free from now on."""
+        """Makes compute wait for a copy that was started and never taken: its memory is free from now on."""
         if self._arriving is not None:
             self._offload.setup.copies.compute_waits_for(self._arriving[1])
 

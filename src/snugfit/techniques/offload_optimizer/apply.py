@@ -40,6 +40,8 @@ class HostUpdate(ParameterUpdate):
         gradient = self.weight.grad
         assert gradient is not None
         self.weight.grad = None
+        # Whether the weight is as it was sent is found out on the device and travels with the gradient: nobody waits
+        # for it.
         as_sent = sum_of_bits(self.weight) == self._bits
         with self._copies.copying(after=self._copies.compute_mark()):
             self._gradient.copy_(gradient, non_blocking=True)
@@ -56,24 +58,26 @@ class HostUpdate(ParameterUpdate):
         assert self._arriving is not None
         _, mark = self._arriving
         self._copies.host_waits_for(mark)
+        # For the device's gradient, which is freed now: compute may reuse its memory only behind the copy.
         self._copies.compute_waits_for(mark)
         self._arriving = None
 
     def held(self) -> list[Tensor]:
-        """Returns the weight, and what is on the host."""
+        """Returns the tensors of this update: the weight, and the copy and state on the host."""
         return [self._host, *super().held()]
 
     def make_state(self) -> None:
-        """Nothing: state is made beside the host's copy, at the begin of its step."""
+        """Does nothing: state is made with the host's copy, at the beginning of its step."""
 
     def step(self, bad: Tensor | None) -> None:
-        """Updates the host's copy; the gradient must have arrived, so the flag is not looked at."""
+        """Updates the host's copy. The gradient has arrived by then and the host knows the flag, so `bad` is not read."""
         self._keep_state_in_pool()  # which somebody may have loaded
         # a number that a simulation reads is 1: there nobody writes
         if self.weight._version != self._version or float(self._as_sent) != 1:  # its owner has written into it since
             self.reload()
         state = self.optimizer.state
         try:
+            # Optimizers find state by the parameter: the host's copy borrows it for this step.
             if self.weight in state:
                 state[self._host] = state.pop(self.weight)
             with self.alone(self._host):
@@ -83,7 +87,7 @@ class HostUpdate(ParameterUpdate):
                 state[self.weight] = state.pop(self._host)
 
     def send(self) -> None:
-        """Starts the way back of a weight that was updated; what failed on the way may be tried again."""
+        """Starts the copy of an updated weight back to the device; may be called again after it failed."""
         self._keep_state_in_pool()
         with self._copies.copying(after=self._copies.compute_mark()), torch.no_grad():
             self.weight.copy_(self._host, non_blocking=True)
@@ -91,7 +95,7 @@ class HostUpdate(ParameterUpdate):
         self._version, self._bits = self.weight._version, sum_of_bits(self.weight)
 
     def forget(self) -> None:
-        """Frees a gradient that has left for an update that is not taken."""
+        """Frees the copy of a gradient whose update is not taken."""
         if self._arriving is not None:
             self.arrived()
 

@@ -25,18 +25,10 @@ MUCH = 20
 
 
 def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:
-    """Packs the weights of all linear layers but the head, and those of stacked experts, one after the other.
+    """Packs the weights of all linear layers but the head, and of stacked experts, one after the other.
 
-    Args:
-        model: A model, on any device; changed in place. Packed layers go to `device`, the rest stays where it is.
-        recipe: Its `quantize`, `double_quantize` and precision.
-        device: Where training runs.
-
-    Returns:
-        Names of the layers, and of the experts' parameters, whose weights are packed now.
-
-    Raises:
-        InputError: There is no such layer, the library is missing, or the model was packed in another format before.
+    `model`: a model, on any device; changed in place. Packed layers go to `device`, the rest stays where it is.
+    Returns names of the layers, and of the experts' parameters, whose weights are packed now.
     """
     packed = {name: module for name, module in model.named_modules() if isinstance(module, PackedWeight)}
     if packed:
@@ -89,14 +81,7 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
 
 
 def load_libraries(recipe: Recipe) -> None:
-    """Loads what adapters and quantised weights need; a simulation does so before it records.
-
-    Args:
-        recipe: Its `adapter`, `quantize` and `double_quantize`.
-
-    Raises:
-        InputError: A library is not installed.
-    """
+    """Loads what adapters and quantised weights need; a simulation calls this before it records."""
     if recipe.adapter != "none":
         load_peft()
     if recipe.quantize == "nf4":
@@ -135,14 +120,14 @@ def _check_format(layer: PackedWeight, recipe: Recipe) -> None:
 
 
 def _can_be_packed(layer: nn.Module, tied: set[nn.Parameter]) -> bool:
-    """Layers of other classes have a forward of their own, and a shared weight is an embedding's, too."""
+    """Layers of other classes have a forward of their own, and a shared weight also belongs to an embedding."""
     weight = layer._parameters.get("weight")
     plain = type(layer) is nn.Linear or (is_linear(layer) and not isinstance(layer, nn.Linear))
     return plain and weight is not None and weight.numel() % 2 == 0 and weight not in tied
 
 
 def _can_be_packed_stacked(module: nn.Module, method: str, tied: set[nn.Parameter]) -> bool:
-    """All stacks of some experts or none, so that adapters beside them lie as they do beside the plain model's."""
+    """Whether all stacks of some experts can be packed; one alone is not, so that adapters nest as in the plain model."""
     stacks = [module.get_parameter(name) for name in stacks_of(module)]
     whole = method == "int8" or all(stack[0].numel() % BLOCK == 0 for stack in stacks)  # an expert's scales are its own
     return bool(stacks) and whole and not any(stack in tied for stack in stacks)

@@ -60,7 +60,7 @@ class Fields:
 
 
 def numbered(value: str, word: str) -> int | None:
-    """Returns the number in `word:N`; None where that is not what it says."""
+    """Returns N of `word:N`; None for anything else."""
     kind, _, number = value.partition(":")
     return int(number) if kind == word and number.isdecimal() and int(number) > 0 else None
 
@@ -73,7 +73,7 @@ def group_size(recipe: Recipe, ranks: int) -> int:
 
 
 def least_weights(recipe: Recipe, ranks: int) -> float:
-    """Returns which part of all weights a GPU holds at some moment of every step, whatever else is done."""
+    """Returns the smallest part of all weights that a GPU holds at some moment of every step, whatever else is chosen."""
     if recipe.offload_parameters == "all":
         return 0.0
     cut = ranks // sharers(recipe, ranks)
@@ -81,12 +81,7 @@ def least_weights(recipe: Recipe, ranks: int) -> float:
 
 
 def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
-    """Returns how many processes each group has that a process of a run belongs to; none where it is alone.
-
-    Args:
-        recipe: How they share.
-        ranks: All processes.
-    """
+    """Returns the sizes of the groups that a process belongs to; none where it is alone."""
     if ranks == 1:
         return ()
     sharing, inside = sharers(recipe, ranks), group_size(recipe, ranks)
@@ -97,14 +92,10 @@ def groups_of(recipe: Recipe, ranks: int) -> tuple[int, ...]:
 def alike(
     samples: int | None, lengths: Iterable[int], ranks: int, group: int, tensor_parallel: int = 1
 ) -> list[list[int]]:
-    """Returns the processes, in lists of those whose shares of everything are equally large; the first list has the most.
+    """Groups the processes into lists whose shares of everything are equally large; the first list has the most.
 
-    Args:
-        samples: Those of the batch; None where nobody knows.
-        lengths: Dimension 0 of each parameter, which is cut into equal pieces, the last of them smaller or empty.
-        ranks: All processes.
-        group: Processes that share out the weights.
-        tensor_parallel: Processes beside each other that take the same samples; they hold equal parts of what they cut.
+    `lengths`: dimension 0 of each parameter, which is cut into equal pieces, the last of them smaller or empty.
+    `tensor_parallel`: processes beside each other that take the same samples; they hold equal parts of what they cut.
     """
     cuts: set[int] = set()
     lengths = set(lengths)
@@ -121,7 +112,7 @@ def alike(
 
 
 def _is_no_way(value: str) -> bool:
-    """Whether a word is neither a way to share, nor one that other tools have for it and that is answered as such."""
+    """Whether a word is neither a way to share nor another tool's name for one, which gets an answer of its own."""
     known = value in ("none", "gradients", "full") or numbered(value, "hybrid") is not None
     return not known and not any(value in words for words in _SPELLINGS)
 
@@ -131,7 +122,7 @@ def _needs_whole_matrices(recipe: Recipe, workload: Workload) -> bool:
 
 
 def _ways(here: Situation) -> Iterator[Changes]:
-    """What a plan may choose from, beside what is pinned or plain."""
+    """The ways to share that a plan may try, besides the pinned and the plain one."""
     ranks, gpus = here.workload.ranks, here.workload.gpus
     if ranks == 1:
         return

@@ -35,18 +35,9 @@ _DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
-    """Shares a model out among the processes, as the recipe says; its parameters are torch's sharded ones afterwards.
+    """Shares a model out as the recipe says, so that its parameters become torch's; `InputError` if torch cannot.
 
-    Args:
-        model: The model, with every other technique in place, on the device or on the host.
-        setup: The recipe, and the processes.
-        loss: A loss that may hold tensors, too.
-
-    Returns:
-        What adds up the gradients of all processes.
-
-    Raises:
-        InputError: Torch cannot share this model out.
+    `model`: with every other technique in place, on the device or on the host.
     """
     ranks, recipe = setup.ranks, setup.recipe
     assert ranks is not None
@@ -90,14 +81,7 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
 
 
 def check_shareable(model: nn.Module) -> None:
-    """Raises for what torch cannot share out, or would lose without a word.
-
-    Args:
-        model: The model, before it is shared out.
-
-    Raises:
-        InputError: A parameter cannot be shared out.
-    """
+    """Raises `InputError` for what torch cannot share out, or would lose without saying so."""
     for name, weight in model.named_parameters():
         before, after = hooks_of(weight)
         if weight.numel() == 0:
@@ -116,7 +100,7 @@ def check_shareable(model: nn.Module) -> None:
 
 
 def _watch_plain(model: nn.Module, unit: nn.Module, outside: list[str]) -> None:
-    """Lets plain parameters, which will stand no longer in the model, tell when they get a gradient all the same."""
+    """Hooks the plain parameters, which the sharded model no longer has, to notice when one gets a gradient anyway."""
     names = {weight: name for name, weight in model.named_parameters()}
     for weight in unit.parameters():
         if weight.requires_grad and own_part(weight) is weight:
@@ -128,11 +112,9 @@ def _used_outside(outside: list[str], name: str, _: Tensor) -> None:
 
 
 def units(model: nn.Module, unit: str) -> list[nn.Module]:
-    """Returns the modules that are collected one at a time, inner ones first; the model itself is the last, unnamed.
+    """Returns the modules that are collected one at a time, inner ones first; the model itself comes last, unnamed.
 
-    Args:
-        model: The model.
-        unit: `blocks`, or `size:N`.
+    `unit` is `blocks`, or `size:N`.
     """
     least = numbered(unit, "size")
     if least is None:
@@ -143,7 +125,7 @@ def units(model: nn.Module, unit: str) -> list[nn.Module]:
 
 
 def _large(module: nn.Module, least: int, found: list[nn.Module]) -> int:
-    """Adds modules whose parameters, without those of units inside, are that many; returns how many are left over."""
+    """Adds modules with at least that many parameters outside of inner units; returns how many parameters are left over."""
     own = sum(weight.numel() for weight in module.parameters(recurse=False))
     left = own + sum(_large(child, least, found) for child in module.children())
     if left < least or isinstance(module, nn.ModuleList | nn.ModuleDict):  # those have no forward pass to collect for
@@ -163,12 +145,6 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def last_backward(model: nn.Module, recipe: Recipe, *, last: bool) -> None:
-    """Tells a model's modules whether the next backward pass is the last one of a step.
-
-    Args:
-        model: The model, shared out.
-        recipe: Its `reduce_gradients` says whether only that one adds gradients up among the processes.
-        last: Whether it is.
-    """
+    """Tells the modules whether this is the last backward of a step: under `reduce_gradients=batch` only it adds up."""
     if recipe.reduce_gradients == "batch" and isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)

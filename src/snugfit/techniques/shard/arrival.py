@@ -27,22 +27,16 @@ class Arrival:
     """Brings the units of one model to this process's device, with the values of the first process."""
 
     def __init__(self, ranks: Ranks, *, sent: bool) -> None:
-        """Brings nothing yet.
+        """Remembers the processes; brings nothing yet.
 
-        Args:
-            ranks: The processes.
-            sent: Whether the first process's values are sent; otherwise each process has its own.
+        `sent`: whether the first process's values are sent; otherwise each process has its own.
         """
         self._ranks, self._sent = ranks, sent
         self._done: set[nn.Module] = set()
 
     @torch.no_grad()
     def __call__(self, unit: nn.Module) -> None:
-        """Brings a unit; modules in it that came before are left out.
-
-        Args:
-            unit: A module, with memory or without.
-        """
+        """Brings a unit, with memory or without; modules inside that came before are left out."""
         new = [module for module in unit.modules() if module not in self._done]
         self._done.update(new)
         made: dict[Tensor, Tensor] = {}
@@ -63,14 +57,7 @@ class Arrival:
 
     @torch.no_grad()
     def attributes(self, model: nn.Module) -> None:
-        """Brings what a model holds in plain attributes: tensors, generators and numbers.
-
-        Args:
-            model: The model.
-
-        Raises:
-            InputError: It holds what cannot be brought: another number of things, or of another kind.
-        """
+        """Brings tensors, generators and numbers in plain attributes; `InputError` where their kinds differ."""
         if is_simulated():
             return
         held = held_values(model)

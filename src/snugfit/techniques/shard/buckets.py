@@ -33,13 +33,11 @@ class Buckets:
         take: Callable[[nn.Parameter], Tensor | None],
         give: Callable[[nn.Parameter, Tensor], None],
     ) -> None:
-        """Knows no parameter yet.
+        """Remembers how gradients are taken and given; knows no parameter yet.
 
-        Args:
-            ranks: The processes.
-            dtype: Format in which gradients are added up; None: each in its own.
-            take: Takes a parameter's gradient away from it; None where this process has none.
-            give: Is given what all processes have of a gradient together.
+        `dtype`: format in which gradients are added up; None: each in its own.
+        `take`: takes a parameter's gradient away from it; None where this process has none.
+        `give`: is given what all processes have of a gradient together.
         """
         self._ranks, self._dtype, self._take, self._give = ranks, dtype, take, give
         self._shares: dict[nn.Parameter, Tensor] = {}
@@ -61,13 +59,7 @@ class Buckets:
         return weight in self._shares
 
     def add(self, weight: nn.Parameter, share: Tensor, *, sparse: bool) -> None:
-        """Takes a parameter.
-
-        Args:
-            weight: The parameter.
-            share: What this process holds of it: the shape and layout of the gradient.
-            sparse: Whether its gradient is.
-        """
+        """Registers a parameter; `share` has the shape and layout of its gradient in this process."""
         self._shares[weight] = share
         self._order.insert(0, weight)  # what a model makes last gets its gradient first, mostly
         if sparse:
@@ -85,7 +77,7 @@ class Buckets:
         self._lacking = [len(bucket) for bucket in self._planned]
 
     def forget(self) -> None:
-        """Lets go of what a pass has left that failed."""
+        """Drops what a failed pass has left behind."""
         self._sent = 0
         self._arrived.clear()
         self._had.clear()
@@ -93,11 +85,7 @@ class Buckets:
         self._sending.clear()
 
     def arrived(self, weight: nn.Parameter) -> None:
-        """Takes note of a gradient, and sends what is complete.
-
-        Args:
-            weight: Its parameter.
-        """
+        """Notes that a parameter has its gradient, and sends the buckets that are complete."""
         number = self._bucket_of.get(weight)
         if weight in self._arrived:
             return
@@ -117,6 +105,8 @@ class Buckets:
             self._send(self._planned[self._sent])
             self._sent += 1
         self._receive(0)
+        # One message for three questions: of which parameters has some process a gradient, of which has some process
+        # none, and of which is one still waiting with its parameter (those that no bucket takes any more).
         left = [weight.grad is not None for weight in self._order]
         had = [weight in self._had or there for weight, there in zip(self._order, left, strict=True)]
         told = self._ranks.any_of([*had, *(not here for here in had), *left])
@@ -135,7 +125,7 @@ class Buckets:
         self._learn(lacked)
 
     def _learn(self, lacked: set[nn.Parameter]) -> None:
-        """Goes by the order in which gradients came to the first process, the first time; and leaves out who had none."""
+        """After the first pass: orders buckets as the first process's gradients came; drops parameters that some lacked."""
         if not self._ordered:
             self._ordered, self._planned = True, None
             place = {weight: number for number, weight in enumerate(self._arrived)}
@@ -147,7 +137,7 @@ class Buckets:
             self._planned = None
 
     def _cut(self, weights: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-        """Buckets of parameters of one dtype, in order; one that has no place beside others is alone."""
+        """Buckets of parameters of one dtype, in order; one that cannot share a flat tensor gets a bucket of its own."""
         filling: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
         for weight in weights:
             share = self._shares[weight]
@@ -167,6 +157,7 @@ class Buckets:
         self._had.update(weight for weight, gradient in zip(bucket, gradients, strict=True) if gradient is not None)
         flat, pieces = self._packed(bucket, gradients)
         del gradients
+        # With `hybrid` there are two groups in a row. Only the last sum runs beside backward.
         *first, last = self._ranks.alike
         for group in first:
             dist.all_reduce(flat, group=group)
@@ -174,7 +165,7 @@ class Buckets:
         self._receive(1)
 
     def _packed(self, bucket: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """One tensor to send, and in it the pieces of all parameters, which lie as those do."""
+        """One flat tensor to send, and views of it in the layout of each parameter."""
         shares = [self._shares[weight] for weight in bucket]
         if bucket[0] in self._sparse:
             rows = gradients[0]
@@ -200,7 +191,7 @@ class Buckets:
         return flat, pieces
 
     def _receive(self, most: int) -> None:
-        """Waits until no more than so many buckets are under way."""
+        """Waits until no more than this many buckets are under way."""
         while len(self._sending) > most:
             bucket, pieces, flat, work = self._sending.popleft()
             work.wait()

@@ -13,7 +13,7 @@ from snugfit.techniques.held_values import held_values
 
 
 class Change(NamedTuple):
-    """A value that the next pass finds, as the passes have left it."""
+    """A value as the passes of a step have left it for the next pass to find."""
 
     digest: str
     shape: tuple[int, ...]
@@ -25,10 +25,9 @@ class Changes:
     """Compares what a model holds before the passes of a step with what it holds after them."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Looks at nothing yet.
+        """Remembers the model; looks at nothing yet.
 
-        Args:
-            model: The model. Statistics of torch's norm layers are left out: the processes even them out.
+        `model`: the model. Statistics of torch's norm layers are left out: the processes even them out.
         """
         self._model = model
         self._evened_out = {id(one) for norm in model.modules() if isinstance(norm, NormBase) for one in norm.buffers()}
@@ -36,14 +35,14 @@ class Changes:
         self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Takes note of what there is before the passes of a step."""
+        """Notes what there is before the passes of a step."""
         self._before = self._held()
         self._at_first = self._at_first or self._before
 
     def found(self) -> dict[str, Change]:
-        """Returns what they have changed of what was there when training began, and what earlier ones have made to stay.
+        """Returns what the passes changed of what was there from the start, and what an earlier step made and kept.
 
-        What each pass makes anew (the last output, for who wants to look at it) no other pass reads, mostly.
+        A value that each pass makes anew (the last output, kept for inspection) is mostly read by no other pass.
         """
         found = {}
         for name, (value, version, shape) in self._held().items():
@@ -53,6 +52,8 @@ class Changes:
                 name in self._at_first,
                 (id(value), version) != (id(self._before[name][0]), self._before[name][1]),
             )
+            # What was there from the start counts if it was changed now; what a step has made since counts if it was
+            # not, for then the pass keeps it.
             if first == changed and (first or isinstance(value, Tensor)):
                 found[name] = Change(_digest(value), tuple(shape or ()), first)
         self._before = {}

@@ -26,25 +26,12 @@ class Drawing:
     """Whether the passes of one process draw random numbers."""
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
-        """Has seen nothing yet.
-
-        Args:
-            ranks: The processes.
-            model: The model, which may hold generators of its own.
-        """
         self.drew = False
         self._ranks, self._model = ranks, model
 
     @contextlib.contextmanager
     def watched(self, *, first: bool) -> Iterator[None]:
-        """Context of the passes of a step.
-
-        Args:
-            first: Whether it is the first step of all.
-
-        Yields:
-            Nothing.
-        """
+        """Context of the passes of a step; in the first step of all, all processes draw the numbers of the first one."""
         own = start = self._states()
         if first and self._ranks.tensor == 1:  # cut layers have a rule of their own (`tensor_parallel/masks.py`)
             start = self._ranks.tell(own if self._ranks.number == 0 else None)[0]
@@ -59,7 +46,7 @@ class Drawing:
                 self._put(own)
 
     def _states(self) -> tuple[Any, ...]:
-        """Those of the global generators of Python, NumPy and torch."""
+        """The states of the global generators of Python, NumPy and torch."""
         name, keys, *rest = np.random.get_state(legacy=True)
         assert isinstance(keys, np.ndarray)
         torches = [drawn_from(device) for device in dict.fromkeys([_HOST, self._ranks.device])]

@@ -35,11 +35,7 @@ _WHOLE = (
 
 
 def refusal(error: Exception) -> str:
-    """Returns what is said where torch cannot train a model whose weights are shared out.
-
-    Args:
-        error: Torch's error.
-    """
+    """Returns the message for torch's error where it cannot train a model whose weights are shared out."""
     line = str(error).strip().split("\n")[0].rstrip(".")
     # Sets have another order in each process, and all shall say the same.
     line = re.sub(r"\{([^}]*)\}", lambda found: ", ".join(sorted(found[1].split(", "))), line)
@@ -50,13 +46,7 @@ class FirstSteps:
     """What one process does in its first steps, beside the others."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, outside: list[str]) -> None:
-        """Has seen nothing yet.
-
-        Args:
-            ranks: The processes.
-            model: The model, shared out or not.
-            outside: Gets the names of parameters that have been used outside of the model that is shared out.
-        """
+        """`outside` is given the names of parameters that are used outside of the sharded model."""
         self.drew = False
         """Whether passes that were looked at have drawn random numbers."""
         self._ranks = ranks
@@ -72,17 +62,9 @@ class FirstSteps:
 
     @contextlib.contextmanager
     def step(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]], *, first: bool) -> Iterator[None]:
-        """Context of the passes of a step, before its update.
+        """Context of the passes of a step, before its update; `InputError` where the processes do not do the same.
 
-        Args:
-            shares: Name -> a parameter that is trained, and what this process holds of it, which gets the gradient.
-            first: Whether nothing has been updated yet.
-
-        Yields:
-            Nothing.
-
-        Raises:
-            InputError: The processes do not do the same.
+        `shares`: name -> a parameter that is trained, and what this process holds of it, which gets the gradient.
         """
         if not self._left:
             yield
@@ -106,11 +88,9 @@ class FirstSteps:
         self._left -= 1
 
     def before(self, number: int, way: str) -> None:
-        """Looks whether all processes are about to ask each other for the same.
+        """Checks that all processes are about to ask each other for the same thing.
 
-        Args:
-            number: The unit's, in the order of modules; -1: none.
-            way: What is asked.
+        `number`: the unit's, in the order of modules; -1: none.
         """
         if way == _MISSED:
             raise InputError(
@@ -142,12 +122,7 @@ class FirstSteps:
 
     @torch.no_grad()
     def whole(self, weights: list[tuple[Tensor, Tensor]], *, there: bool) -> None:
-        """Looks whether weights that are collected are the same when they are let go of: nobody else would see the change.
-
-        Args:
-            weights: Parameters of a unit, as the model has them and whole.
-            there: Whether they have just been collected.
-        """
+        """Checks that collected weights are unchanged when they are freed again: a write into them would be lost."""
         trained = [(share, own_part(one)) for share, one in weights if one.requires_grad and one.is_floating_point()]
         if not self._looking or not trained:
             return
@@ -188,7 +163,7 @@ class FirstSteps:
         self._check_copies(shares)
 
     def _check_copies(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]]) -> None:
-        """Compares weights and gradients of which several processes have the same."""
+        """Compares weights and gradients that several processes hold whole."""
         found = [_fingerprint(one) for _, share in shares.values() for one in (share, share.grad)]
         numbers = torch.cat(found).tolist() if found else []
         told = self._ranks.agree(numbers)
@@ -207,7 +182,7 @@ class FirstSteps:
 
 
 def _fingerprint(tensor: Tensor | None) -> Tensor:
-    """Sum and norm of a tensor, on the host and without a copy of it: no prediction has room for those of all weights."""
+    """Sum and norm of a tensor, on the host. Made without copying the tensor: no prediction has counted memory for that."""
     if tensor is None:
         return torch.zeros(2, dtype=torch.float64)
     if tensor.is_sparse:
@@ -218,7 +193,7 @@ def _fingerprint(tensor: Tensor | None) -> Tensor:
 
 
 def _alike(one: list[float], other: list[float]) -> bool:
-    """Whether numbers of fingerprints agree, up to what adding up in another order makes of them."""
+    """Whether fingerprints agree, up to the order in which numbers are added."""
     within = 1e-6 * max(map(abs, (*one, *other)), default=0.0)
     return all(
         a == b or abs(a - b) <= within or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Made:
-    """What was made among the processes that stand together now."""
+    """The groups that were made among the processes which are connected now."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -38,13 +38,10 @@ def _here() -> _Made:
 
 
 def mesh_of(device: torch.device, *, sharers: int, shard: int, tensor: int) -> DeviceMesh:
-    """Returns how the processes stand; where it is new, every one of them must come here.
+    """Returns how the processes are arranged; every one must call this when an arrangement is new.
 
-    Args:
-        device: Where this process trains.
-        sharers: How many share the batch, or are groups that do.
-        shard: How many share out the weights.
-        tensor: How many beside each other cut layers among them.
+    `sharers`: how many share the batch, or are groups that do.
+    `tensor`: how many beside each other cut layers among them.
     """
     known, key = _here().meshes, (device.type, sharers, shard, tensor)
     if key not in known:
@@ -55,7 +52,7 @@ def mesh_of(device: torch.device, *, sharers: int, shard: int, tensor: int) -> D
 
 
 def of_hosts() -> Any:
-    """Returns the group by which the hosts of cards tell each other numbers; the first time, every one must come here."""
+    """Returns the group through which hosts of cards exchange numbers; the first time, every process must call this."""
     made = _here()
     if made.hosts is None:
         made.hosts = dist.new_group(backend="gloo")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ranks_here() -> dict[str, int]:
-    """Returns the workload's `gpus` and `nodes` as the processes stand that torch.distributed knows; empty without any."""
+    """Returns the workload's `gpus` and `nodes` as torch.distributed knows them; empty without processes."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return {}
     ranks = dist.get_world_size()
@@ -39,15 +39,7 @@ def builds_here(recipe: Recipe) -> bool:
 
 
 def check_ranks(ranks: int, device: torch.device) -> None:
-    """Raises where a run is told of other processes than there are, or these cannot tell each other what is on a device.
-
-    Args:
-        ranks: What the workload says.
-        device: Where this process trains.
-
-    Raises:
-        InputError: There are more or fewer, or they were connected for another kind of device.
-    """
+    """Raises `InputError` unless the processes are as many as the workload says and are connected for this device."""
     there = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if ranks not in (1, there):
         raise InputError(
@@ -68,12 +60,10 @@ class Ranks:
     """What one process knows of the others."""
 
     def __init__(self, device: torch.device, *, shard: int, tensor: int = 1) -> None:
-        """Joins the processes that torch.distributed has; every process must come here.
+        """Joins the processes that torch.distributed has; every process must call this.
 
-        Args:
-            device: Where this process trains.
-            shard: How many of them share out the weights.
-            tensor: How many beside each other take the same samples, each with its part of the layers.
+        `shard`: how many of them share out the weights.
+        `tensor`: how many beside each other take the same samples, each with its part of the layers.
         """
         self.count = dist.get_world_size()
         self.number = dist.get_rank()
@@ -105,7 +95,7 @@ class Ranks:
         self._layers: Any = None if self.layers is None else self.layers.get_group()
 
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Returns the numbers of all processes, by process."""
+        """Returns everybody's numbers, by process."""
         with _real_numbers():
             mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
             found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
@@ -122,7 +112,7 @@ class Ranks:
         return self.agree(numbers)[:: self.tensor]
 
     def any_of(self, here: Sequence[bool]) -> list[bool]:
-        """Returns for each of several things whether it is so in one of the processes."""
+        """Returns, for each of several flags, whether it is set in any process."""
         with _real_numbers():
             flags = torch.tensor(here, dtype=torch.uint8, device="cpu")
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.hosts)
@@ -130,7 +120,7 @@ class Ranks:
         return told
 
     def tell(self, mine: Any) -> list[Any]:
-        """Returns objects of all processes, by process; where one is simulated, its own alone."""
+        """Returns everybody's objects, by process; in a simulation only this one's."""
         if is_simulated():
             return [mine]
         told: list[Any] = [None] * self.count
@@ -138,16 +128,11 @@ class Ranks:
         return told
 
     def is_shared_out(self, weight: Tensor) -> bool:
-        """Returns whether processes hold shares of a parameter, and torch adds its gradients up."""
+        """Returns whether processes hold shares of a parameter, so that torch adds its gradients up."""
         return self._shards is not None and own_part(weight) is not weight
 
     def first_with_copies_of(self, number: int, *, shared_out: bool) -> int:
-        """Returns the first process that holds the same of a parameter as another one.
-
-        Args:
-            number: The other one.
-            shared_out: Whether the parameter is.
-        """
+        """Returns the first process that holds the same part of a parameter as process `number`."""
         return number % (self.tensor * (self.shard if shared_out else 1))
 
     def total(self, value: Tensor) -> Tensor:
@@ -167,15 +152,16 @@ class Ranks:
             whole.copy_(flat)
 
     def norm(self, mine: Tensor, cut: Tensor | None = None, whole: Tensor | None = None) -> Tensor:
-        """Returns the norm of what the processes hold together, from the norms of this one's parts.
+        """Returns the norm of what all processes hold together, from the norms of the parts that this one holds.
 
-        Args:
-            mine: That of what is shared out, or whole in each process where nothing is.
-            cut: That of the parts of layers that are cut; None where there are none.
-            whole: That of what each process has all of beside what is shared out; None where there is nothing.
+        `mine`: that of what is shared out, or whole in each process where nothing is.
+        `cut`: that of the parts of layers that are cut; None where there are none.
+        `whole`: that of what each process has all of beside what is shared out; None where there is nothing.
         """
         if self._shards is None and cut is None and whole is None:
             return mine
+        # From the inside out: parts of layers are summed over the processes that cut them, then all over those that
+        # share out; what each process has whole is added last, or it would count several times.
         squares = (mine * mine).to(self.device)  # a group of cards knows no tensors of the host
         if cut is not None:
             of_layers = (cut * cut).to(self.device)
@@ -206,10 +192,10 @@ class Ranks:
 
 
 def is_simulated() -> bool:
-    """Returns whether the other processes do not exist: one of them is simulated."""
+    """Returns whether this process is simulated, so that the others do not exist."""
     return "fake" in dist.get_backend()
 
 
 def _real_numbers() -> AbstractContextManager[Any]:
-    """Where a process is simulated, what the host asks the others has numbers all the same: those of this process."""
+    """In a simulated process, what hosts exchange must still be real numbers: this process's own."""
     return private_torch.without_modes() if is_simulated() else nullcontext()

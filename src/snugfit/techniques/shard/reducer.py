@@ -41,14 +41,11 @@ class Reducer:
         at_once: bool,
         outside: list[str] | None = None,
     ) -> None:
-        """Takes note of who adds up.
+        """Decides who adds up the gradients: torch where weights are shared out, else our buckets.
 
-        Args:
-            model: The model, shared out where its recipe does so.
-            ranks: The processes.
-            dtype: Format in which gradients are added up; None: each in its own.
-            at_once: Whether parameters are updated in the middle of backward, for which the processes talk about each.
-            outside: Gets the names of parameters that are used outside of the model that is shared out; None: nobody looks.
+        `at_once`: whether parameters are updated in the middle of backward, for which the processes talk about each.
+        `outside`: gets the names of parameters that are used outside of the model that is shared out; None: nobody
+        looks.
         """
         self.adds_up = True
         """Whether the next pass adds up; where it does not, gradients stay with the parameters until one does."""
@@ -67,13 +64,7 @@ class Reducer:
         watch_shared_out(model, self)
 
     def share_of(self, weight: nn.Parameter, name: str, *, sparse: bool = False) -> nn.Parameter:
-        """Returns what this process holds of a parameter as a plain one, whose gradient is the sum's.
-
-        Args:
-            weight: A parameter of the model, or another one that the optimizer has.
-            name: What messages call it.
-            sparse: Whether its gradient is.
-        """
+        """Returns what this process holds of a parameter, as a plain parameter that gets the summed gradient."""
         if weight in self._shares:
             return self._shares[weight]
         share = self._shares[weight] = nn.Parameter(own_part(weight).detach(), requires_grad=weight.requires_grad)
@@ -94,17 +85,13 @@ class Reducer:
         return self.ranks.sharers == 1 or self.ranks.is_shared_out(weight)
 
     def beside(self) -> set[nn.Parameter]:
-        """Returns the shares of which each process has all, where the model's are shared out."""
+        """Returns the shares that each process holds whole although the model is shared out."""
         if not any(map(self.ranks.is_shared_out, self._shares)):
             return set()
         return {share for weight, share in self._shares.items() if weight in self._buckets}
 
     def watched(self, *, first: bool) -> contextlib.AbstractContextManager[None]:
-        """Returns a context of the passes of a step, which are compared with those of the other processes.
-
-        Args:
-            first: Whether nothing has been updated yet.
-        """
+        """Returns the context of the passes of a step in which the processes are compared (the first ones)."""
         shares = {
             self._names[weight]: (weight, share) for weight, share in self._shares.items() if weight.requires_grad
         }
@@ -114,11 +101,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def own_pass(self) -> Iterator[None]:
-        """Context of a backward pass of the step; what anybody else's gives parameters stays there.
-
-        Yields:
-            Nothing; when it ends, every share has its gradient.
-        """
+        """Context of a backward pass of the step, after which every share has its gradient; other passes are left alone."""
         self._had.clear()
         self._buckets.begin()
         try:
@@ -136,7 +119,7 @@ class Reducer:
             self._put_hooks_back()
 
     def _arrived(self, weight: nn.Parameter) -> None:
-        """A gradient is there: this process's, or the sum's share where torch adds up."""
+        """Called when a parameter has a gradient: this process's, or its share of the sum where torch adds up."""
         if not self._active or not (self.adds_up or self.ranks.is_shared_out(weight)):
             return
         if weight in self._buckets:
@@ -144,6 +127,8 @@ class Reducer:
             return
         gradient = self._taken(weight)
         assert gradient is not None
+        # Torch gives zeros where this process had no gradient; whether any other had one is known when the pass is
+        # over.
         if weight in self._had or not self.ranks.is_shared_out(weight):
             self._hand_over(weight, gradient)
         elif not self._at_once:
@@ -152,20 +137,20 @@ class Reducer:
     # What torch's sharding tells (`private_torch.collectives.Watch`).
 
     def before(self, number: int, way: str) -> None:
-        """Called before processes are asked for something."""
+        """Called before a unit asks the other processes for something."""
         self.first_steps.before(number, way)
 
     def whole(self, weights: list[tuple[Tensor, Tensor]], *, there: bool) -> None:
-        """Called when a unit has been collected, and before that is let go of."""
+        """Called when a unit has been collected, and once more before it is freed."""
         self.first_steps.whole(weights, there=there)
 
     def gradients(self, weights: list[nn.Parameter], here: list[bool]) -> None:
-        """Takes note of which parameters of a unit have a gradient, before it arrives added up."""
+        """Notes which parameters of a unit have a gradient here, before the sum arrives."""
         there = self.ranks.any_of(here) if self._at_once else here
         self._had.update(weight for weight, one in zip(weights, there, strict=True) if one)
 
     def _settle(self) -> None:
-        """Hands over what another process had a gradient of, and this one none."""
+        """Hands over the gradients that another process had and this one had not."""
         shared_out = [weight for weight in self._shares if self.ranks.is_shared_out(weight)]
         if not shared_out or self._at_once:
             return
@@ -185,7 +170,7 @@ class Reducer:
         return gradient
 
     def _hand_over(self, weight: nn.Parameter, gradient: Tensor) -> None:
-        """Gives a share its gradient as autograd would have: hooks, adding, hooks after it."""
+        """Gives a share its gradient as autograd would: hooks, accumulation, post-accumulate hooks."""
         share = self._shares[weight]
         before, after = self._hooks.get(weight, ({}, {}))
         gradient = gradient.to(share.dtype)
@@ -207,7 +192,7 @@ class Reducer:
     # -- hooks of the caller's
 
     def _take_hooks(self) -> None:
-        """Keeps the caller's hooks from what is not added up yet."""
+        """Takes the caller's hooks off for the pass: they are to see the sum, not this process's part of it."""
         for weight in self._shares:
             before, after = hooks_of(weight)
             own = self._handles[weight].id if weight in self._handles else None
@@ -228,12 +213,12 @@ class Reducer:
     # -- between passes
 
     def show(self) -> None:
-        """Shows the gradients of the update that was taken where their owner looks for them."""
+        """Puts the gradients of the update on the model's parameters, where their owner looks for them."""
         for weight, share in self._shares.items():
             weight.grad = None if share.grad is None else taken_apart(weight)[1](share.grad)
 
     def drop(self) -> None:
-        """Frees what backward passes have left with the parameters."""
+        """Frees the gradients that backward passes have left on the parameters."""
         for weight in self._shares:
             weight.grad = None
 
@@ -244,7 +229,7 @@ class Reducer:
 
 
 def hook_message(name: str) -> str:
-    """Returns what is said of a hook on a parameter that is shared out."""
+    """Returns the message for a hook on a parameter that is shared out."""
     return (
         f"parameter {name!r} has a hook (register_hook), which is to see its gradient, and each process has a share of it "
         "only. Use shard='none', or take the hook off and change the gradient in the loss."

@@ -21,15 +21,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def described_module(model: nn.Module, whole: str) -> dict[str, str]:
-    """Returns what has to be the same of a model or a loss, in words, by name.
-
-    Args:
-        model: The module, with values or without, before it is shared out.
-        whole: What messages call it.
-
-    Raises:
-        InputError: It has a layer that several processes cannot train together in any way.
-    """
+    """Describes what must be the same of a model or loss before it is shared out; `InputError` for impossible layers."""
     found = {}
     for name, module in model.named_modules():
         if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -50,11 +42,7 @@ def described_module(model: nn.Module, whole: str) -> dict[str, str]:
 
 
 def described_optimizer(optimizer: Optimizer) -> dict[str, str]:
-    """Returns what has to be the same of an optimizer, in words, by name.
-
-    Args:
-        optimizer: The optimizer.
-    """
+    """Describes what must be the same of an optimizer, by name."""
     found = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
@@ -64,15 +52,7 @@ def described_optimizer(optimizer: Optimizer) -> dict[str, str]:
 
 
 def check_same(described: Mapping[str, str], ranks: Ranks) -> None:
-    """Compares what the processes were given.
-
-    Args:
-        described: Names and words, of this process.
-        ranks: The processes.
-
-    Raises:
-        InputError: It is not the same in all of them.
-    """
+    """Compares the descriptions of all processes; `InputError` where they differ."""
     digest = hashlib.blake2b(repr(list(described.items())).encode()).hexdigest()
     if len(set(ranks.tell(digest))) == 1:
         return

@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Rounds fp32 values to bf16, up or down at random so that the mean is exact.
-
-    Args:
-        values: float32 tensor, any shape.
-        generator: Source of the random bits, on the tensor's device.
-
-    Returns:
-        bfloat16 tensor of the same shape.
-    """
+    """Rounds a float32 tensor to bfloat16, up or down at random so that the mean is exact."""
     values = values.contiguous()
     rounded = torch.empty_like(values, dtype=torch.bfloat16)  # before the draw: where memory is short, nothing is drawn
     bits = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
@@ -33,7 +25,7 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None) -> T
 
 
 class RoundedUpdate(ParameterUpdate):
-    """One bf16 parameter, updated in fp32 and rounded stochastically, as its state is where nothing packs it."""
+    """One bf16 parameter, updated in fp32; it and its state are rounded at random, unless the state is packed."""
 
     def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int, setup: Setup) -> None:
         """Takes the parameter, and the source of random bits."""
@@ -42,7 +34,7 @@ class RoundedUpdate(ParameterUpdate):
         self._packed = STORAGE in self.groups[0]
 
     def make_state(self) -> None:
-        """Nothing: state belongs to the stand-in, and appears before the weight changes."""
+        """Does nothing: the state belongs to the fp32 stand-in, and is made before the weight changes."""
 
     def at_once(self, bad: Tensor | None) -> bool:
         """Returns False: numbers are rounded one tensor after the other."""
@@ -51,8 +43,7 @@ class RoundedUpdate(ParameterUpdate):
     def step(self, bad: Tensor | None) -> None:
         """Updates the parameter from its `grad`.
 
-        Args:
-            bad: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
+        `bad`: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
         if self.weight.dtype != torch.bfloat16:  # beside the model, which alone was cast: a learned part of the loss
             super().step(bad)
@@ -104,13 +95,13 @@ class RoundedUpdate(ParameterUpdate):
         return new if bad is None else torch.where(bad.bool(), old, new)
 
     def _narrow(self, value: Any) -> Any:
-        """bf16 for everything as large as a weight; step counts stay exact."""
+        """Returns bf16 for everything as large as a weight; step counts stay exact."""
         if isinstance(value, Tensor) and value.dim():
             return round_stochastically(value.detach(), self._generator)
         return value
 
     def _wide(self, value: Any) -> Any:
-        """A copy for the update to work on; the step count, which an optimizer raises in place, must be able to stay."""
+        """An fp32 copy for the update to work on; a step count is copied too, because optimizers raise it in place."""
         if not isinstance(value, Tensor) or self._packed:
             return value
         return value.float() if value.dim() else value.clone()

@@ -59,14 +59,14 @@ def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
 
 
 def _ways_out(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
-    """Ever larger groups of GPUs of a machine: they need fewer samples, and have less of each."""
+    """Larger and larger groups of GPUs in a machine: each needs fewer samples and holds less of every layer."""
     for number in range(recipe.tensor_parallel + 1, workload.gpus + 1):
         if workload.gpus % number == 0:
             yield {"tensor_parallel": number}
 
 
 def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
-    """Worth a look where samples cannot be shared any further: each GPU has one of them at a time already."""
+    """Worth a try where the batch cannot be shared further: each GPU has one sample at a time already."""
     one_at_a_time = 1 in (recipe.microbatch_size, largest_share(recipe, workload))
     if recipe.tensor_parallel == 1 and recipe.shard != "none" and workload.gpus % 2 == 0 and one_at_a_time:
         yield {"tensor_parallel": 2}

@@ -16,12 +16,12 @@ from snugfit.techniques.tensor_parallel.shared_input import SharedInput
 
 
 class TensorParallel(ModelTechnique):
-    """Leaves each process its part of the layers."""
+    """Cuts the layers so that each process keeps its part."""
 
     field = "tensor_parallel"
 
     def change(self, model: nn.Module) -> None:
-        """Cuts the layers; says what of a block stays whole."""
+        """Cuts the layers, and says which layers of a block stay whole."""
         ranks = self.setup.ranks
         if ranks is None:
             return

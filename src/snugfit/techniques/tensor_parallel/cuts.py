@@ -36,7 +36,7 @@ _MOST = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cuts:
-    """What is done to a model."""
+    """Which layers of a model are cut, and how."""
 
     styles: Mapping[str, str]
     """Module -> how it is cut."""
@@ -49,15 +49,7 @@ class Cuts:
 
 
 def cuts_of(model: nn.Module, degree: int) -> Cuts:
-    """Returns how a model is cut into so many parts.
-
-    Args:
-        model: The model, its weights with values or without.
-        degree: Number of parts.
-
-    Raises:
-        InputError: Nothing of it can be cut, or not into so many parts.
-    """
+    """Returns how a model is cut into `degree` parts, with or without values; `InputError` where it cannot be."""
     brought = _brought(model)
     return _found(model, degree) if not brought else _checked(model, brought, degree)
 
@@ -66,7 +58,7 @@ def cuts_of(model: nn.Module, degree: int) -> Cuts:
 
 
 def _brought(model: nn.Module) -> dict[str, str]:
-    """Modules inside of blocks -> words of the plan of the outermost module that has one."""
+    """The model's own plan, as module name -> word; of nested modules with a plan, the outermost's."""
     for place, module in model.named_modules():
         plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
         if isinstance(plan, Mapping) and plan:
@@ -105,7 +97,7 @@ def _checked(model: nn.Module, plan: Mapping[str, str], degree: int) -> Cuts:
 
 
 def _units(model: nn.Module, name: str, *, by_outputs: bool) -> int:
-    """How many equal pieces a layer has that must stay in one piece: heads, or numbers."""
+    """The number of equal units of a layer that must not be cut inside: heads, or single numbers."""
     layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
     if not isinstance(layer, nn.Linear):
         raise InputError(

@@ -23,25 +23,15 @@ from snugfit.techniques.shard.ranks import Ranks
 
 
 class OwnMasks:
-    """Lets this process draw other numbers than the others inside of pairs of layers that are cut."""
+    """Makes each process draw its own random numbers between two layers that are cut, and the common ones elsewhere."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Surrounds nothing yet.
-
-        Args:
-            ranks: The processes.
-        """
         self._ranks, self._device = ranks, ranks.device
         self._part = ranks.number % ranks.tensor
         self._common: dict[nn.Module, tuple[bytes, bytes]] = {}
 
     def surround(self, first: nn.Module, last: nn.Module) -> None:
-        """Sees to what is drawn between two layers.
-
-        Args:
-            first: The layer that runs first of those cut by their outputs.
-            last: The one cut by its inputs.
-        """
+        """Separates what is drawn from `first`, the first of the layers cut by outputs, to `last`, cut by its inputs."""
         first.register_forward_pre_hook(torch.compiler.disable(functools.partial(self._begin, last)))  # type: ignore[no-untyped-call]
         last.register_forward_pre_hook(torch.compiler.disable(self._end))  # type: ignore[no-untyped-call]
 
@@ -54,17 +44,14 @@ class OwnMasks:
     def _end(self, last: nn.Module, inputs: Any) -> None:
         if last in self._common:
             common, begun = self._common.pop(last)
+            # Nothing was drawn in between (no dropout, or p=0): go on as if nobody had touched the generator.
             if drawn_from(self._device) == begun:
                 draw_from(self._device, common)
             else:
                 seed_generator(self._device, _number(common, 0))
 
     def check_before_first(self, model: nn.Module) -> None:
-        """Sees to it that a first pass in training begins with equal generators in processes that take the same samples.
-
-        Args:
-            model: The model, whose first pass raises an `InputError` where they are not.
-        """
+        """Makes the model's first training pass raise `InputError` unless generators of a group start out equal."""
 
         def check(model: nn.Module, inputs: Any) -> None:
             if not model.training:
@@ -83,7 +70,7 @@ class OwnMasks:
 
 
 def _number(state: bytes, part: int) -> int:
-    """A seed that is made of a generator's state, another one for each part."""
+    """A seed made of a generator's state and the number of the part."""
     return (
         int.from_bytes(hashlib.blake2b(state, digest_size=8, salt=part.to_bytes(8, "little")).digest(), "little") >> 1
     )

@@ -31,7 +31,7 @@ _FEW = (2, 3, 5, 7)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """Layers that are cut together."""
+    """Layers that are cut together: the first ones by outputs, the last one by inputs."""
 
     columns: tuple[str, ...]
     """Names of those cut by their outputs."""
@@ -41,24 +41,19 @@ class Pair:
     """Attributes that say how many there are of something, and the number in one part: module, attribute, number."""
 
     def inside(self, prefix: str) -> Pair:
-        """Returns the same, by the names in the module around."""
+        """Returns the same pair, by the names that the module around it uses."""
         counts = tuple((_joined(prefix, name), attribute, number) for name, attribute, number in self.counts)
         return Pair(tuple(_joined(prefix, one) for one in self.columns), _joined(prefix, self.row), counts)
 
 
 def pairs_in(block: nn.Module, degree: int) -> list[Pair]:
-    """Returns the layers of a block that can be cut into so many parts.
-
-    Args:
-        block: A block of a model, on any device, its weights with values or without.
-        degree: Number of parts.
-    """
+    """Returns the layers of a block, on any device, with values or without, that can be cut into `degree` parts."""
     with private_torch.without_modes(), torch.enable_grad():
         return _pairs_in(block, degree)
 
 
 def any_pairs_in(block: nn.Module) -> list[Pair]:
-    """Returns the layers of a block that can be cut into some number of parts; arguments as of `pairs_in`."""
+    """Returns the layers of a block that can be cut into some number of parts, whichever."""
     found: dict[str, Pair] = {}
     for degree in _FEW:
         found.update({pair.row: pair for pair in pairs_in(block, degree) if pair.row not in found})
@@ -66,7 +61,7 @@ def any_pairs_in(block: nn.Module) -> list[Pair]:
 
 
 def shape_of(block: nn.Module) -> object:
-    """Returns what is equal for blocks that are built alike."""
+    """Returns a key that is equal for blocks which are built alike."""
     return tuple(
         (name, type(module), tuple(sorted(_numbers(module).items())), tuple(w.shape for w in module.parameters(False)))
         for name, module in block.named_modules()
@@ -102,6 +97,7 @@ def _pairs_in(block: nn.Module, degree: int) -> list[Pair]:
 
 def _pair_before(whole: _Run, free: Sequence[str], row: str, degree: int) -> Pair | None:
     """The layers just before one that can be cut with it; None where there are none."""
+    # The fewest layers and the fewest attributes that will do: a cut that needs neither is found first.
     ways = [tuple(free[-count:]) for count in range(1, min(len(free), _MOST_LAYERS) + 1)]
     sizes = {name: len(whole.vectors[name][1]) for name in free} | {row: len(whole.vectors[row][0])}
     ways = [columns for columns in ways if all(sizes[name] % degree == 0 for name in (*columns, row))]
@@ -114,11 +110,11 @@ def _pair_before(whole: _Run, free: Sequence[str], row: str, degree: int) -> Pai
 
 
 class _Wrong(Exception):
-    """A part did not come out as its part of the whole."""
+    """Raised when a part did not come out as its part of the whole."""
 
 
 class _Figure(nn.Module):
-    """Stands for a linear layer, or for its part."""
+    """Stands in for a linear layer, or for one part of it, with random numbers of rank one."""
 
     def __init__(self, name: str, vectors: tuple[Tensor, ...], run: _Run) -> None:
         super().__init__()
@@ -157,7 +153,7 @@ class _Run:
         return self._drawn(inputs) / inputs**0.5, self._drawn(outputs), self._drawn(outputs)
 
     def counts_of(self, names: Sequence[str], degree: int) -> list[tuple[str, str, int]]:
-        """Attributes that may be numbers of what is cut, of the modules that have these layers."""
+        """Attributes, of modules that hold these layers, whose numbers may count what is cut (heads)."""
         owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
         return [
             (owner, attribute, value // degree)
@@ -169,7 +165,7 @@ class _Run:
     def comes_out(
         self, columns: tuple[str, ...], row: str, counts: Sequence[tuple[str, str, int]], part: int, degree: int
     ) -> bool:
-        """Whether one part of some layers gives its part of the whole."""
+        """Returns whether running one part of some layers gives that part of the whole result."""
         self.part = columns, row, part, degree
         try:
             found = self._output(counts)
@@ -180,10 +176,12 @@ class _Run:
         return len(found) == len(self.output) and all(map(_alike, found, self.output))
 
     def passed(self, name: str, vectors: tuple[Tensor, ...], value: Tensor) -> Tensor:
-        """What a layer, or its part, makes of its input."""
+        """What a layer, or its part, returns for its input."""
         inputs, outputs, bias = vectors
         if self.part is not None:
             columns, row, part, degree = self.part
+            # The part has come as far as the row: its input must be its part of the whole. What the sum over all parts
+            # would give is known from the whole run, and the block goes on from there.
             if name == row:
                 before, after = self.seen[name]
                 if not _alike(value, _part(before, part, degree)):
@@ -193,6 +191,7 @@ class _Run:
                 outputs, bias = _part(outputs, part, degree), _part(bias, part, degree)
         if value.shape[-1] != len(inputs):
             raise _Wrong
+        # Rank one: the layer is one column times one row, so its cost does not depend on its size.
         found = (value * inputs).sum(-1, keepdim=True) * outputs + bias
         if self.part is None:
             self.order.append(name)
@@ -206,7 +205,7 @@ class _Run:
         return [one.detach().clone() for one in tensors_of(made(self.value))]
 
     def _made(self, module: nn.Module, name: str) -> nn.Module:
-        """A copy of a module with figures for its layers, and small numbers for what else it holds."""
+        """A copy of a module with `_Figure`s for its layers and small numbers for its other tensors."""
         if name in self.layers:
             return _Figure(name, self.vectors[name], self)
         made = copy.copy(module)
@@ -227,7 +226,7 @@ class _Run:
         return made
 
     def _number(self, tensor: Tensor) -> Tensor:
-        """Numbers in place of a tensor's; the same every time, and few of them where it is large."""
+        """Reproducible numbers for a tensor; a large one repeats a few."""
         if id(tensor) not in self.others:
             if not tensor.is_floating_point():
                 made = torch.ones((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)

@@ -20,12 +20,7 @@ class SharedInput:
     """The input of some layers, as a tensor of all processes, from the first that takes it to the last."""
 
     def __init__(self, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-        """Surrounds the layers, which must not be cut yet: what comes first of all sees the plain input.
-
-        Args:
-            layers: Those that are cut by their outputs before the same other one.
-            mesh: The processes that cut them.
-        """
+        """Hooks the layers before they are cut: these hooks must see the plain input, so they run first."""
         self._mesh, self._count = mesh, len(layers)
         self._whole: Tensor | None = None
         self._shared: DTensor | None = None
@@ -37,6 +32,8 @@ class SharedInput:
         if number in self._taken:  # an earlier pass broke off, or not all of them took part
             self._whole = None
             self._taken.clear()
+        # One DTensor for all layers that get this very tensor, so that autograd adds up their gradients before the
+        # processes do.
         if self._whole is not inputs[0]:
             self._whole = inputs[0]
             self._shared = DTensor.from_local(inputs[0], self._mesh, [Replicate()], run_check=False)

@@ -18,7 +18,7 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, None: None}
 
 
 def held_in(recipe: Recipe) -> torch.dtype | None:
-    """Returns the 16-bit dtype of a recipe's weights; None where they stay as they are."""
+    """Returns the 16-bit dtype of the weights; None where their dtype is left alone."""
     return _DTYPES[recipe.true_precision]
 
 

@@ -21,18 +21,7 @@ _OPENERS = {"digits": open_digits, "cifar10": open_cifar10, "imagefolder": open_
 
 
 def open_data(spec: str, **asked: Any) -> Splits:
-    """Opens a data set, as the model needs it.
-
-    Args:
-        spec: `digits`, `cifar10:DIR`, `imagefolder:DIR` or `random`.
-        **asked: As for `ImageOptions`.
-
-    Returns:
-        Training, validation and test part.
-
-    Raises:
-        InputError: The data is unknown, missing or damaged, or does not fit the model.
-    """
+    """Opens a data set as the model needs it, in three parts; `InputError` where it is missing or does not fit."""
     options = ImageOptions(**asked)
     if options.samples is not None and options.samples < 1:
         raise InputError(f"samples is {options.samples}; it must be at least 1.")

@@ -51,7 +51,7 @@ def open_cifar10(directory: str, options: ImageOptions) -> Splits:
 
 
 def _check_files(name: str, kind: Any, root: Path, download: bool) -> None:
-    """Has the files fetched or unpacked where that is needed, and holds them against their checksums."""
+    """Has the files downloaded or unpacked where needed, and compares them with their checksums."""
     from torchvision.datasets.utils import check_integrity
 
     folder, archive = root / kind.base_folder, root / kind.filename
@@ -79,7 +79,7 @@ def _check_files(name: str, kind: Any, root: Path, download: bool) -> None:
 
 
 def _mean_and_std(images: Bytes) -> tuple[list[float], list[float]]:
-    """By channel, of values from 0 to 1; from counts of the 256 values, so no float copy of the images is made."""
+    """By channel, of values from 0 to 1; made from counts of the 256 values, so no float copy is needed."""
     values = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[3]):

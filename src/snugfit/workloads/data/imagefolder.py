@@ -45,17 +45,10 @@ class FolderImages(splits.BatchedImages):
         self._options = options
 
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns some images as tensors.
+        """Returns some images; `InputError` for a file that cannot be decoded only if `strict`, or if none can.
 
-        Args:
-            indices: Which images.
-
-        Returns:
-            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`. In place of an image that cannot be decoded stands the
-            next one of the part that can.
-
-        Raises:
-            InputError: A file cannot be decoded, and `strict`; or no file can.
+        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`. In place of an image that cannot be decoded
+        stands the next one of the part that can.
         """
         places, pictures = zip(*(self._readable(int(index)) for index in indices), strict=True)
         scale = splits.IMAGENET_MEAN, splits.IMAGENET_STD
@@ -79,17 +72,9 @@ class FolderImages(splits.BatchedImages):
 
 
 def read_image(path: str, size: int | None) -> splits.Bytes:
-    """Returns one image file as RGB, scaled and cut to a square where a size is given.
+    """Returns an image file as RGB; with a size (height and width) scaled, and cut to a square.
 
-    Args:
-        path: The file.
-        size: Height and width; None: as stored.
-
-    Returns:
-        uint8, `[H, W, 3]`.
-
-    Raises:
-        InputError: The file cannot be read.
+    Returns uint8, `[H, W, 3]`.
     """
     from torchvision.datasets.folder import default_loader
     from torchvision.transforms.v2 import functional
@@ -104,7 +89,7 @@ def read_image(path: str, size: int | None) -> splits.Bytes:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What pillow raises for files that it cannot read."""
+    """The errors that pillow raises for files that it cannot read."""
     from PIL import Image
 
     return OSError, ValueError, SyntaxError, Image.DecompressionBombError
@@ -187,7 +172,7 @@ def _is_image(path: Path, root: Path) -> bool:
 
 
 def _check_files(name: str, paths: Sequence[str], image_size: int | None) -> set[str]:
-    """Reads the headers, without a model size all of them, because one size is needed; returns the unreadable files."""
+    """Reads the headers of all files, or of some where the model's size makes the images' own unimportant."""
     from PIL import Image
 
     sizes: dict[tuple[int, int], str] = {}

@@ -31,14 +31,9 @@ class RandomImages(BatchedImages):
     """Noise of zero mean and unit variance, drawn when it is asked for."""
 
     def __init__(self, count: int, *, shape: tuple[int, int, int], num_classes: int, seed: int, part: int) -> None:
-        """Draws the labels.
+        """Draws the labels; `shape` is channels, height, width.
 
-        Args:
-            count: Images.
-            shape: Channels, height, width.
-            num_classes: Labels run from 0 to one less.
-            seed: Seed of images and labels.
-            part: Number of the part, so that no two parts share an image.
+        `part`: number of the part, so that no two parts share an image.
         """
         self._shape, self._key = shape, (seed, part)
         labels = np.random.Generator(np.random.PCG64(self._key)).integers(num_classes, size=count)
@@ -47,11 +42,7 @@ class RandomImages(BatchedImages):
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
 
-        Args:
-            indices: Which images.
-
-        Returns:
-            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         images = torch.empty(len(indices), *self._shape)
         for row, index in enumerate(indices):

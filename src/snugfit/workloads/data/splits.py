@@ -79,7 +79,7 @@ class Splits:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Files that could not be read so far: those left out, and those that only decoding showed."""
+        """Files that could not be read so far: by their header, or only when they were decoded."""
         parts = (self.train, self.validation, self.test)
         return tuple(sorted({*self.left_out, *(path for part in parts for path in getattr(part, "unreadable", ()))}))
 
@@ -100,11 +100,7 @@ class BatchedImages:
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors; each kind of data has its own way.
 
-        Args:
-            indices: Which images.
-
-        Returns:
-            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         raise NotImplementedError
 
@@ -130,11 +126,7 @@ class ArrayImages(BatchedImages):
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
 
-        Args:
-            indices: Which images.
-
-        Returns:
-            Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         picked = np.asarray(indices, dtype=np.int64)
         images = to_tensor(self.images[picked], self.mean, self.std, self.channels, self.image_size)
@@ -146,15 +138,9 @@ def to_tensor(
 ) -> torch.Tensor:
     """Returns images as a normalised float tensor.
 
-    Args:
-        images: uint8, `[B, H, W, C]`.
-        mean: Mean of each stored channel, of values from 0 to 1.
-        std: Standard deviation, likewise.
-        channels: Channels of the result.
-        size: Height and width of the result; None: as they are.
-
-    Returns:
-        float32, `[B, channels, H, W]`.
+    `images`: uint8, `[B, H, W, C]`.
+    `mean`: mean of each stored channel, of values from 0 to 1.
+    Returns float32, `[B, channels, H, W]`.
     """
     middle, width = (np.asarray(numbers, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for numbers in (mean, std))
     values = (np.moveaxis(images, 3, 1) - middle) / width
@@ -168,28 +154,15 @@ def to_tensor(
 
 
 def resize(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Returns images at another size, bilinear and antialiased.
-
-    Args:
-        images: Float, `[B, C, H, W]`.
-        size: Height and width of the result.
-
-    Returns:
-        Float, `[B, C, size, size]`.
-    """
+    """Returns float images `[B, C, H, W]` at another size, bilinear and antialiased."""
     return torch.nn.functional.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
 
 
 def stratified_parts(labels: Indices, shares: Sequence[float], seed: int = SPLIT_SEED) -> list[Indices]:
-    """Cuts indices into parts in which every class has its share.
+    """Cuts indices into sorted parts in which every class has its share; one seed always gives the same cut.
 
-    Args:
-        labels: int64, `[N]`.
-        shares: Share of each part but the last, which takes the rest.
-        seed: Seed of the cut.
-
-    Returns:
-        Sorted indices of each part; the same for the same labels and seed.
+    `labels`: int64, `[N]`.
+    `shares`: share of each part but the last, which takes the rest.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     parts: list[list[Indices]] = [[] for _ in range(len(shares) + 1)]
@@ -202,16 +175,7 @@ def stratified_parts(labels: Indices, shares: Sequence[float], seed: int = SPLIT
 
 
 def fewer(indices: Indices, labels: Indices, share: float) -> Indices:
-    """Returns a stratified part of some indices, at least one of them.
-
-    Args:
-        indices: Indices of images.
-        labels: Labels of all images.
-        share: Share to keep, 0 to 1.
-
-    Returns:
-        Sorted indices.
-    """
+    """Returns a sorted, stratified share (0 to 1) of some indices, at least one of them."""
     if share >= 1:
         return indices
     kept = indices[stratified_parts(labels[indices], [share])[0]]
@@ -226,19 +190,12 @@ def three_parts(
     shares: tuple[float, float],
     what: str = "images for each class",
 ) -> dict[str, tuple[str, Indices]]:
-    """Says where the samples of each part are: the part of the data they come from, and their places there.
+    """Says where the samples of each part are: which part of the data they come from, and their indices there.
 
-    What is missing is cut from training by label. Where only one of validation and test is there, it is the test part.
+    A missing part is cut from training by label. Where only one of validation and test is there, it is the test part.
 
-    Args:
-        name: How the data was asked for.
-        labels: The labels of each part that the data comes in, `train` and maybe `validation` and `test`.
-        samples: Training samples at most, the other parts in proportion; None: all.
-        shares: Shares of training and validation where the data comes in one piece.
-        what: What the samples and their labels are called.
-
-    Raises:
-        InputError: A part would be empty.
+    `labels`: the labels of each part that the data comes in, `train` and maybe `validation` and `test`.
+    `samples`: training samples at most, the other parts in proportion; None: all.
     """
     found = {part: (part, np.arange(len(values))) for part, values in labels.items()}
     if "validation" in found and "test" not in found:
@@ -258,21 +215,12 @@ def three_parts(
 
 
 def random_sizes(count: int) -> dict[str, int]:
-    """Returns how many samples each part of random data has: validation and test a quarter of training's."""
+    """Returns the sizes of the parts of random data: validation and test have a quarter of training's."""
     return {part: count if part == "train" else max(count // 4, 1) for part in PARTS}
 
 
 def check_channels(name: str, stored: int, wanted: int) -> None:
-    """Stops where images cannot have the channels a model takes.
-
-    Args:
-        name: How the data was asked for.
-        stored: Channels of the images.
-        wanted: Channels of the model's input.
-
-    Raises:
-        InputError: Colour images for a model of neither 1 nor 3 channels.
-    """
+    """Raises `InputError` for colour images and a model of neither 1 nor 3 channels."""
     if stored == 3 and wanted not in (1, 3):
         raise InputError(
             f"data {name!r} has colour images, and the model takes {wanted} channels. "
@@ -281,16 +229,7 @@ def check_channels(name: str, stored: int, wanted: int) -> None:
 
 
 def check_labels(name: str, highest: int, num_classes: int | None) -> None:
-    """Stops where a label has no output of the model.
-
-    Args:
-        name: How the data was asked for.
-        highest: The highest label.
-        num_classes: Classes the model tells apart; None: not known.
-
-    Raises:
-        InputError: A label is out of range.
-    """
+    """Raises `InputError` where the highest label has no output of the model."""
     if num_classes is not None and highest >= num_classes:
         raise InputError(
             f"data {name!r} has labels from 0 to {highest}, and the model tells {num_classes} classes apart. "

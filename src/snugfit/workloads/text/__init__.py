@@ -74,21 +74,10 @@ def open_text(
     num_classes: int | None = None,
     label_ids: Mapping[str, int] | None = None,
 ) -> Splits:
-    """Opens text as token ids.
+    """Opens text as token ids, in three parts; `InputError` where it is missing or does not fit the task.
 
-    Args:
-        spec: One of `FORMS`.
-        options: How it is read.
-        tokenizer: A tokenizer of transformers; not used by random data.
-        vocabulary: Rows of the model's embedding; None: not known.
-        num_classes: Labels of random data.
-        label_ids: Label -> id of a pretrained classifier; kept where the data has the same labels.
-
-    Returns:
-        Training, validation and test part.
-
-    Raises:
-        InputError: The data is unknown, missing, damaged, empty, or does not fit the task.
+    `vocabulary`: rows of the model's embedding; None: not known.
+    `label_ids`: label -> id of a pretrained classifier; kept where the data has the same labels.
     """
     _check(spec, options)
     if spec == "random":
@@ -195,7 +184,7 @@ def _causal(spec: str, options: TextOptions, tokenizer: Any, vocabulary: int | N
 
 
 def _documents(spec: str, options: TextOptions, tokenizer: Any) -> dict[str, Ragged]:
-    """Running text, whole where it is packed, else in pieces."""
+    """Running text, whole where it will be packed, else in pieces."""
     whole: Sequence[documents.Text] = embedded.prose() if spec == "prose" else documents.read_documents(spec)
     made_of = {
         part: causal.encode_documents(tokenizer, texts) for part, texts in documents.cut_documents(whole).items()
@@ -210,7 +199,7 @@ def _documents(spec: str, options: TextOptions, tokenizer: Any) -> dict[str, Rag
 
 
 def _rows(spec: str, options: TextOptions, tokenizer: Any, cut: Cut) -> dict[str, Ragged]:
-    """One sample for each row of a table, whole where they are packed, else cut."""
+    """One sample for each row of a table, whole where it will be packed, else cut."""
     tables = read_tables(spec, download=options.download)
     same = {part: _alike(len(table))[1] for part, table in tables.items()}
     encoded = {}
@@ -225,7 +214,7 @@ def _parts(spec: str, labels: Mapping[str, Indices], samples: int | None) -> dic
 
 
 def _alike(count: int) -> tuple[Indices, Indices]:
-    """Places of samples, and one label for them all."""
+    """Indices of samples, with one and the same label for all."""
     return np.arange(count), np.zeros(count, dtype=np.int64)
 
 

@@ -14,14 +14,15 @@ from snugfit.workloads.text.tokenizer import encode, encode_bytes, end_id, reads
 
 
 def encode_texts(tokenizer: Any, texts: Column) -> Iterator[Ids]:
-    """Yields whole texts as token ids, each with the tokenizer's end behind it."""
+    """Yields whole texts as token ids, each ended by the tokenizer's end token."""
     return (_ended(ids, tokenizer) for ids in encode(tokenizer, texts))
 
 
 def encode_pairs(tokenizer: Any, prompts: Column, completions: Column) -> Iterator[Ids]:
-    """Yields prompts, which are not learned, and what follows them as token ids.
+    """Yields prompts, which are not learned, and their answers as token ids.
 
-    The two are encoded apart, so that no token is half prompt; a line break parts them where neither side has a space.
+    The two are encoded separately, so that no token is half prompt; a line break is put between where neither has a
+    space.
     """
 
     def parted() -> Iterator[str]:
@@ -47,10 +48,7 @@ def _ended(given: Sequence[int] | Ids, tokenizer: Any) -> Ids:
 
 
 def encode_documents(tokenizer: Any, documents: Sequence[Text]) -> Iterator[Iterator[Ids]]:
-    """Yields documents as token ids, each in parts, with the tokenizer's end behind it.
-
-    The parts of each: one that reads bytes never sees more of a document, others see it whole.
-    """
+    """Yields documents as token ids, each in parts, ended by the tokenizer's end token."""
     for text in shown(documents, f"turning {len(documents)} texts into tokens", len(documents)):
         if reads_bytes_of(tokenizer, text_parts(text)):
             yield encode_bytes(tokenizer, text_parts(text))
@@ -60,7 +58,7 @@ def encode_documents(tokenizer: Any, documents: Sequence[Text]) -> Iterator[Iter
 
 
 def blocks(documents: Iterable[Iterable[Ids]], length: int) -> Ragged:
-    """Cuts long sequences into pieces; a piece of one token, which has nothing to predict it, is left out."""
+    """Cuts long sequences into pieces; a piece of one token is dropped, because nothing predicts it."""
 
     def pieces() -> Iterator[Ids]:
         for parts in documents:

@@ -43,17 +43,9 @@ class Chat:
 
 
 def written(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
-    """Writes a conversation.
+    """Writes a conversation; returns its text and the spans that are learned.
 
-    Args:
-        tokenizer: A tokenizer of transformers, with a chat template or without.
-        chat: The conversation.
-
-    Returns:
-        Its text, and the stretches that are learned.
-
-    Raises:
-        InputError: The template refuses it, or does not write what the assistant says.
+    `InputError` where the template refuses it, or does not write what the assistant says.
     """
     if not getattr(tokenizer, "chat_template", None):
         return _plain(tokenizer, chat)
@@ -88,7 +80,7 @@ def _plain(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
 
 
 def _check_calls(tokenizer: Any, chat: Chat, text: str) -> None:
-    """Many templates know nothing of tools, and would leave an empty turn to be learned."""
+    """Raises for tool calls that a template ignores: it would leave an empty turn to learn from."""
     for at, turn in enumerate(chat.turns):
         if "tool_calls" in turn:
             turns = [*chat.turns[:at], _changed(turn, end=True), *chat.turns[at + 1 :]]
@@ -143,7 +135,7 @@ class _Turn:
         self._said = _rendered(tokenizer, chat, chat.turns[: at + 1])
 
     def span(self) -> Span:
-        """Returns the characters that the assistant says."""
+        """Returns the span of characters that the assistant says."""
         if self._text.startswith(self._said) and self._said.startswith(self._asked):
             return len(self._asked), len(self._said)
         start, end = self._from_within()
@@ -156,7 +148,7 @@ class _Turn:
         return start, end
 
     def _from_within(self) -> Span:
-        """By what stays the same before and behind a change of the turn, in the whole and where the turn is the last."""
+        """The span by what stays the same around a change of the turn, in the whole and with the turn as the last."""
         text, said = self._text, self._said
         first, last = (_changed(self._chat.turns[self._at], end=end) for end in (False, True))
         if text.startswith(self._asked):
@@ -171,7 +163,7 @@ class _Turn:
         return start, ends + len(tail if text[ends:].startswith(tail) else self._end_in_between(text[ends:]))
 
     def _end_in_between(self, rest: str) -> str:
-        """What ends a turn that is not the last, where that is something else: a special token, or white space."""
+        """What ends a turn that is not the last, if another special token or white space does."""
         mark = next((one for one in _special_tokens(self._tokenizer) if rest.startswith(one)), "")
         return mark or rest[: len(rest) - len(rest.lstrip())]
 
@@ -180,7 +172,7 @@ class _Turn:
 
 
 def _changed(turn: Turn, *, end: bool) -> Turn:
-    """The turn with one character more at the end of what it says, or with another beginning."""
+    """The turn with one more character at the end of what it says, or with another beginning."""
     made = copy.deepcopy(turn)
     calls = made.get("tool_calls")
     if calls and (end or not made.get("content")):
@@ -202,7 +194,7 @@ def _longer(text: str, end: bool) -> str:
 
 
 def _same_start(one: str, other: str) -> int:
-    """Characters that are the same from the start on, by halves: texts are long, and Python's own comparison is fast."""
+    """The length of the common prefix, by bisection: texts are long, and Python's comparison is fast."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -219,6 +211,6 @@ def _special_tokens(tokenizer: Any) -> list[str]:
 
 
 def _without_space_behind_end(text: str, start: int, end: int, tokenizer: Any) -> int:
-    """Where a turn ends: a line break behind its special token belongs to the template, and no model ever says it."""
+    """The end of a turn without a line break behind its end token: that belongs to the template."""
     said = text[start:end].rstrip()
     return start + len(said) if said.endswith(tuple(_special_tokens(tokenizer))) else end

@@ -33,7 +33,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assi
 
 
 def is_chat(values: Column) -> bool:
-    """Returns whether a column holds conversations: its first value that is there is a list of turns."""
+    """Returns whether a column holds conversations: its first value that is not missing is a list of turns."""
     first = next((value for value in values if value is not None), None)
     return isinstance(first, list | tuple | np.ndarray) and (not len(first) or isinstance(first[0], dict))
 
@@ -48,9 +48,9 @@ def chat_column(table: Table, prompt: str | None, text: str | None) -> str | Non
 
 
 def chats_of(table: Table, column: str) -> Iterator[Chat]:
-    """Yields the conversations of a column; a row that has none, or a turn that is not understood, is named.
+    """Yields the conversations of a column; an error names the row that has none, or a turn not understood.
 
-    Where the table has a column of conversations named `prompt`, each goes before the one of its row.
+    Where the table has a column of conversations named `prompt`, each is put before that of its row.
     """
     known = {name.lower(): name for name in table.columns}
     asked = known.get("prompt")
@@ -101,7 +101,7 @@ def _is_call(call: Any) -> bool:
 
 
 def _tools(given: Any, where: str) -> list[Any] | None:
-    """The tools of a row, which some data sets hold as JSON."""
+    """The tools of a row, which some data sets store as JSON."""
     tools = given
     if isinstance(given, str) and given.strip():
         try:
@@ -131,7 +131,7 @@ def encode_chats(tokenizer: Any, chats: Iterable[Chat]) -> Iterator[Ids]:
 
 
 def _with_places(tokenizer: Any, text: str, borders: Sequence[int]) -> tuple[Ids, np.ndarray, np.ndarray]:
-    """The ids of a text, and each token's first character and the one behind it; only between which borders, if unknown."""
+    """The ids of a text with each token's span of characters; bounds only, where the tokenizer knows no better."""
     if getattr(tokenizer, "is_fast", False):
         made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = np.asarray(made["offset_mapping"], dtype=np.int64).reshape(-1, 2)
@@ -146,7 +146,7 @@ def _with_places(tokenizer: Any, text: str, borders: Sequence[int]) -> tuple[Ids
 
 
 def _first_ids(tokenizer: Any) -> Ids:
-    """Returns what the tokenizer puts before every text; a template writes that by itself."""
+    """Returns the ids that the tokenizer puts before every text; a chat template writes those itself."""
     end = end_id(tokenizer)
     whole = [int(one) for one in tokenizer("a", verbose=False)["input_ids"]]
     bare = [int(one) for one in tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]]

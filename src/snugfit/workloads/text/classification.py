@@ -15,35 +15,12 @@ LabelledRows = tuple[Column, list[str]]
 
 
 def has_labels(table: Table, label: str | None) -> bool:
-    """Returns whether a part has labels at all: competitions publish test parts whose labels are all -1.
-
-    Args:
-        table: The table.
-        label: The column of the labels as named by the user, or None.
-
-    Returns:
-        Whether any row has one.
-
-    Raises:
-        InputError: The column is missing.
-    """
+    """Returns whether any row has a label: competitions publish test parts whose labels are all -1."""
     return any(value not in (None, "", -1, "-1") for value in table.columns[label_column(table, label)])
 
 
 def labelled_rows(table: Table, *, text: str | None, label: str | None) -> LabelledRows:
-    """Returns texts and labels of a table.
-
-    Args:
-        table: The table.
-        text: The column of the texts as named by the user, or None.
-        label: The column of the labels, likewise.
-
-    Returns:
-        The texts, and the name of each one's label.
-
-    Raises:
-        InputError: A column is missing, or a row has no text or no label.
-    """
+    """Returns the texts and the names of their labels; `InputError` for a missing column, text or label."""
     texts = texts_of(table, text_column(table, text))
     column = label_column(table, label)
     values = table.columns[column]
@@ -73,18 +50,10 @@ def _label_name(value: Any, names: Sequence[str] | None) -> str | None:
 
 
 def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[str, int] | None) -> tuple[str, ...]:
-    """Returns the labels in the order of their ids.
+    """Returns the labels in the order of their ids; `InputError` if one only, or not those of training.
 
-    Args:
-        name: How the data was asked for.
-        parts: Part -> names of labels; those of training decide.
-        known: Label -> id of a pretrained model; kept where it names the same labels.
-
-    Returns:
-        The names: the model's order, else that of numbers, else that of letters.
-
-    Raises:
-        InputError: There is only one, or another part has labels of its own.
+    `known`: label -> id of a pretrained model; kept where it names the same labels.
+    Returns the names: the model's order, else that of numbers, else that of letters.
     """
     labels = set(parts["train"])
     if len(labels) < 2:

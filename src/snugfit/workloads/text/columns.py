@@ -18,40 +18,20 @@ COMPLETION = ("completion", "response", "output", "answer", "chosen")
 
 
 def text_column(table: Table, wanted: str | None) -> str:
-    """Returns the column of the texts.
-
-    Args:
-        table: The table.
-        wanted: As named by the user, or None.
-
-    Returns:
-        Its name.
-
-    Raises:
-        InputError: There is no such column, or none that looks like it.
-    """
+    """Returns the name of the column of texts: the one wanted, else by its usual names."""
     return _column(table, wanted, TEXT, what="text", option="--text-column")
 
 
 def label_column(table: Table, wanted: str | None) -> str:
-    """Returns the column of the labels; arguments and errors as for `text_column`."""
+    """Returns the name of the column of labels, likewise."""
     return _column(table, wanted, LABEL, what="label", option="--label-column")
 
 
 def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[str, str] | None:
-    """Returns the columns of prompts and of what is to follow them.
+    """Returns the names of the columns of prompts and answers.
 
-    Args:
-        table: The table.
-        prompt: The prompts' column as named by the user, or None.
-        text: The other's, or None.
-
-    Returns:
-        Both names; None where the table has plain texts (no prompt is named, and either a text is or the usual pair of
-        names is not there).
-
-    Raises:
-        InputError: A column that was named is not there, or a prompt has nothing to follow it.
+    Returns both names; None where the table has plain texts (no prompt is named, and either a text is or the usual pair
+    of names is not there).
     """
     if prompt is None:
         found = _first(table, PROMPT), _first(table, COMPLETION)
@@ -62,12 +42,7 @@ def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[
 
 
 def warn_of_preferences(table: Table, learned: str) -> None:
-    """Says that answers which were preferred to others are trained on as answers, where a table has both.
-
-    Args:
-        table: The table.
-        learned: The column that is learned.
-    """
+    """Warns where preferred answers of a table of preferences are learned as plain answers."""
     ignored = _first(table, ("rejected",))
     if learned.lower() == "chosen" and ignored is not None:
         warn(

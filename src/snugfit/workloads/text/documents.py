@@ -57,11 +57,7 @@ Text = str | StoredText
 
 
 def text_parts(text: Text) -> Iterator[str]:
-    """Returns a text in parts that together are all of it.
-
-    Args:
-        text: A text, or where one is.
-    """
+    """Returns a text (given, or stored) in parts that together are all of it."""
     return iter((text,) if isinstance(text, str) else text)
 
 
@@ -72,17 +68,7 @@ def _parts_of(file: Path) -> Iterator[str]:
 
 
 def read_documents(spec: str) -> list[StoredText]:
-    """Looks through text files once, for their lengths and mistakes.
-
-    Args:
-        spec: `text:` with a file, or a folder whose `.txt` and `.md` files are read, subfolders included.
-
-    Returns:
-        The text of each file, in the order of their names; it stays there.
-
-    Raises:
-        InputError: There is none, or one is empty or no UTF-8.
-    """
+    """Reads files, or `.txt` and `.md` in folders, once for lengths and mistakes; the text stays on disk."""
     where = spec.partition(":")[2]
     if not where:
         raise InputError(f"data {spec!r} names no file. Write text:FILE_OR_DIR.")
@@ -117,12 +103,6 @@ def cut_documents(documents: Sequence[Text]) -> dict[str, list[Text]]:
 
     Whole documents are held out where there are at least ten; of fewer, each gives its last fifth. The cut is the same
     whatever the training seed.
-
-    Args:
-        documents: The texts.
-
-    Returns:
-        Part -> its documents.
     """
     if len(documents) < _FEW:
         parts: dict[str, list[Text]] = {"train": [], "validation": [], "test": []}

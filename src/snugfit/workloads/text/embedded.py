@@ -36,14 +36,7 @@ _QUOTED = 40
 
 
 def passages() -> tuple[list[str], list[str]]:
-    """Returns the classification task.
-
-    Returns:
-        Passages, and the family of each.
-
-    Raises:
-        InputError: This Python comes without its help texts.
-    """
+    """Returns passages and the family of each; `InputError` where this Python has no help texts."""
     pages = _pages()
     seen: set[str] = set()
     texts: list[str] = []
@@ -58,14 +51,7 @@ def passages() -> tuple[list[str], list[str]]:
 
 
 def prose() -> list[str]:
-    """Returns the help texts as documents.
-
-    Returns:
-        One text a page, in the order of their names; paragraphs of an earlier page left out.
-
-    Raises:
-        InputError: This Python comes without its help texts.
-    """
+    """Returns one text for each page, by name, without paragraphs of earlier pages."""
     pages = _pages()
     seen: set[str] = set()
     documents = ("\n\n".join(_fresh(_paragraphs(pages[name]), seen)) for name in sorted(pages))
@@ -88,7 +74,7 @@ def _paragraphs(page: str) -> list[str]:
 
 
 def _fresh(paragraphs: Sequence[str], seen: set[str]) -> list[str]:
-    """Leaves out what was seen before, and remembers the rest; spacing does not count."""
+    """Drops paragraphs seen before, and remembers the others; spacing does not count."""
     fresh = []
     for paragraph in paragraphs:
         key = " ".join(paragraph.split())

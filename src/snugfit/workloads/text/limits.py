@@ -12,7 +12,7 @@ from snugfit.workloads.text.tokenizer import encode
 
 
 def check_ids(spec: str, ids: Ragged, vocabulary: int | None) -> None:
-    """A tokenizer may give ids that its size does not tell of."""
+    """Raises for an id beyond the vocabulary: a tokenizer may give ids that its size does not include."""
     highest = max(int(ids.values.max(initial=0)), ~int(ids.values.min(initial=0)))
     if vocabulary is not None and highest >= vocabulary:
         raise InputError(
@@ -31,11 +31,11 @@ class Cut:
         self._samples = self._long = self._longest = 0
 
     def texts(self, tokenizer: Any, texts: Column) -> Ragged:
-        """Encodes texts and cuts them as the tokenizer cuts, which keeps its special tokens."""
+        """Encodes texts and cuts them as the tokenizer does, which keeps its special tokens."""
         return Ragged.of(encode(tokenizer, texts, limit=self.limit, note=self._note))
 
     def learned(self, samples: Iterable[Ids]) -> Iterator[Ids]:
-        """Cuts off what is too much at the end, and leaves out what teaches nothing: its batch might have no loss."""
+        """Cuts samples at the end, and drops those with nothing to learn: a batch of them would have no loss."""
         for ids in samples:
             self._note(len(ids))
             kept = ids[: self.limit]
@@ -50,7 +50,7 @@ class Cut:
         self._longest = max(self._longest, length)
 
     def warn(self, spec: str) -> None:
-        """Says what was cut and left out, where something was."""
+        """Warns once of what was cut and dropped."""
         if self._long:
             warn(
                 f"{self._long} of {self._samples} samples of {spec} are longer than {self.limit} tokens and were cut; the "

@@ -29,13 +29,10 @@ class PackedTexts:
     """Rows of one length, cut from the samples when they are asked for; those in which nothing is learned are left out."""
 
     def __init__(self, samples: Ragged, *, length: int, pad_id: int, most: int | None = None) -> None:
-        """Looks which rows there are.
+        """Finds out which rows there are; `pad_id` fills up the last one.
 
-        Args:
-            samples: Token ids of samples, each with its end.
-            length: Tokens of a row, T.
-            pad_id: What the last row is filled up with.
-            most: Rows that are kept, at most.
+        `length`: tokens of a row, T.
+        `most`: rows that are kept, at most.
         """
         self._samples, self._length, self._pad_id = samples, length, pad_id
         every = np.arange(-(-len(samples.values) // length))
@@ -51,19 +48,15 @@ class PackedTexts:
         return len(self._rows)
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Returns some rows as a batch.
+        """Returns B rows as a batch.
 
-        Args:
-            indices: Which, B of them.
-
-        Returns:
-            `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
+        Returns `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
         """
         made = self._cut(self._rows[np.asarray(indices, dtype=np.int64)])
         return {name: torch.from_numpy(one) for name, one in zip(_NAMES, made, strict=True)}
 
     def _cut(self, rows: Indices) -> tuple[Indices, Indices, Indices]:
-        """Token ids of some rows, the place of each token in its sample, and the labels, int64 `[B, T]`."""
+        """Token ids of some rows, the position of each token in its sample, and the labels, int64 `[B, T]`."""
         values, offsets = self._samples.values, self._samples.offsets
         place = rows[:, None] * self._length + np.arange(self._length)
         there = place < len(values)
@@ -79,18 +72,11 @@ class PackedTexts:
 
 @torch.no_grad()
 def check_borders(model: torch.nn.Module, *, vocabulary: int, name: str) -> None:
-    """Stops where a model lets tokens of one sample see another sample of their row.
+    """Raises `InputError` where a model lets tokens of one sample see another sample of their row.
 
-    Two rows of 16 tokens that differ in their first half only go through the model; the second half, a sample of its own,
-    must come out the same.
-
-    Args:
-        model: A language model with memory; its training mode and the random state are left as they are.
-        vocabulary: How many different tokens it takes.
-        name: How it is named, for the message.
-
-    Raises:
-        InputError: It attends across the border.
+    Two rows of 16 tokens that differ in their first half only go through the model; the second half, a sample of its
+    own, must come out the same.
+    `model`: a language model with memory; its training mode and the random state are left as they are.
     """
     device = next(model.parameters()).device
     half = torch.arange(8, device=device)

@@ -23,13 +23,9 @@ class PaddedTexts:
     """Texts of different lengths, with one label each, or learned token by token."""
 
     def __init__(self, ids: Ragged, *, pad_id: int, limit: int, labels: Indices | None = None) -> None:
-        """Holds the token ids.
+        """Takes the ids of N texts, each of at most `limit` tokens; `pad_id` fills up shorter ones.
 
-        Args:
-            ids: Token ids of N texts, each of at most `limit`.
-            pad_id: What shorter texts are filled up with.
-            limit: Most tokens of a text.
-            labels: The label of each, int64 `[N]`; None: the tokens themselves.
+        `labels`: the label of each, int64 `[N]`; None: the tokens themselves.
         """
         self.ids, self.labels = ids, labels
         self._pad_id, self._limit = pad_id, limit
@@ -38,14 +34,10 @@ class PaddedTexts:
         return len(self.ids)
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Returns some texts as a batch.
+        """Returns B texts as a batch.
 
-        Args:
-            indices: Which, B of them.
-
-        Returns:
-            `input_ids` and `attention_mask` (1 for tokens, 0 for padding), int64 `[B, T]`; `labels`, int64 `[B]` or
-            `[B, T]`.
+        Returns `input_ids` and `attention_mask` (1 for tokens, 0 for padding), int64 `[B, T]`; `labels`, int64 `[B]` or
+        `[B, T]`.
         """
         rows = [self.ids[int(index)] for index in indices]
         longest = max(map(len, rows))

@@ -41,12 +41,12 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int] | Ids]) -> Ragged:
-        """Puts sequences end to end, copied."""
+        """Copies sequences end to end."""
         return cls.joined((sequence,) for sequence in sequences)
 
     @classmethod
     def joined(cls, sequences: Iterable[Iterable[Sequence[int] | Ids]]) -> Ragged:
-        """Puts sequences end to end, copied, of which each comes in parts."""
+        """Copies sequences, of which each comes in parts, end to end."""
         values, offsets = array("i"), array("q", [0])
         for sequence in sequences:  # one array that grows: the sequences may be made as they are asked for
             for part in sequence:

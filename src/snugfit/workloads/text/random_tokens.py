@@ -20,15 +20,9 @@ class RandomTokens:
     def __init__(
         self, count: int, *, seq_len: int, vocabulary: int, num_classes: int | None, seed: int, part: int
     ) -> None:
-        """Draws nothing yet.
+        """Draws nothing yet; `num_classes` None: the labels are the tokens themselves.
 
-        Args:
-            count: Sequences.
-            seq_len: Tokens of each, T.
-            vocabulary: Ids run from 0 to one less.
-            num_classes: Labels run from 0 to one less; None: the labels are the tokens themselves.
-            seed: Seed of everything.
-            part: Number of the part, so that no two parts share a sequence.
+        `part`: number of the part, so that no two parts share a sequence.
         """
         self._count, self._seq_len, self._vocabulary = count, seq_len, vocabulary
         self._classes, self._key = num_classes, (seed, part)
@@ -37,13 +31,9 @@ class RandomTokens:
         return self._count
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Returns some sequences as a batch.
+        """Returns B sequences as a batch.
 
-        Args:
-            indices: Which, B of them.
-
-        Returns:
-            `input_ids`, int64 `[B, T]`, and `labels`, int64 `[B]` or `[B, T]`.
+        Returns `input_ids`, int64 `[B, T]`, and `labels`, int64 `[B]` or `[B, T]`.
         """
         ids = torch.empty(len(indices), self._seq_len, dtype=torch.long)
         labels = torch.empty(len(indices), dtype=torch.long)

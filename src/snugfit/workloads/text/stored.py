@@ -23,7 +23,7 @@ LINE_SECONDS = 15.0
 
 
 class StoredColumn:
-    """As many values as are said, read from their file each time."""
+    """A column of known length that is read from its file each time."""
 
     def __init__(self, count: int, read: Callable[[], Iterator[Any]]) -> None:
         self._count, self._read = count, read
@@ -39,7 +39,7 @@ Column = Sequence[Any] | StoredColumn
 
 
 def picked(values: Column, indices: Indices) -> StoredColumn:
-    """Returns some values of a column, at indices in rising order."""
+    """Returns the values of a column at rising indices."""
 
     def read() -> Iterator[Any]:
         at = -1
@@ -53,15 +53,7 @@ def picked(values: Column, indices: Indices) -> StoredColumn:
 
 @contextlib.contextmanager
 def opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Opens a file of UTF-8; what is wrong with it is said with its place.
-
-    Args:
-        path: The file.
-        newline: As for `open`.
-
-    Raises:
-        InputError: It cannot be read, or is no UTF-8.
-    """
+    """Opens a UTF-8 file; an `InputError` says where it is not UTF-8."""
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             try:
@@ -78,18 +70,11 @@ def opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 
 def shown(values: Iterable[Any], what: str, total: int, place: Callable[[], int] | None = None) -> Iterator[Any]:
-    """Walks through values and says on stderr how far it is, where that takes its time.
+    """Yields values, and shows on stderr how far it is of `total` where that takes time.
 
-    On a terminal it is one line that is written over, elsewhere a line now and then.
+    On a terminal it is one line that is overwritten, elsewhere a line now and then.
 
-    Args:
-        values: What is walked through.
-        what: What is being done, such as `reading big.csv`.
-        total: How much there is of it.
-        place: Returns how much of it is done; None: the values are counted.
-
-    Yields:
-        The values.
+    `place`: returns how much of it is done; None: the values are counted.
     """
     terminal, written = sys.stderr.isatty(), False
     start, end, pause = ("\r", "", 0.5) if terminal else ("", "\n", LINE_SECONDS)

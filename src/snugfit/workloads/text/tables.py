@@ -64,22 +64,15 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def where(self, row: int) -> str:
-        """Returns where a row stands, in words."""
+        """Returns in words where a row is (file, line)."""
         return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
 
 def read_tables(spec: str, *, download: bool) -> dict[str, Table]:
-    """Reads the tables of a data spec.
+    """Returns part -> table; a single file is the `train` part.
 
-    Args:
-        spec: `csv:`, `jsonl:` or `parquet:` with a file or a folder, or `hf:NAME` or `hf:NAME:CONFIG`.
-        download: Whether `hf:` data that is not in the local cache may be fetched.
-
-    Returns:
-        Part -> table; a single file is the `train` part.
-
-    Raises:
-        InputError: It is missing, empty or damaged.
+    `spec`: `csv:`, `jsonl:` or `parquet:` with a file or a folder, or `hf:NAME` or `hf:NAME:CONFIG`.
+    `download`: whether `hf:` data that is not in the local cache may be fetched.
     """
     kind, _, where = spec.partition(":")
     if not where:
@@ -116,7 +109,7 @@ def _file_of(folder: Path, names: Sequence[str], endings: Sequence[str]) -> Path
 
 
 def _lined(rows: Callable[..., Iterator[Row]], path: Path) -> Table:
-    """Looks through a file whose rows have lines."""
+    """Reads through a file whose rows have line numbers."""
     lines = array("q")
     names: dict[str, None] = {}
     for line, row in rows(path, show=True):
@@ -130,7 +123,7 @@ def _lined(rows: Callable[..., Iterator[Row]], path: Path) -> Table:
 
 
 def _lines(path: Path, show: bool) -> Iterator[str]:
-    """Yields the lines of a file with their ends, told apart as csv wants them."""
+    """Yields the lines of a file with their ends, split as csv wants them."""
     with opened(path, newline="") as file:
         yield from shown(file, f"reading {path}", path.stat().st_size, file.buffer.tell) if show else file
 
@@ -145,7 +138,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _delimiter(path: Path) -> str:
-    """What stands between fields: a tab in .tsv, else what gives the most names in the first line, a comma before others."""
+    """The separator of fields: a tab in .tsv, else what gives the most names in the first line, a comma first."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     with opened(path, newline="") as file:
@@ -258,7 +251,7 @@ def _table_of(spec: str, split: Any) -> Table:
 
 
 def texts_of(table: Table, column: str, *, empty: bool = False) -> Column:
-    """Returns a column whose values are all texts, also empty ones where that is said; else names the first that is none."""
+    """Returns a column of which all values are texts (`empty`: also empty ones); an error names the first other."""
     values = table.columns[column]
     bare, first = 0, 0
     for row, value in enumerate(values):

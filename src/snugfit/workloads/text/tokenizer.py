@@ -33,19 +33,7 @@ _UNUSED = 1024
 
 
 def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> Any:
-    """Returns the tokenizer of a model.
-
-    Args:
-        directory: Where the model's files are; None for a model that has none.
-        model: How the model is named, for messages.
-        pretrained: Whether the model's weights come from that directory.
-
-    Returns:
-        A tokenizer of transformers.
-
-    Raises:
-        InputError: The files cannot be read, or pretrained weights have no tokenizer.
-    """
+    """Returns the tokenizer in `directory`, else of bytes; `InputError` where pretrained weights have none."""
     found = [name for name in FILES if directory is not None and (directory / name).is_file()]
     if directory is None or not found:
         if pretrained:
@@ -103,18 +91,10 @@ def encode(
     note: Callable[[int], None] = lambda length: None,
     show: bool = True,
 ) -> Iterator[Sequence[int] | Ids]:
-    """Yields the token ids of texts, a chunk at a time, and says on stderr how far it is.
+    """Yields the token ids of texts, encoded in chunks; `show`: says on stderr how far it is.
 
-    Args:
-        tokenizer: A tokenizer of transformers.
-        texts: The texts; they are walked through once.
-        special: Whether the tokenizer adds its special tokens (start, end, ...).
-        limit: Most tokens of a text: longer ones are cut as the tokenizer cuts, which keeps its special tokens.
-        note: Told how many tokens each text has before it is cut.
-        show: Whether to say how far it is, where that takes its time.
-
-    Yields:
-        Ids of each text.
+    `limit`: most tokens of a text: longer ones are cut as the tokenizer cuts, which keeps its special tokens.
+    `note`: told how many tokens each text has before it is cut.
     """
     source = iter(shown(texts, f"turning {len(texts)} texts into tokens", len(texts)) if show else texts)
     settings = {"add_special_tokens": special, "return_attention_mask": False, "verbose": False}
@@ -136,7 +116,7 @@ def encode(
 
 
 def _chunk_of(source: Iterator[str]) -> Iterator[str]:
-    """The next texts that are encoded together: what a tokenizer makes of a text takes many times its bytes."""
+    """The next texts to encode together: a tokenizer needs many times the bytes of a text."""
     room = _CHUNK_CHARACTERS
     for text in islice(source, _CHUNK):
         yield text
@@ -146,12 +126,7 @@ def _chunk_of(source: Iterator[str]) -> Iterator[str]:
 
 
 def reads_bytes_of(tokenizer: Any, parts: Iterable[str]) -> bool:
-    """Returns whether a tokenizer takes a text for its bytes alone: ours of bytes, and none of its special tokens in it.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        parts: The text, in parts.
-    """
+    """Returns whether ids are just the bytes of a text: our tokenizer of bytes, no special tokens in it."""
     if type(tokenizer).__name__ != "ByT5Tokenizer":
         return False
     marks = tuple(map(str, tokenizer.get_added_vocab()))
@@ -166,22 +141,14 @@ def reads_bytes_of(tokenizer: Any, parts: Iterable[str]) -> bool:
 
 
 def encode_bytes(tokenizer: Any, parts: Iterable[str]) -> Iterator[Ids]:
-    """Yields the token ids of a text that a tokenizer takes for its bytes, with the end behind them.
-
-    Args:
-        tokenizer: The tokenizer of bytes.
-        parts: The text, in parts.
-
-    Yields:
-        Ids of each part.
-    """
+    """Yields the ids of the parts of such a text, with the end token behind them."""
     for part in parts:
         yield _byte_ids(tokenizer, part, special=False)
     yield np.array([tokenizer.eos_token_id], dtype=np.int32)
 
 
 def _byte_ids(tokenizer: Any, text: str, special: bool) -> Ids:
-    """What ByT5's tokenizer makes of a text without special tokens in it, some hundred times faster: byte b is b + 3."""
+    """What ByT5's tokenizer makes of plain text, some hundred times faster: byte b is b + 3."""
     data = text.encode("utf-8")
     ids = np.empty(len(data) + special, dtype=np.int32)
     np.add(np.frombuffer(data, dtype=np.uint8), 3, out=ids[: len(data)], casting="unsafe")
@@ -205,16 +172,7 @@ def pad_id(tokenizer: Any) -> int:
 
 
 def check_vocabulary(tokenizer: Any, vocabulary: int, *, model: str) -> None:
-    """Stops where a token has no row in the model's embedding, and says where most rows have no token.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        vocabulary: Rows of the model's embedding.
-        model: How the model is named, for messages.
-
-    Raises:
-        InputError: The tokenizer has more tokens than the model.
-    """
+    """Raises `InputError` where a token has no row in the embedding; warns where most rows have no token."""
     tokens = len(tokenizer)
     if tokens > vocabulary:
         raise InputError(
