@@ -11,7 +11,7 @@ Hooks that the caller has put on parameters are given the sum: what they make of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,16 +99,19 @@ class Reducer:
             return set()
         return {share for weight, share in self._shares.items() if weight in self._buckets}
 
-    def watched(self, *, first: bool) -> contextlib.AbstractContextManager[None]:
+    def watched(
+        self, again: Callable[[], contextlib.AbstractContextManager[None]], *, first: bool
+    ) -> contextlib.AbstractContextManager[None]:
         """Returns a context of the passes of a step, which are compared with those of the other processes.
 
         Args:
+            again: Context in which there has been one more pass, which leaves no trace behind it.
             first: Whether nothing has been updated yet.
         """
         shares = {
             self._names[weight]: (weight, share) for weight, share in self._shares.items() if weight.requires_grad
         }
-        return self.first_steps.step(shares, first=first)
+        return self.first_steps.step(shares, again, first=first)
 
     # -- a backward pass
 
