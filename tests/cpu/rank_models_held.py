@@ -383,7 +383,7 @@ CASES = {
     "weight norm": Case(net_of(WeightNorm)),
     "mean of weights": Case(net_of(EmaOfWeights)),
     "queue": Case(net_of(Queue), refused=ALL, words="changes 'blocks.0.queue'"),
-    "first mean": Case(net_of(FirstMean), refused=ALL, words="changes 'blocks.0.mean'", late=True),
+    "first mean": Case(net_of(FirstMean), refused=ALL, words="changes 'blocks.0.mean'"),
     "clamped": Case(net_of(Clamped), refused=CUT, words="changes parameter"),
     "first scale": Case(net_of(FirstScale), refused=ALL, words="passes"),
     "max_norm": Case(MaxNorm, refused=ALL, words="max_norm"),

@@ -27,6 +27,7 @@ from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.caches import caching_configs, without_caches
 from snugfit.training.model_call import Forward, Loss, losses_of, output_of
 from snugfit.training.step_outputs import KeptOutputs
+from snugfit.training.untouched import untouched
 
 Pieces = list[tuple[Any, "float | Tensor"]]
 """Microbatches with the factor of each one's loss."""
@@ -153,6 +154,26 @@ class Passes:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
             return output_of(self.model, self.arrived(batch), self.forward)
+
+    @contextmanager
+    def once_more(self, batch: Any) -> Iterator[None]:
+        """Context of what the model leaves of a pass in training mode; all of it is put back when the context ends.
+
+        Args:
+            batch: A microbatch of the step that is under way.
+
+        Yields:
+            Nothing, after the pass.
+        """
+        from snugfit.techniques.shard.apply import let_go_of_weights
+
+        with untouched(self.parts):
+            with torch.no_grad(), without_caches(self._caching), ExitStack() as around:
+                for technique in self.techniques:
+                    around.enter_context(technique.around_forward())
+                output_of(self.model, self.arrived(batch), self.forward)
+            let_go_of_weights(self.model)  # no backward pass does, and the update is still to come
+            yield
 
     @contextmanager
     def around_step(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -197,7 +198,8 @@ class Trainer:
             self.update.begin(step, self.lr_factor)
             with self._passes.around_step():
                 reducer = self.update.gradients.reducer
-                with nullcontext() if reducer is None else reducer.watched(first=not self.steps_done):
+                again = functools.partial(self._passes.once_more, pieces[0][0])
+                with nullcontext() if reducer is None else reducer.watched(again, first=not self.steps_done):
                     marked = pieces if reducer is None else self._marked(pieces, reducer)
                     loss = one_by_one(marked, self._forward_pass, self._backward_pass)
                 if self._kept is not None:

@@ -182,6 +182,24 @@ def test_gradients_on_their_way_are_forgotten_with_their_step(card):
     assert all(one.equal(other) for one, other in zip(*weights, strict=True))
 
 
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_what_is_written_between_steps_reaches_the_host(in_backward):
+    """By `data`, which torch does not count."""
+    data, weights = make_batches("mlp", 64, 3, torch.float32), []
+    for seed, offload in ((1, False), *((seed, True) for seed in range(5))):
+        with card_present(None, seed=seed) as card:
+            trainer = _prepared(card, offload_optimizer=offload, step_in_backward=offload and in_backward)
+            for number, batch in enumerate(data):
+                for weight in trainer.model.parameters() if number else ():
+                    weight.data.clamp_(-0.05, 0.05)
+                trainer.step(batch)
+            trainer.finish()
+            weights.append([weight.detach().cpu() for weight in trainer.model.parameters()])
+    for each in weights[1:]:
+        for one, other in zip(weights[0], each, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 # -- health
 
 

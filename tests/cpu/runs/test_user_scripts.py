@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 import snugfit
 
 SCRIPTS = Path(__file__).parent / "user_scripts"
-STEPS = 8
 BYTES = 0.02
 
 
@@ -43,7 +42,7 @@ def test_a_script_of_torchs_own(tmp_path, script, shard):
     model = f"{SCRIPTS / 'parts.py'}:build" if shard == "none" else build()
     ours = snugfit.train(
         model, (TensorDataset(*data()), None), gpus=2, shard=shard, batch_size=batch_size,
-        max_steps=STEPS, lr=parts["LR"], optimizer="adamw", loss=torch.nn.CrossEntropyLoss(), predict=True,
+        max_steps=parts["STEPS"], lr=parts["LR"], optimizer="adamw", loss=torch.nn.CrossEntropyLoss(), predict=True,
         progress=False, run_dir=tmp_path / "run",
     )  # fmt: skip
     learned = load_file(tmp_path / "run" / "model.safetensors") if shard == "none" else model.state_dict()

@@ -87,8 +87,7 @@ def test_step_in_backward_frees_gradients(wide, plain_wide):
 
 def test_offloaded_optimizer_state_is_on_the_host(wide):
     plain, found = (wide(recipe, device="a100-80gb") for recipe in (None, Recipe(offload_optimizer=True)))
-    left = found.anatomy_bytes["optimizer_state"]  # a number of 64 bits for each weight: the sum of its bits
-    assert 0 < left < 0.002 * plain.anatomy_bytes["optimizer_state"] and left % 512 == 0
+    assert found.anatomy_bytes["optimizer_state"] == 0
     assert found.host_bytes > 0.99 * plain.anatomy_bytes["optimizer_state"]
     assert found.total_bytes < plain.total_bytes
     same(found, plain, "weights", "inputs")

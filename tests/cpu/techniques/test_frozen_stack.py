@@ -1,13 +1,17 @@
 """Experts' stacked matrices, packed and adapted: the numbers, what is kept, what is said, and what is refused."""
 
 import pytest
+import stack_tasks
 import torch
 import torch.nn.functional as F
+from rank_processes import Ranks
+from stack_tasks import EVERYTHING, mixture, tokens
 from text_models import MIXTRAL, MIXTURES, build
 from torch import nn
 
 import snugfit
 from snugfit import InputError, Recipe
+from snugfit.private_torch import compiler
 from snugfit.techniques.adapter.experts import AdaptedMatrices
 from snugfit.techniques.frozen_stack import FrozenStack, freeze_stack
 from snugfit.techniques.packed_weight import PackedWeight
@@ -21,7 +25,13 @@ RECIPES = {
     "nf4 double": {"quantize": "nf4", "double_quantize": True},
     "int8": {"quantize": "int8"},
 }
-EVERYTHING = {"adapter": "lora", "adapter_rank": 3, "adapter_targets": ("*",)}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    made = Ranks(2)
+    yield made
+    made.end()
 
 
 class Experts(nn.Module):
@@ -38,17 +48,6 @@ class Experts(nn.Module):
 def frozen(method="nf4", double=False, **sizes):
     module = Experts(**sizes)
     return freeze_stack(module, "weight", method, double=double, device=CPU, dtype=None), module
-
-
-def tokens():
-    ids = torch.randint(0, 200, (2, 24), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids, "labels": ids}
-
-
-def mixture(name, implementation="grouped_mm", **changes):
-    model = build(MIXTURES[name], **changes)
-    model.config._experts_implementation = implementation
-    return model
 
 
 def test_each_expert_is_packed_as_bitsandbytes_packs_a_matrix():
@@ -139,6 +138,28 @@ def test_exact_techniques_stay_exact(recipe):
 
     for (key, one), other in zip(trained({}).items(), trained(recipe).values(), strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-6, msg=key)
+
+
+def test_compiled_they_train_the_same():
+    losses, made = [], compiler.graphs_made()
+    torch.compiler.reset()
+    for more in ({}, {"compile": "aot_eager"}):
+        assert compiler.graphs_made() == made
+        recipe = Recipe(**EVERYTHING, **RECIPES["nf4 double"], **more)
+        trainer = snugfit.prepare(mixture("mixtral"), recipe, device="cpu", optimizer="sgd", lr=0.3)
+        losses.append([float(trainer.step(tokens())) for _ in range(2)])
+    assert compiler.graphs_made() > made
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_several_processes_train_them_as_one(ranks):
+    recipes = [{**EVERYTHING, **packing} for packing in ({}, RECIPES["nf4"], RECIPES["int8"])]
+    alone = [stack_tasks.trained("mixtral", recipe) for recipe in recipes]
+    for found in ranks.do(stack_tasks.trained_in_several, "mixtral", [{**one, "shard": "full"} for one in recipes]):
+        for (loss, weights), (loss_alone, weights_alone) in zip(found, alone, strict=True):
+            assert loss == pytest.approx(loss_alone, abs=1e-6) and len(weights) == len(weights_alone) > 10
+            for (key, one), other in zip(weights.items(), weights_alone.values(), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-5, msg=key)
 
 
 def test_a_state_goes_on_bitwise_under_the_plain_models_names():

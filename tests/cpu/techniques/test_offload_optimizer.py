@@ -66,13 +66,11 @@ def test_state_is_in_the_host_pool(name, copies):
     model = make_model("mlp", torch.float32)
     weights_bytes = sum(weight.nbytes for weight in model.parameters())
     trainer = trainer_of(model, name)
-    flags_bytes = 4 * len(list(model.parameters()))
-    assert trainer.host_bytes == 2 * weights_bytes + flags_bytes, (
-        "master copy, gradient buffer, and whether it was written"
-    )
+    sums_bytes = 2 * 8 * len(list(model.parameters()))
+    assert trainer.host_bytes == 2 * weights_bytes + sums_bytes, "master copy, gradient buffer, and sums of bits"
     for batch in BATCHES[:2]:
         trainer.step(batch)
-    assert trainer.host_bytes == trainer.peak_host_bytes == copies * weights_bytes + flags_bytes
+    assert trainer.host_bytes == trainer.peak_host_bytes == copies * weights_bytes + sums_bytes
     for state in trainer.state_dict()["optimizer"]["state"].values():
         assert all(value.dim() == 0 or value.device.type == "cpu" for value in state.values() if value is not None)
 

@@ -48,6 +48,17 @@ def test_processes_train_as_one_or_say_why_not(ranks, name, world, shards):
         _check(CASES[name], _alone(name), [one[shard] for one in found], shard)
 
 
+FEW = ("blocks", "clipped", "experts, microbatches", "unused", "dropped", "attributes", "mean", "temperature")
+"""Models that differ most in what processes do: the others are not gone through in every way."""
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_in_the_other_ways(ranks, name):
+    for world, shard in ((3, "gradients"), (2, "hybrid:2")):
+        found = ranks[world].do(rank_models.matrix, "rank_models", name, (shard,))
+        _check(CASES[name], _alone(name), [one[shard] for one in found], shard)
+
+
 def test_groups_of_two_among_two_and_three(ranks):
     (found, again) = ranks[2].do(rank_models.matrix, "rank_models", "blocks", ("hybrid:2", "full"))
     assert all(torch.equal(found["hybrid:2"][name], weight) for name, weight in again["full"].items())

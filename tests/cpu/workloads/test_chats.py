@@ -117,7 +117,10 @@ def test_conversations_are_cut_and_packed_with_their_marks(tmp_path):
     [
         ([], "give a list of turns"),
         ([{"content": "a"}], r"messages\[0\] is .*a turn is"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "the content of 'user' is a list, not text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "has the part .*'image'.*only parts of text are learned"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}], "has the part 'b'"),
+        ([{"role": "user", "content": {"text": "a"}}], r"\(dict\); give text, or a list"),
+        ([{"role": "user", "content": []}], "neither content nor tool_calls"),
         (["a"], r"messages\[0\] is 'a'"),
         (None, "give a list of turns"),
         ([{"role": "assistant", "content": None}], "neither content nor tool_calls"),
@@ -129,6 +132,46 @@ def test_rows_that_are_no_conversation_are_named(value, says):
     table = Table(name="a.jsonl", columns={"messages": [TURNS, value]}, lines=[1, 3])
     with pytest.raises(InputError, match=f"line 3.*{says}"):
         list(chats.chats_of(table, "messages"))
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'text' %}{{ c.text }}{% if not loop.last %}|{% endif %}{% endif %}{% endfor %}{% endif %}<end>\n"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FAILS = "{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}"
+SILENT = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% endif %}\n{% endfor %}"
+MARKED_PARTS = PARTS.replace("{% if m.content is string %}", "{% generation %}{% if m.content is string %}").replace(
+    "<end>\n", "<end>\n{% endgeneration %}"
+)
+
+
+def in_parts(turn):
+    """The turn's text in two parts, with a key that another row has, as tables give it."""
+    half = len(turn["content"]) // 2
+    texts = [turn["content"][:half], turn["content"][half:]]
+    return {**turn, "content": [{"type": "text", "text": one, "image": None} for one in texts]}
+
+
+@pytest.mark.parametrize("template", [PARTS, CHATML, FORGETS, FAILS, SILENT, None, MARKED_PARTS])
+def test_content_may_be_a_list_of_text_parts(template):
+    turns = [in_parts(turn) if at != 1 else turn for at, turn in enumerate(TURNS)]
+    chat = next(chats.chats_of(Table(name="a", columns={"messages": [turns]}), "messages"))
+    tokenizer = tokenizer_with(template)
+    text, spans = written(tokenizer, chat)
+    if template in (PARTS, MARKED_PARTS):
+        assert text == tokenizer.apply_chat_template(turns, tokenize=False) and "Ye|s." in text
+        if template is PARTS:
+            assert [text[start:end] for start, end in spans] == ["Ye|s.<end>\n", "N|o.<end>\n"]
+    else:  # knows no parts
+        assert (text, spans) == written(tokenizer, Chat(TURNS))
+
+
+def test_parts_of_an_earlier_turn_that_a_template_rewrites():
+    thought = "%}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}(so) {% endif %}"
+    rewrites = PARTS.replace("%}<{{ m.role }}>", thought)
+    chat = next(chats.chats_of(Table(name="a", columns={"messages": [[in_parts(turn) for turn in TURNS]]}), "messages"))
+    assert learned_text(tokenizer_with(rewrites), chat.turns) == ["Ye|s.<end>\n", "(so) N|o.<end>\n"]
 
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}

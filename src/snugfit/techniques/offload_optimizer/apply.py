@@ -29,8 +29,8 @@ class HostUpdate(ParameterUpdate):
         super().__init__(optimizer, weight, number)
         self._pool, self._copies = setup.pool, setup.copies
         self._host = nn.Parameter(self._pool.copy_of(weight))
-        self._version, self._bits = weight._version, sum_of_bits(weight)
-        self._as_sent = self._pool.empty((), torch.float32)
+        self._sent, self._found = (self._pool.empty((), torch.int64) for _ in range(2))
+        self._note_sent()
         self._gradient = self._host.grad = self._pool.empty(weight.shape, weight.dtype)
         self._arriving: tuple[Tensor, Any] | None = None
         self._pooled: dict[str, Tensor] = {}
@@ -39,13 +39,10 @@ class HostUpdate(ParameterUpdate):
         """Starts the gradient's way to the host; the device's copy is freed when it has arrived."""
         gradient = self.weight.grad
         assert gradient is not None
+        self._found.copy_(sum_of_bits(self.weight), non_blocking=True)  # it is there when the gradient is
         self.weight.grad = None
-        # Whether the weight is as it was sent is found out on the device and travels with the gradient: nobody waits
-        # for it.
-        as_sent = sum_of_bits(self.weight) == self._bits
         with self._copies.copying(after=self._copies.compute_mark()):
             self._gradient.copy_(gradient, non_blocking=True)
-            self._as_sent.copy_(as_sent, non_blocking=True)
         self._arriving = (gradient, self._copies.copy_mark())
 
     @property
@@ -72,8 +69,8 @@ class HostUpdate(ParameterUpdate):
     def step(self, bad: Tensor | None) -> None:
         """Updates the host's copy. The gradient has arrived by then and the host knows the flag, so `bad` is not read."""
         self._keep_state_in_pool()  # which somebody may have loaded
-        # a number that a simulation reads is 1: there nobody writes
-        if self.weight._version != self._version or float(self._as_sent) != 1:  # its owner has written into it since
+        as_sent = (self._found == self._sent).float()  # a number that a simulation reads is 1: there nobody writes
+        if self.weight._version != self._version or float(as_sent) != 1:  # its owner has written into it since
             self.reload()
         state = self.optimizer.state
         try:
@@ -92,7 +89,7 @@ class HostUpdate(ParameterUpdate):
         with self._copies.copying(after=self._copies.compute_mark()), torch.no_grad():
             self.weight.copy_(self._host, non_blocking=True)
         self._copies.compute_waits_for(self._copies.copy_mark())
-        self._version, self._bits = self.weight._version, sum_of_bits(self.weight)
+        self._note_sent()
 
     def forget(self) -> None:
         """Frees the copy of a gradient whose update is not taken."""
@@ -107,8 +104,17 @@ class HostUpdate(ParameterUpdate):
         """Takes the parameter's present value and state, after they were loaded."""
         with torch.no_grad():
             self._host.copy_(self.weight)
-        self._version, self._bits = self.weight._version, sum_of_bits(self.weight)
+        self._note_sent()
         self._keep_state_in_pool()
+
+    def _note_sent(self) -> None:
+        """Takes note of the weight as it is now, to tell later whether somebody has written into it.
+
+        Its sum goes to the host among the compute, before whatever gradient comes next, so nobody has to wait for it and
+        nothing of it stays on the device.
+        """
+        self._version = self.weight._version
+        self._sent.copy_(sum_of_bits(self.weight), non_blocking=True)
 
     def _keep_state_in_pool(self) -> None:
         for name, value in tensors_of_state(self.state).items():

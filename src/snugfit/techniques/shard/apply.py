@@ -144,6 +144,16 @@ def local(tensor: Tensor) -> Tensor:
     return own_part(tensor).detach()
 
 
+def let_go_of_weights(model: nn.Module) -> None:
+    """Lets go of weights that were collected for a pass which no backward pass follows: it would, and an update is to come.
+
+    Args:
+        model: The model, shared out or not.
+    """
+    for module in sharded_modules(model):
+        module.reshard()
+
+
 def last_backward(model: nn.Module, recipe: Recipe, *, last: bool) -> None:
     """Tells the modules whether this is the last backward of a step: under `reduce_gradients=batch` only it adds up."""
     if recipe.reduce_gradients == "batch" and isinstance(model, FSDPModule):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from snugfit.private_torch import NormBase
+from snugfit.private_torch.collectives import own_part
 from snugfit.techniques.held_values import held_values
 
 
@@ -59,6 +62,27 @@ class Changes:
         self._before = {}
         return found
 
+    def made(self) -> dict[str, str]:
+        """Returns digests of what the passes have made that was not there before, by name: some of it may be kept."""
+        made = {}
+        for name, (value, _, _) in self._held().items():
+            if name not in self._before and (isinstance(value, float) or _has_values(value)):
+                made[name] = _digest(value)
+        return made
+
+    def still_there(self, names: Iterable[str], again: Callable[[], AbstractContextManager[None]]) -> set[str]:
+        """Returns which of the values that passes have made one more pass leaves alone.
+
+        Args:
+            names: What `made` returned.
+            again: Context in which there has been one more pass.
+        """
+        before = self._held()
+        with again():
+            after = self._held()
+        same = {name for name in names if name in after and before[name][0] is after[name][0]}
+        return {name for name in same if before[name][1] == after[name][1]}
+
     def _held(self) -> dict[str, Any]:
         """What the model holds, by name: the object, which change of it this is, and its shape."""
         held = {path: one.value for path, one in held_values(self._model).items()}
@@ -66,6 +90,12 @@ class Changes:
         tensors = {name: (one, one._version, one.shape) for name, one in held.items() if isinstance(one, Tensor)}
         numbers = {name: (one, 0, None) for name, one in held.items() if isinstance(one, int | float | complex)}
         return tensors | numbers
+
+
+def _has_values(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta or own_part(value) is not value:
+        return False
+    return value.numel() == 0 or value.untyped_storage().nbytes() > 0  # weights that were collected are gone again
 
 
 def _digest(value: Any) -> str:

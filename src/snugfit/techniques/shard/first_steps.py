@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,17 @@ class FirstSteps:
         self._outside = outside
 
     @contextlib.contextmanager
-    def step(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]], *, first: bool) -> Iterator[None]:
+    def step(
+        self,
+        shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]],
+        again: Callable[[], contextlib.AbstractContextManager[None]],
+        *,
+        first: bool,
+    ) -> Iterator[None]:
         """Context of the passes of a step, before its update; `InputError` where the processes do not do the same.
 
-        `shares`: name -> a parameter that is trained, and what this process holds of it, which gets the gradient.
+        `shares`: name -> a parameter that is trained, and what this process holds of it, which gets the gradient. `again`:
+        context in which there has been one more pass, without a gradient, which leaves no trace behind it.
         """
         if not self._left:
             yield
@@ -84,6 +91,8 @@ class FirstSteps:
         finally:
             self._looking = False
             self._came.clear()
+        if first:
+            self._check_made(again)
         self._check(shares)
         self._left -= 1
 
@@ -134,6 +143,22 @@ class FirstSteps:
             names = [self._names[share] for share, _ in trained]
             self._compared += zip(names, before, now, strict=True)
 
+    def _check_made(self, again: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Looks whether the first passes have made something of their samples that later ones go by.
+
+        Where the processes have made something else, one more pass tells what each makes anew (its last output) from what
+        it keeps.
+        """
+        told = self._ranks.tell(self._changes.made())
+        unlike = {name for each in told for name in {*each, *told[0]} if each.get(name) != told[0].get(name)}
+        if not unlike:
+            return
+        kept = self._ranks.tell(self._changes.still_there(unlike, again))
+        for number, each in enumerate(told):
+            names = sorted(name for name in set().union(*kept) if each.get(name) != told[0].get(name))
+            if names:
+                raise InputError(_unlike(names[0], number))
+
     @torch.no_grad()
     def _check(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]]) -> None:
         """Compares what the passes have left in each process."""
@@ -155,11 +180,7 @@ class FirstSteps:
         for number, (changed, *_) in enumerate(told):
             unlike = sorted(name for name in changed.keys() | told[0][0].keys() if not _fits(name, changed, told[0][0]))
             if unlike:
-                raise InputError(
-                    f"the model changes {unlike[0]!r} in forward, by what it makes of its samples, and process {number} "
-                    "makes something else of its share of the batch than the first one. One process would have seen all "
-                    "samples. Add it up in forward (torch.distributed.all_reduce), or train with one process."
-                )
+                raise InputError(_unlike(unlike[0], number))
         self._check_copies(shares)
 
     def _check_copies(self, shares: Mapping[str, tuple[nn.Parameter, nn.Parameter]]) -> None:
@@ -179,6 +200,14 @@ class FirstSteps:
                         "passes of this step, and both hold the same parameter. The model writes into its weights by what "
                         "its samples are, or code in one process does something else with them. Let all do the same."
                     )
+
+
+def _unlike(name: str, number: int) -> str:
+    return (
+        f"the model changes {name!r} in forward, by what it makes of its samples, and process {number} makes something else "
+        "of its share of the batch than the first one. One process would have seen all samples. Add it up in forward "
+        "(torch.distributed.all_reduce), or train with one process."
+    )
 
 
 def _fingerprint(tensor: Tensor | None) -> Tensor:

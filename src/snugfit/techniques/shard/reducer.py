@@ -11,7 +11,7 @@ Hooks that the caller has put on parameters are given the sum: what they make of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,12 +90,17 @@ class Reducer:
             return set()
         return {share for weight, share in self._shares.items() if weight in self._buckets}
 
-    def watched(self, *, first: bool) -> contextlib.AbstractContextManager[None]:
-        """Returns the context of the passes of a step in which the processes are compared (the first ones)."""
+    def watched(
+        self, again: Callable[[], contextlib.AbstractContextManager[None]], *, first: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns the context of the passes of a step in which the processes are compared (the first ones).
+
+        `again`: context in which there has been one more pass, which leaves no trace behind it.
+        """
         shares = {
             self._names[weight]: (weight, share) for weight, share in self._shares.items() if weight.requires_grad
         }
-        return self.first_steps.step(shares, first=first)
+        return self.first_steps.step(shares, again, first=first)
 
     # -- a backward pass
 

@@ -9,6 +9,9 @@ The whole is written once, as `apply_chat_template` writes it. What the assistan
 Many templates write a turn otherwise once others follow: they drop its reasoning, or list the tools elsewhere. A turn is
 then found in the whole by changing something in it and looking which stretches stay the same.
 
+Content that is a list of parts is given to the template as it is, where that reads parts: models that see do, most others
+would write the list itself or fail. These get the texts of a turn's parts, joined with nothing in between.
+
 Without a template a turn is one line, `role: content`, and the end token stands behind what the assistant says.
 """
 
@@ -47,6 +50,8 @@ def written(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
 
     `InputError` where the template refuses it, or does not write what the assistant says.
     """
+    if not _reads_parts(tokenizer, chat):
+        chat = dataclasses.replace(chat, turns=_with_texts(chat.turns))
     if not getattr(tokenizer, "chat_template", None):
         return _plain(tokenizer, chat)
     template = tokenizer.get_chat_template(None, chat.tools)
@@ -60,6 +65,38 @@ def written(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
             start, end = _Turn(tokenizer, chat, at, text).span()
             spans.append((start, _without_space_behind_end(text, start, end, tokenizer)))
     return text, spans
+
+
+def _reads_parts(tokenizer: Any, chat: Chat) -> bool:
+    """Whether the template knows content that is a list: it writes the text of each part, and nothing else of it."""
+    listed = [turn for turn in chat.turns if isinstance(turn.get("content"), list)]
+    if not listed:
+        return True
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    more = [
+        {**turn, "content": [{**part, _OTHER: _OTHER} for part in turn["content"]]} if turn in listed else turn
+        for turn in chat.turns
+    ]
+    try:
+        text, with_more = (_rendered(tokenizer, chat, turns) for turns in (chat.turns, more))
+    except InputError:
+        return False
+    if text != with_more:
+        return False
+    as_text = _rendered(tokenizer, chat, _with_texts(chat.turns))
+    parts = [part["text"].strip() for turn in listed for part in turn["content"]]
+    return all(part in text or part not in as_text for part in parts)  # templates leave out earlier reasoning
+
+
+def _with_texts(turns: list[Turn]) -> list[Turn]:
+    """The turns with the text of their parts, and without parts."""
+    return [
+        {**turn, "content": "".join(part["text"] for part in turn["content"])}
+        if isinstance(turn.get("content"), list)
+        else turn
+        for turn in turns
+    ]
 
 
 def _plain(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
@@ -184,6 +221,11 @@ def _changed(turn: Turn, *, end: bool) -> Turn:
             arguments[key] = _longer(str(arguments[key]), end)
         else:
             call["arguments"] = {_OTHER: _OTHER} if isinstance(arguments, dict) else _longer(arguments or "", end)
+    elif isinstance(made.get("content"), list):
+        if end:
+            made["content"][-1]["text"] += _OTHER
+        else:
+            made["content"] = [{"type": "text", "text": _OTHER}]
     else:
         made["content"] = (made.get("content") or "") + _OTHER if end else _OTHER  # a beginning may be left out
     return made

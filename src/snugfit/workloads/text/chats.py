@@ -2,7 +2,8 @@
 
 A turn is `{"role": ..., "content": ...}` (the `messages` of most data sets) or `{"from": ..., "value": ...}` (the
 `conversations` of ShareGPT, whose human and gpt are user and assistant); whatever else it has (`tool_calls`, `name`,
-`reasoning_content`, ...) goes to the template as it is, and a column `tools` beside it. How a conversation is written, and
+`reasoning_content`, ...) goes to the template as it is, and a column `tools` beside it. Content may be text, or a list of
+text parts. How a conversation is written, and
 what of it is said by the assistant, is in `chat_spans.py`.
 
 The text is turned into tokens once, as `apply_chat_template` does it, and what is learned is found by the places of the
@@ -83,16 +84,34 @@ def _turn(turn: Any, where: str) -> Turn:
                 f"{where}: the tool_calls of {role!r} are {str(calls)[:80]!r}; give a list of "
                 '{"type": "function", "function": {"name": "...", "arguments": {...}}}.'
             )
-    if content is not None and not isinstance(content, str):
-        raise InputError(
-            f"{where}: the content of {role!r} is a {type(content).__name__}, not text. Images and other parts cannot be "
-            "learned; remove the row."
-        )
+    content = _content(content, f"{where}: the content of {role!r}")
     if content is None and "tool_calls" not in given:
         raise InputError(f"{where}: {role!r} has neither content nor tool_calls; give one of them, or remove the row.")
     word = role.strip().lower()
     said = {} if content is None else {"content": content}
     return {"role": ROLES.get(word, word), **said, **given}
+
+
+def _content(given: Any, what: str) -> Any:
+    """What a turn says: text, or a list of text parts; None where it says nothing."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, list | tuple | np.ndarray):
+        raise InputError(
+            f"{what} is {str(given)[:80]!r} ({type(given).__name__}); give text, or a list of "
+            '{"type": "text", "text": "..."}.'
+        )
+    parts = []
+    for part in given:
+        # tables give each part the keys of all
+        kept = {key: one for key, one in part.items() if one is not None} if isinstance(part, dict) else {}
+        if kept.get("type") != "text" or not isinstance(kept.get("text"), str):
+            raise InputError(
+                f"{what} has the part {str(kept or part)[:80]!r}, and only parts of text are learned: "
+                '{"type": "text", "text": "..."}. Remove images and other parts, or the row.'
+            )
+        parts.append(kept)
+    return parts or None
 
 
 def _is_call(call: Any) -> bool:

@@ -19,7 +19,6 @@ def measured():
         meter.after_step(done)
 
     meter.start()
-    meter.built()
     with letting_go():
         yield after_step
     Path(f"bytes-{os.environ['RANK']}").write_text(str(meter.result(0)["peak_tensor_bytes"]))
