@@ -38,12 +38,7 @@ backward, such as the loss's weights of classes, has more."""
 
 
 def in_place_of(func: Any, args: Sequence[Any]) -> Any:
-    """Returns the operator that a real run takes in a formula of a gradient; the same where that is no other.
-
-    Args:
-        func: An operator, as a dispatch mode that calls this got it.
-        args: Its arguments.
-    """
+    """Returns the operator that a real run uses in a formula of a gradient; mostly the same."""
     found = _BY_OPERATOR.get(func)
     if found is None:  # nearly all operators, so nothing else is asked before
         return func
