@@ -52,20 +52,12 @@ _samples = SAMPLES
 
 
 def is_wanted() -> bool:
-    """Returns whether a real step is to be taken in place of a recording."""
+    """Returns whether a real step is to be taken instead of a recording."""
     return _trying
 
 
 def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
-    """Returns the error for a person, after the same was tried for real.
-
-    Args:
-        refused: What the simulation said.
-        again: Runs the request once more.
-
-    Returns:
-        An InputError where the real step fails alike, a CannotSimulateError where it works.
-    """
+    """Returns `InputError` where a real step (`again`) fails alike, `CannotSimulateError` where it works."""
     text = _named(refused.error)
     global _trying, _samples
     _trying, _samples = True, SAMPLES
@@ -92,13 +84,13 @@ def judged(refused: Refused, again: Callable[[], Any]) -> SnugfitError:
 
 
 def cannot_run(error: BaseException, where: str, real: str) -> InputError:
-    """Returns the error for a person: what was said, and what a real run does."""
+    """Returns the error: what the simulation said, and what a real run does."""
     fit = "Check that model, batch and loss fit each other."
     return InputError(f"the step cannot run{where}: {_named(error)}. {real}. {fit}")
 
 
 def line_of(error: BaseException) -> str:
-    """Returns ` at FILE:LINE`, the innermost that is neither torch's nor ours; empty where there is none."""
+    """Returns ` at FILE:LINE` of the innermost frame that is neither torch's nor ours, or nothing."""
     ours, torch_folder = str(Path(__file__).resolve().parents[1]), f"{os.sep}torch{os.sep}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     theirs = [at for at in frames if not at[0].startswith((ours, "<")) and torch_folder not in at[0]]
@@ -106,19 +98,9 @@ def line_of(error: BaseException) -> str:
 
 
 def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str, Any], captured: Any) -> None:
-    """Takes real steps of `snugfit.prepare` on the host, one on a few samples of each batch; always raises.
+    """Takes real steps of `snugfit.prepare` on a few samples, on the host; always raises.
 
-    Args:
-        model: A skeleton.
-        recipe: How the step is held in memory.
-        batches: Batches without values.
-        arguments: The other arguments of `snugfit.prepare`.
-        captured: Tensors that the code holds besides.
-
-    Raises:
-        Finished: It went through.
-        NotTried: It would take too much.
-        Exception: What the step raised.
+    Raises `Finished` where they went through, `NotTried` where they would take too much, or what a step raised.
     """
     from snugfit.errors import TrainingError
     from snugfit.training.prepare import prepare
@@ -147,15 +129,7 @@ def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str
 def try_own_step(
     step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batches: list[Any], captured: Any
 ) -> None:
-    """Takes real steps of the user's own function on the host; always raises, as `try_step` does.
-
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A skeleton.
-        optimizer: Functions from parameters to an optimizer, optimizers, or None (`step_optimizers.py`).
-        batches: Batches without values.
-        captured: Tensors that the code holds besides.
-    """
+    """Takes real steps of the user's function on the host; always raises, as `try_step` does."""
     from snugfit.training.step_optimizers import made_of
 
     _fill_all(model, captured, optimizer)
@@ -168,7 +142,7 @@ def try_own_step(
 
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
-    """Some samples of a batch, with random values; all of it where nobody says how it is cut."""
+    """A few samples of a batch with random values; all of it where nobody says how it is cut."""
     from snugfit.fake_device.materialise import filled_batch
     from snugfit.techniques.microbatch.apply import first_tensor, split_batch, why_uncut
     from snugfit.training.fallbacks import elements
@@ -182,7 +156,7 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
 
 
 def _more(batch: Any, split: Any, at_once: int | None) -> Any:
-    """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
+    """As many samples as the simulation had; None where that is no more than a few, or too much to try."""
     from snugfit.techniques.microbatch.apply import first_tensor
     from snugfit.training.fallbacks import elements
 
@@ -197,7 +171,7 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
 
 
 def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
-    """Gives weights, captured tensors and the state of optimizers memory and random numbers, in place."""
+    """Gives weights, captured tensors and optimizer state memory and random numbers, in place."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -215,7 +189,7 @@ def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
 
 
 def _alike(one: BaseException, other: BaseException) -> bool:
-    """Whether two errors are one: in the same line, of the same class of Python's own, whatever torch's classes under it."""
+    """Whether two errors are the same: one line, one class of Python's own."""
     return _plain_kind(one) is _plain_kind(other) and line_of(one) == line_of(other)
 
 
@@ -239,7 +213,7 @@ def _line(error: BaseException) -> str:
 
 @contextmanager
 def _within_time() -> Iterator[None]:
-    """Ends what takes too long; without a time limit where the system has no timer, or outside of the main thread."""
+    """Context with a time limit; without one where there is no timer, or outside of the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
