@@ -68,20 +68,9 @@ class Profile:
 def profile_script(
     script: str, arguments: Sequence[str] = (), *, steps: int = 3, stop: bool = False, with_advice: bool = True
 ) -> Profile:
-    """Runs a script and watches its first steps.
+    """Runs a script and watches so many optimizer steps; the profile is partial if it fails.
 
-    Args:
-        script: Path of a Python file.
-        arguments: Its arguments.
-        steps: Optimizer steps to watch.
-        stop: Whether the script is ended after them; otherwise it goes on unwatched.
-        with_advice: Whether the model is simulated for advice.
-
-    Returns:
-        The profile; partial when the script failed.
-
-    Raises:
-        InputError: There is no such script, or no step to watch.
+    `stop`: whether the script is ended after them; otherwise it goes on unwatched.
     """
     path = check_script(script)
     if steps < 1:
