@@ -157,6 +157,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
     storages: dict[int, int] = {}
     for i, tensor in enumerate(tensors):
         key = tensor.untyped_storage()._cdata
+        # -1: several arguments share this storage, and a view of it could be one of any of them.
         storages[key] = i if key not in storages else -1
     outputs: list[Output] = []
     new: set[int] = set()
@@ -176,6 +177,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
                 beyond = value.storage_offset() - tensors[index].storage_offset()
                 outputs.append(Output(_VIEW, index, *layout)._replace(offset=int(beyond)))
             else:
+                # Two results on one new storage, or a storage larger than its tensor: a layout alone does not say that.
                 if key in new or value.untyped_storage().nbytes() != extent(*layout[:2]) * value.dtype.itemsize:
                     return None
                 new.add(key)

@@ -45,8 +45,10 @@ class Streams:
             return
         queue = self._queue(stream)
         queue.append(work)
+        # Work holds the tensors that it needs, so a queue must not grow without an end.
         if len(queue) > DEPTH:
             self.finish(Mark(stream, self._done[stream] + DEPTH // 2))
+        # Now and then some stream goes on, as a real card may: not only the latest order is tried.
         elif self._random.random() < EARLY:
             other = self._random.choice(list(self._queues))
             self.finish(Mark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
@@ -75,6 +77,7 @@ class Streams:
             if not queue or self._done[stream] >= entry:
                 waiting.pop()
                 continue
+            # A wait at the head of a queue is not passed before the other stream is: that one goes first.
             work = queue[0]
             if isinstance(work, Mark) and not self.reached(work):
                 waiting.append(work)

@@ -49,6 +49,7 @@ def letting_go() -> Iterator[None]:
         @functools.wraps(collective)
         def call(*args: Any, **kwargs: Any) -> Any:
             held = list(_tensors([*args, *kwargs.values()]))
+            # A count of references above that of before is gloo's own threads.
             before = _users(held)
             work = collective(*args, **kwargs)
             if work is None:

@@ -90,6 +90,7 @@ def profile_script(
     def ended() -> None:
         recorder.__exit__(None, None, None)
         for name, value in _read_peaks(recorder).items():
+            # Those of `on_enough` stay: what the script did unwatched afterwards is not to raise them.
             peaks.setdefault(name, value)
 
     warm_up()

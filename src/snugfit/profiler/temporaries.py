@@ -91,6 +91,8 @@ def with_temporaries(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequenc
     for mark, peak in zip(marks, peaks, strict=True):
         live += copy_through(mark.at)
         done = mark.at
+        # What the allocator's highest point had above all tensors that are alive at the mark was inside of the
+        # operator.
         if peak > live:
             kinds.append(WORKSPACE)
             subjects.append(len(workspaces))

@@ -128,6 +128,7 @@ def anatomy(
         played = replay(trace, config)
     player = Player(trace, config)
     if played.peak_event >= 0:
+        # Played again up to the peak, because only there the allocator knows which block each tensor has.
         player.play(through=played.peak_event)
 
     def live(row: Storage | Workspace, category: str, block: int) -> LiveTensor:

@@ -273,6 +273,7 @@ def assemble(
     on_cpu = only is not None and only.name == "cpu"
     config = TensorBytes() if on_cpu else None
     trace = headline.trace
+    # A recording stands for all cards of a generation, and is replayed without limit once for all of them.
     replays = {id(recorded): Replays(recorded.trace, config) for _, recorded in rows}
     played = replays[id(headline)].unlimited
     inside = anatomy(

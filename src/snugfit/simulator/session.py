@@ -237,6 +237,7 @@ def _recorded_by(
                 return again(chance)
             fewer = FewerPieces(given.get("split"))
             recording = again(chance, split=fewer)
+            # None: the second and the third microbatch did not do the same, so that none may stand for others.
             found = repeats(recording.trace, fewer.left_out)
             if found is None:
                 return again(chance)
@@ -314,6 +315,7 @@ def record_step(
         for one in instances:
             fake.optimizer(one, device)
         made = made_of(used, model.parameters)
+        # Only the optimizers say how long LBFGS takes to fill its history, and they are made here.
         nonlocal calls
         calls = steps or max(calls, *map(calls_until_full, each_optimizer(made)), 0)
         for number in range(calls):
