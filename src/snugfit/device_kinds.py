@@ -24,7 +24,7 @@ BF16_SINCE = (8, 0)
 SIMULATED = "sim"
 """Device type of fake tensors and of the pretend card, which stand for CUDA."""
 REHEARSE = "rehearse:"
-"""Begins the name of a card that is rehearsed on the processor."""
+"""Prefix of the name of a card that is rehearsed on the processor."""
 Simulated = Literal["cpu", "cuda"]
 """Kinds that a simulation stands for."""
 

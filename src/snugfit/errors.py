@@ -102,7 +102,7 @@ class TrainingError(SnugfitError):
 
     exit_code = 4
     left_to_others = False
-    """Whether another process says what there is to say: whoever has started the processes of this run."""
+    """Whether the process that has started this one reports the error, so that this one must not."""
 
 
 class OutOfMemoryError(DoesNotFitError, TrainingError):

@@ -23,8 +23,7 @@ _STARTS: Mapping[Level, tuple[Start, ...]] = {
     "rounding": ("few bits",),
     "different": ("adapters",),
 }
-"""Level -> how the search begins; of what the techniques set then, what is not allowed, or contradicts an earlier one, is
-left out."""
+"""Level -> the changes that the search begins with; those not allowed, or against an earlier one, are left out."""
 
 
 def _least(start: Start) -> list[Changes]:

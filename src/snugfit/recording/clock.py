@@ -162,7 +162,7 @@ def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool
 
 
 _ROUNDING = 1e-12
-"""Seconds that are nothing but rounding."""
+"""Fewer seconds than this are rounding."""
 
 
 class _Engine:

@@ -269,7 +269,7 @@ def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
 
 
 _PLACE, _CATEGORY, _MODULE = 1, 2, 3
-"""Where in a row that is taken down stands what may change; the row is a `Storage` without its id."""
+"""Positions in a recorded row (a `Storage` without its id) of what may still change."""
 
 
 class TraceBuilder:

@@ -22,7 +22,7 @@ CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "pa
 """Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
 
 PYTHON = "python:"
-"""What the name of a model or data begins with that came as an object."""
+"""Prefix of the name of a model or data that was given as a Python object."""
 
 FIXED = ("precision", "optimizer")
 """Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""

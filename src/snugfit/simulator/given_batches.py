@@ -8,7 +8,7 @@ from typing import Any
 from snugfit.errors import InputError
 
 NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda _: "not given"})()
-"""What `batch` is where nobody says; None is a batch for those who need none."""
+"""Default of `batch`; None is a batch, too, for a step that needs none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

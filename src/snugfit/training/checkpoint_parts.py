@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snugfit.training.step import Trainer
 
 _PACKED = "packed_by"
-"""Under this name stand the processes, and how many of them share a weight, where state is packed by share."""
+"""Key of the number of processes, and of those that share a weight, where state is packed by share."""
 
 
 class Parts:

@@ -45,7 +45,7 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference that rounding may make, by the dtype of the loss and its gradients; 16 bits: `ROUGH`."""
 ROUGH = 3e-2
 _NOISE = 10
-"""What two passes from the same state may differ by, times this, is what kernels without a fixed order do."""
+"""Differences of up to this many times those of two equal passes come from kernels without a fixed order."""
 _MOVES = (
     "what the model or loss keeps from one forward pass to the next (running scales, counters) moves with every pass, and "
     "microbatches make more passes."

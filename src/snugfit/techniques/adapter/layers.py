@@ -26,7 +26,7 @@ NAME = "default"
 """Name of the adapter inside peft's layers; files do not carry it."""
 _RECORD = "_snugfit_adapter"
 _ADAPTERS_OWN = re.compile(r"(base_layer\.)*lora_")
-"""Begins the names, in experts with several adapters around one another, of what is an inner one's."""
+"""Prefix of the names of an inner adapter's tensors, in experts with several nested adapters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -138,7 +138,7 @@ class Checkpointed:
     """Runs a block's forward method so that only its inputs are kept, and its state moves once."""
 
     alone = True
-    """Whether nobody shares the weights out, which come and go with every pass then."""
+    """Whether this process trains alone. Where weights are shared out, they come and go with every pass."""
 
     def __init__(
         self, name: str, block: nn.Module, device: torch.device, selective: bool, offload: ActivationOffload | None
