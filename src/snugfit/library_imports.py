@@ -43,6 +43,7 @@ def needed(what: str, module: str, *, install: str, library: str = "", instead: 
     `what`: what needs it, with its verb, such as `quantize='nf4' needs`.
     `library`: the library's name; empty: what the module's name begins with.
     `instead`: what else may be done, behind the command.
+    `module`: the module to import; one of ours may stand in front of the library.
     """
     try:
         with importing():

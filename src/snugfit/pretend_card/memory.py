@@ -66,7 +66,10 @@ class CardMemory:
     def alloc(
         self, nbytes: int, *, place: Place = "device", category: str = "temporaries", stream: int = 0, **_: Any
     ) -> int:
-        """Gives a storage its block, if it is on the card, and returns its number; may raise `OutOfMemoryError`."""
+        """Gives a storage its block, if it is on the card, and returns its number; may raise `OutOfMemoryError`.
+
+        `place`: where it lives; the host's memory is not the card's.
+        """
         number = self._made
         self._made += 1
         if place == "device" and nbytes:

@@ -34,6 +34,7 @@ def card_present(
 ) -> Iterator[PretendCard]:
     """Context in which `cuda` means a pretend card of this process.
 
+    `config`: the options of its allocator; None: torch's defaults.
     Yields the card: `personality.device` is where its tensors are, `memory.allocator` what they take.
 
     `capacity_bytes`: what the card has for this process's segments; None for no end.

@@ -434,7 +434,10 @@ def source_line(skip: tuple[str, ...]) -> str:
 
 @contextmanager
 def nothing_above(gradients: bool | None) -> Iterator[None]:
-    """Context in which operators reach their kernels directly: no mode, no autograd, no autocast, random state kept."""
+    """Context in which operators reach their kernels directly: no mode, no autograd, no autocast, random state kept.
+
+    `gradients`: whether gradients count as recorded, for kernels that ask; None as False.
+    """
     with ExitStack() as around:
         around.enter_context(_python_dispatch._disable_current_modes())
         around.enter_context(torch._C.DisableTorchFunction())

@@ -21,13 +21,19 @@ def write_shares(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) 
     """Writes this process's shares (name -> tensor) with the other processes.
 
     The files of process N begin with `__N_`; the first one also writes `.metadata`.
+
+    `group`: the processes; None: all.
     """
     with _as_os_errors(folder):
         save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group)
 
 
 def read_shares(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any, *, alone: bool) -> None:
-    """Fills tensors, sharded as wanted here, with what `write_shares` wrote, by however many processes."""
+    """Fills tensors, sharded as wanted here, with what `write_shares` wrote, by however many processes.
+
+    `group`: the processes that read together; None: all.
+    `alone`: whether this one reads alone.
+    """
     with _as_os_errors(folder):
         load(dict(tensors), storage_reader=FileSystemReader(folder), process_group=group, no_dist=alone)
 

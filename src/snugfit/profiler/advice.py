@@ -105,7 +105,10 @@ class SeenModel:
 
 
 def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
-    """Simulates a seen model plainly and with one technique at a time; `device_index` None: the CPU."""
+    """Simulates a seen model plainly and with one technique at a time; `device_index` None: the CPU.
+
+    `seen`: the model; None when no model was seen training.
+    """
     if seen is None:
         return Advice(missing="no model was seen going through forward, backward and an optimizer step")
     if seen.problem:

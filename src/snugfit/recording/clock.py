@@ -213,7 +213,10 @@ def _operator_seconds(run: OperatorRun) -> float:
 
 
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
-    """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run."""
+    """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run.
+
+    `step`: which step, by the number of its marks; None for the last one.
+    """
     before, last = trace.step_events(step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}
     begin = bisect.bisect_right(trace.runs, before, key=_at)

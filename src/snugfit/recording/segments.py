@@ -42,6 +42,7 @@ class ExpandableSegments:
         """Returns the lowest address at which free and unmapped stretches together have room.
 
         `starts`: free blocks, first byte -> size.
+        `ends`: free blocks, byte after -> first byte.
         Returns the first byte of a free block or an unmapped stretch; None when a new range is needed.
         """
         for unmapped in self._order:

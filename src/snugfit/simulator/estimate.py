@@ -135,7 +135,12 @@ def estimate_named(
     device: DeviceArgument = None,
     pool: Pool | None = None,
 ) -> Estimate:
-    """Predicts training of a model by name, built without weights; nothing is downloaded."""
+    """Predicts training of a model by name, built without weights; nothing is downloaded.
+
+    `recipe`: how the step is held in memory; None: plainly.
+    `workload`: optimizer, batch size and training settings; None: AdamW on batches of 64.
+    `pool`: workers to use; None: one of this process.
+    """
     cards = cards_of(device)
     recipe, subject = recipe or Recipe(), named_subject(named, workload)
     return _estimated(functools.partial(subject.record, recipe), cards, recipe, subject.title, pool)

@@ -127,6 +127,8 @@ def record_given(
     and `assume`, an `Assumptions`.
     `steps`: how many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
     `rank`: which of the processes that share the batch; the first has the largest share of everything.
+    `task`: what is reported in evaluation; None: the loss.
+    `evaluate`: whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
     """
     with_settings = functools.partial(
         _recorded_by, personality=personality, task=task, steps=steps, evaluate=evaluate, rank=rank
@@ -278,6 +280,8 @@ def record_step(
     such.
     `settings`: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
     `steps`: how often it is called; None: twice, or once more than there are batches, or until LBFGS has its history.
+    `batch`: what the step takes, or `Batches` of such; their tensors may be on any device, meta included.
+    `recipe`: what `snugfit.apply` puts on the model first, each step then being in its context; None: nothing.
     """
     subject = RecordedModel(model, batch, None)
     model, batches, settings = subject.model, subject.batches, dict(settings)

@@ -77,6 +77,7 @@ def step_subject(
     """Returns a model that a hand-written step trains.
 
     `on_host`: whether the step finds its batch on the host.
+    `steps`: how often it is called; None: as for `snugfit.estimate`.
     """
     import torch
 

@@ -98,6 +98,7 @@ class Health:
         """Records a step whose update the device masks if it is bad.
 
         `norm`: a norm of its gradients, or the loss scale after it under `16-mixed`; 0-dim.
+        `loss`: its loss, 0-dim.
         """
         self._late.put(step, torch.stack((loss.detach().float(), norm.float())))
 

@@ -81,6 +81,7 @@ def separation(
     `quiet`: whether layers that draw masks or take statistics of the batch are known, and to be left out of it.
     `scale`: factor of the loss before its backward pass, where gradients would be too small for their dtype.
     `rough`: whether the passes compute in fewer than fp32's bits.
+    `batch`: samples; the first few are used.
     Returns what was found; never raises for what the caller's code does with a few samples.
     """
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]

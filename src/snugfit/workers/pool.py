@@ -145,7 +145,10 @@ class Pool:
         atexit.register(self.close)
 
     def start(self, count: int = 1) -> None:
-        """Starts workers in the background, so that the first requests find them warm."""
+        """Starts workers in the background, so that the first requests find them warm.
+
+        `count`: how many; at most as many as the pool has are started.
+        """
         free = [self._idle.get() for _ in range(min(count, self._idle.qsize()))]
         for worker in free:
             self._idle.put(worker if worker is not None and worker.alive else self._new())

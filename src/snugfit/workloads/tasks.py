@@ -198,6 +198,7 @@ def cross_entropy(output: Any, batch: Batch) -> torch.Tensor:
 def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     """Returns how many samples have their label as the highest score.
 
+    `batch`: (images, labels int64 `[B]`), or a dict with `labels`.
     Returns number of correct samples (0-dim, on the output's device) and number of samples.
     """
     labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]

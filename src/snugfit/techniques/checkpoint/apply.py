@@ -237,7 +237,10 @@ class Checkpointed:
 
     @contextmanager
     def again(self, before: Contents | None, kept: AbstractContextManager[Any] | None) -> Iterator[None]:
-        """Context of the recomputation in backward, with the state the block had before its first pass."""
+        """Context of the recomputation in backward, with the state the block had before its first pass.
+
+        `before`: what the block's state was before the pass; None where a compiler looks after it.
+        """
         Checkpointing.last_again = self.name
         state = nullcontext() if before is None or self._state is None else self._state.as_it_was(before)
         with state, _still_statistics(self.norms), kept or nullcontext():

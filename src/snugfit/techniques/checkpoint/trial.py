@@ -31,6 +31,7 @@ def tried(
 
     `args`: of the pass to come; containers among them are the caller's own to change.
     `around`: context of the pass, which keeps still what has another way to stay.
+    `state`: what it reaches; learns what passes write into.
     Returns why the block cannot be computed again, or an empty sentence; and what it gave.
     """
     inputs = {_storage(one): "its input" for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}

@@ -140,6 +140,7 @@ def to_tensor(
 
     `images`: uint8, `[B, H, W, C]`.
     `mean`: mean of each stored channel, of values from 0 to 1.
+    `size`: height and width of the result; None: as they are.
     Returns float32, `[B, channels, H, W]`.
     """
     middle, width = (np.asarray(numbers, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for numbers in (mean, std))

@@ -53,6 +53,7 @@ def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[st
     """Returns the labels in the order of their ids; `InputError` if one only, or not those of training.
 
     `known`: label -> id of a pretrained model; kept where it names the same labels.
+    `parts`: part -> names of labels; those of training decide.
     Returns the names: the model's order, else that of numbers, else that of letters.
     """
     labels = set(parts["train"])
