@@ -37,7 +37,7 @@ def choose(
     `query`: shape (batch, heads, queries, head size).
     `key`: shape (batch, heads, keys, head size).
     `value`: shape (batch, heads, keys, head size of values).
-    Returns `flash`, `efficient` or `math`.
+    `flash`, `efficient` or `math`.
     """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or 0 in (query.shape[2], key.shape[2]):
         return "math"

@@ -95,7 +95,7 @@ class OperatorPlans:
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
         """Returns the key of a plan, and the tensors among the arguments.
 
-        Returns a hashable key and the tensors in order; None where no plan can be made.
+        A hashable key and the tensors in order; None where no plan can be made.
         """
         parts: list[Any] = []
         tensors: list[torch.Tensor] = []
@@ -151,7 +151,7 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
 def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Output, ...], type | None] | None:
     """Returns how to make a result again from arguments of the same layouts.
 
-    Returns the outputs and the type that holds them; None where this cannot be said from layouts alone.
+    The outputs and the type that holds them; None where this cannot be said from layouts alone.
     """
     several = isinstance(result, list | tuple)
     storages: dict[int, int] = {}

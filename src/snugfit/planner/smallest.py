@@ -78,7 +78,7 @@ class Smallest:
         `level`: the widest level of fidelity that is allowed, beside what the constraints allow.
         `enough_bytes`: nothing more is tried once a recipe needs no more than this.
         `most_operators`: nor once so many operators were simulated, beside what the search starts from; None: no limit.
-        Returns its simulation; None where nothing at all can be simulated within the host's memory.
+        Its simulation; None where nothing at all can be simulated within the host's memory.
         """
         space = self._wider(level)
         best = self.start(level)

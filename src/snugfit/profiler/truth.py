@@ -72,7 +72,7 @@ class CudaTruth(Truth):
 def event_sizes(entries: Sequence[dict[str, Any]]) -> list[int]:
     """Returns the bytes of each event of one device's CUDA memory history (`device_traces`).
 
-    Returns positive for an allocation, negative for a release that has taken effect; segments are left out.
+    Positive for an allocation, negative for a release that has taken effect; segments are left out.
     """
     signs = {"alloc": 1, "free_completed": -1}
     return [signs[entry["action"]] * entry["size"] for entry in entries if entry["action"] in signs]

@@ -91,7 +91,7 @@ def block_of(module: str, blocks: Collection[str]) -> str:
     """Returns the block that a module belongs to, or else the part of the model.
 
     `blocks`: paths of the repeated blocks, those that checkpointing counts.
-    Returns the block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
+    The block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
     """
     if not module:
         return OUTSIDE

@@ -89,8 +89,8 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
     """Returns the predicted time of one training step.
 
     `step`: which step, by the number of its marks; None for the last one. A trace without marks is one step.
-    Returns the timing; None for devices of which only bytes are known, and where a type has no known speed on the card
-    or a collective no known link.
+    The timing; None for devices of which only bytes are known, and where a type has no known speed on the card or a
+    collective no known link.
     """
     timing = _timed(trace, device, step)
     if timing is None or not timing.communication_seconds:

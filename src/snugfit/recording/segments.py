@@ -43,7 +43,7 @@ class ExpandableSegments:
 
         `starts`: free blocks, first byte -> size.
         `ends`: free blocks, byte after -> first byte.
-        Returns the first byte of a free block or an unmapped stretch; None when a new range is needed.
+        The first byte of a free block or an unmapped stretch; None when a new range is needed.
         """
         for unmapped in self._order:
             start = ends.get(unmapped, unmapped)
@@ -70,7 +70,7 @@ class ExpandableSegments:
     def inner(self, start: int, size: int) -> tuple[int, int]:
         """Returns the granules that lie wholly inside a block.
 
-        Returns first byte and the byte after the last; nothing lies inside when the first is not smaller.
+        First byte and the byte after the last; nothing lies inside when the first is not smaller.
         """
         base = max(begin for begin in self._bases if begin <= start)
         first = base + -(-(start - base) // self.granule) * self.granule

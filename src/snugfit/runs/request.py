@@ -204,7 +204,7 @@ def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]
 def resume_command(path: Path, request: Request) -> str:
     """Returns what to type to go on with a run.
 
-    Returns a line for a shell; of a run of Python objects, a call.
+    A line for a shell; for a run of Python objects, a call.
     """
     if request.given is not None:
         return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"

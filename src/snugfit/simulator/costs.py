@@ -80,7 +80,7 @@ def costs_of(
 ) -> tuple[Cost, ...]:
     """Returns what a step of `batch_size` and an epoch of `samples` cost on each priced card, cheapest first.
 
-    Returns one row for each card with a price; those that do not fit, or whose speed is not known, stand last.
+    One row for each card with a price; those that do not fit, or whose speed is not known, stand last.
     """
     steps = None if samples is None or batch_size is None else -(-samples // batch_size)
     found = []

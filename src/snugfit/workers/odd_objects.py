@@ -97,7 +97,7 @@ def reduce(value: Any) -> Reduced | None:
 def stand_in(value: Any, paths: Mapping[int, str], *, always: bool = False) -> Reduced | None:
     """Returns a stand-in for an object that cannot be pickled; `always`: it is known not to survive pickling.
 
-    Returns what `reducer_override` returns; None where the object can be pickled, its parts apart.
+    It is what `reducer_override` returns; None where the object can be pickled, its parts apart.
     """
     import cloudpickle
 

@@ -60,7 +60,8 @@ def build_model(
     `late`: whether weights may stay where they are until `snugfit.prepare` asks for them, layer by layer.
     `task`: what a `hf:` model is built for; None: what its config says.
     `number`: which of them this is, from 0.
-    Returns the model, in training mode. Of several processes, all but the first may have parameters on meta, and under
+    Of several processes, all but the first may have parameters on meta, and under `meta` the first has those of the
+    file where the file has them.
     `meta` the first has those of the file where the file has them.
     """
     device, first = torch.device(device), number == 0

@@ -125,7 +125,7 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, 
 def self_checkpointing(model: nn.Module) -> str | None:
     """Returns the name of the attribute by which a model already checkpoints itself, or None.
 
-    Returns such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
+    Such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
     """
     for name, module in model.named_modules():
         for attribute in ("gradient_checkpointing", "grad_checkpointing", "memory_efficient"):

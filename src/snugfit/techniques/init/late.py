@@ -79,7 +79,7 @@ def await_draws(model: Any, *, without_values: bool = False) -> bool:
     """Makes linear layers, embeddings and experts of a transformers model draw their values on demand.
 
     `without_values`: whether memory of their size and dtype stands for what would be drawn.
-    Returns whether it was said of all of them; no where something beside the layer itself had a hand in its values.
+    Returns whether that holds for all of them; False where something beside the layer itself has a hand in its values.
     """
     reads: dict[nn.Parameter, Callable[[], Tensor]] = {}
     written: set[int] = set()

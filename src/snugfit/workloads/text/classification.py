@@ -54,7 +54,7 @@ def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[st
 
     `known`: label -> id of a pretrained model; kept where it names the same labels.
     `parts`: part -> names of labels; those of training decide.
-    Returns the names: the model's order, else that of numbers, else that of letters.
+    The names: the model's order, else that of numbers, else that of letters.
     """
     labels = set(parts["train"])
     if len(labels) < 2:
