@@ -48,6 +48,7 @@ def in_place_of(func: Any, args: Sequence[Any]) -> Any:
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
         return func
     target = args[0]
+    # Somebody else holds the tensor or its storage: a real run would not write into it either.
     if target._use_count() > _HELD.get(func, 8) or torch._C._storage_Use_Count(target.untyped_storage()._cdata) != 2:
         return func
     broadcast = func in (_aten.sub.Tensor, _aten.mul.Tensor) and isinstance(args[1], torch.Tensor)

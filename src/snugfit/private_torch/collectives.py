@@ -117,6 +117,8 @@ def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
         groups = getattr(state, "_fsdp_param_groups", None)  # a single group, by another name, in the first versions
         for group in [state._fsdp_param_group] if groups is None else groups:
             if group is not None:
+                # On the instance, where `fully_shard` finds them before those of the class: other models' units stay as
+                # they are.
                 vars(group).update(
                     post_backward=functools.partial(_filled, group, group.post_backward, watch, number),
                     unshard=functools.partial(_collected, group, group.unshard, watch, number),
@@ -127,6 +129,7 @@ def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
 
 def _collected(group: Any, unshard: Callable[..., None], watch: Watch, number: int, *args: Any) -> None:
     for param in group.fsdp_params:
+        # Weights that are lent for a call (torch.func.functional_call) lie in the module's own table.
         info = param._module_info
         weight = info.module._parameters.get(info.param_name)
         if weight is not param.sharded_param and weight is not getattr(param, "_unsharded_param", None):
@@ -209,6 +212,7 @@ def styles_of_transposed() -> tuple[Any, Any]:
 
     class Columns(ColwiseParallel):
         def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+            # The matrix is [inputs, outputs]: outputs are its dimension 1, and the only one of the bias.
             return cut(self, module, device_mesh, {2: Shard(1), 1: Shard(0)})
 
     class Rows(RowwiseParallel):

@@ -200,6 +200,7 @@ def _collect(trainer: Trainer, units: Iterable[Sequence[str]], take: Callable[[A
             take(arriving)
         except (OSError, SnugfitError) as error:
             failed = error
+    # The other processes, and a first one that has failed, go through all collectives: nobody waits in vain.
     for _ in arriving:
         pass
     failed = ranks.tell(failed)[0]

@@ -97,6 +97,7 @@ class Ranks:
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns everybody's numbers, by process."""
         with _real_numbers():
+            # The wish travels with every exchange, so that it costs no message of its own.
             mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
             found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
             gather = (
