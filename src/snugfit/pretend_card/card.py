@@ -203,6 +203,8 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def find(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the CPU tensor with a tensor's numbers; host tensors are copied now unless page-locked."""
         if type(tensor) is not FakeTensor:
+            # Ordinary host memory may change before the queue comes to it. Page-locked memory is read late, as by a
+            # card.
             return tensor if tensor.untyped_storage() in self._pinned else tensor.clone()
         return self.memory.twin(tensor, self._ledger.number(tensor))
 

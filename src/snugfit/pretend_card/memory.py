@@ -97,6 +97,7 @@ class CardMemory:
             self._blocks[storage] = (self._malloc(nbytes, stream), nbytes, stream)
             if before is not None:
                 self._wait_for_all()
+                # All work is done by now, so that the old bytes are the right ones.
                 kept = min(nbytes, before.numel())
                 after = self.bytes_of(storage)
                 assert after is not None
@@ -175,6 +176,7 @@ class CardMemory:
             raise TrainingError("the pretend card has used up its addresses; start the run again from its last state.")
         if action in ("segment_free", "segment_unmap"):
             self._wait_for_all()
+            # The pages go back to the system, as the segment does to the card.
             self._pages.madvise(mmap.MADV_DONTNEED, address, nbytes)
 
 

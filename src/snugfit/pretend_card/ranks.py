@@ -61,6 +61,7 @@ class Ranks:
             stream = self._streams_of_groups[group.group_name] = Stream().number
         self._streams.wait(stream, self._streams.mark(current()))
         if self._last is not None:
+            # In the order of issue, whatever the group: the docstring of this file says why.
             self._streams.wait(stream, self._last)
         # NCCL's work keeps the tensors of a collective that runs beside its caller, until it is waited for.
         kept = tensors_in(args) if named.get("async_op", True) else []

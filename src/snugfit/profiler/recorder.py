@@ -147,6 +147,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Returns the trace, with the memory inside operators, after watching has ended."""
         self._ledger.decide_all()
         trace = self._builder.build()
+        # What the script made before its model ran is no temporary of a step.
         storages = tuple(
             row._replace(category="other") if (row.category, row.phase) == ("temporaries", "build") else row
             for row in trace.storages
@@ -183,6 +184,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _move_to_cuda(self, device: torch.device) -> None:
         self.truth.stop()
+        # From here on the card's allocator is listened to; what operators took on the CPU before does not count.
         self._marks_before = len(self._marks)
         self.device_index = device.index or 0
         self._ledger.move_to_cuda()

@@ -78,6 +78,7 @@ def reduce(value: Any) -> Reduced | None:
     if isinstance(value, tqdm):
         return functools.partial(tqdm, total=value.total, disable=True), ()
     if isinstance(value, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+        # Made blank and filled later, so that optimizers and modules that refer to each other can travel.
         kept = {name: one for name, one in vars(value).items() if name not in _OF_ALL_OPTIMIZERS and not callable(one)}
         return _blank, (kind,), (value.__getstate__(), kept), None, None, _fill_optimizer
     if isinstance(value, torch.nn.Module):

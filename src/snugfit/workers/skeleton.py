@@ -118,6 +118,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
         and (tensor.dim() == 0 or not tensor.is_floating_point())
         and type(tensor) is torch.Tensor
     ):
+        # Python code may read such a tensor (a step count, a table of indices), so its values travel.
         return _real, (tensor.tolist(), tensor.dtype)
     how = tensor.dtype, tensor.requires_grad, parameter
     if tensor.layout is not torch.strided:
@@ -147,6 +148,7 @@ def _meta(
         _dense_for_sparse.append(" x ".join(map(str, *layout)))
     else:
         shape, stride, offset = layout
+        # Tensors that shared a storage share one again: tied weights stay tied.
         storage = _storages.get(key)
         if storage is None:
             storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]

@@ -94,6 +94,7 @@ def add_adapters(
             add_beside(model, name, config, NAME)
     vars(model)["peft_config"] = {NAME: config}
     layers = adapted_layers(model)
+    # Nested adapters have one base layer. The outermost comes first among the modules, so last here, and stays.
     outermost = {layer.get_base_layer(): layer for layer in reversed(layers.values())}
     _replace_everywhere(model, outermost)
     for layer in layers.values():
