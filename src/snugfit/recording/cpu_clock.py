@@ -67,7 +67,14 @@ class HostSpeeds:
     """What a few small operators take at the machine's full speed, by which it is known when it is slower; None: unknown."""
 
     def around(self, run: OperatorRun) -> float:
-        """Returns what stands around an operator."""
+        """Returns what stands around an operator.
+
+        Args:
+            run: The operator.
+
+        Returns:
+            Seconds.
+        """
         around, view = self.operator_seconds, self.view_seconds
         if run.caller == ENGINE:
             view = self.backward_view_seconds
@@ -78,21 +85,50 @@ class HostSpeeds:
         return around + run.views * view + beside
 
     def called(self, run: OperatorRun) -> float:
-        """Returns what an operator takes that has nothing to do."""
+        """Returns what an operator takes that has nothing to do.
+
+        Args:
+            run: The operator.
+
+        Returns:
+            Seconds.
+        """
         return self.around(run) + (self.call_seconds or 0.0)
 
     def product_seconds(self, flops: int, dtype: str, count: int = 1) -> float:
-        """Returns the time of matrix products."""
+        """Returns the time of matrix products.
+
+        Args:
+            flops: Floating-point operations of all of them.
+            dtype: What they compute in; a type that was not measured counts as float32.
+            count: How many there are in the batch.
+
+        Returns:
+            Seconds.
+        """
         rate = _between(self.product_rates, flops / max(count, 1)) * self.dtype_factors.get(dtype, 1.0)
         return flops / rate
 
     def memory_seconds(self, moved_bytes: int, operator: str = "") -> float:
-        """Returns the time of an operator that moves bytes."""
+        """Returns the time of an operator that moves bytes.
+
+        Args:
+            moved_bytes: Bytes read and written.
+            operator: Its name, such as `aten.gelu.default`.
+
+        Returns:
+            Seconds.
+        """
         return moved_bytes * _between(self.byte_seconds, moved_bytes) * self.operator_factors.get(operator, 1.0)
 
 
 def kept_speeds(processor: str, torch_version: str) -> HostSpeeds | None:
-    """Returns what `snugfit calibrate` measured of a processor; None where it did not."""
+    """Returns what `snugfit calibrate` measured of a processor; None where it did not.
+
+    Args:
+        processor: The processor with its instructions and threads, in words.
+        torch_version: Version of torch.
+    """
     found = calibrations.kept(processor_identity(processor, torch_version))
     if found is None:
         return None
@@ -121,7 +157,16 @@ def _between(table: tuple[tuple[float, float], ...], at: float) -> float:
 
 
 def cpu_clock(trace: Trace, speeds: HostSpeeds, *, step: int | None = None) -> Timing:
-    """Returns the predicted time of one training step on a processor."""
+    """Returns the predicted time of one training step on a processor.
+
+    Args:
+        trace: A recording of a CPU run.
+        speeds: What was measured of the processor.
+        step: Which step, by the number of its marks; None for the last one.
+
+    Returns:
+        The timing; `link_seconds` are copies into and out of the host pool.
+    """
     total = issued = link = 0.0
     flops = passes = 0
     phase = ""
@@ -166,7 +211,15 @@ def _gradients(trace: Trace, step: int | None) -> int:
 
 
 def cpu_run_seconds(run: OperatorRun, speeds: HostSpeeds) -> float:
-    """Returns how long an operator keeps the processor busy."""
+    """Returns how long an operator keeps the processor busy.
+
+    Args:
+        run: The operator.
+        speeds: What was measured of the processor.
+
+    Returns:
+        Seconds; 0 for a view.
+    """
     if run.kernels == 0 and run.device == "device":
         return 0.0
     if run.seconds is not None and speeds.call_seconds is not None:
