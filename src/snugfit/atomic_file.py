@@ -14,17 +14,10 @@ TEMPORARY_PREFIX = ".writing-"
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Writes a file that appears under its name only when it is complete and on the disk.
+    """Writes a file that appears under its name, in place of an old one, only when it is complete and on the disk.
 
-    Args:
-        path: Final name; an existing file is replaced in one step.
-
-    Yields:
-        The name of an empty temporary file in the same directory, to be written and closed. It is removed when the
-        block raises.
-
-    Raises:
-        OSError: The file cannot be written; whatever stood under `path` is still there.
+    Yields the name of an empty temporary file in the same directory, to be written and closed. It is removed when the
+    block raises.
     """
     handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
     os.close(handle)
@@ -46,19 +39,10 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def filled_folder(path: Path) -> Iterator[Path]:
-    """Fills a folder with files that appear when all of them are complete.
+    """Context with an empty folder, whose files appear under `path` when all of them are complete.
 
-    A new folder appears at once. In one that holds something already each file is replaced in one step, and what has other
-    names stays.
-
-    Args:
-        path: Final name; made with its parents if missing.
-
-    Yields:
-        An empty folder beside it, to be filled. It is removed when the block raises.
-
-    Raises:
-        OSError: It cannot be written; whatever stood under `path` is still there.
+    A new folder appears at once. In one that holds something already each file is replaced in one step, and what has
+    other names stays.
     """
     path = path.resolve()
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -87,21 +71,13 @@ def filled_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes temporary files and folders that a killed process left behind.
-
-    Args:
-        directory: Where `replaced_file` writes; no other process may be writing there.
-    """
+    """Removes temporary files that a killed process left; no other process may be writing there."""
     for path in directory.glob(TEMPORARY_PREFIX + "*"):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it; what is not there is no error.
-
-    Args:
-        path: The file or folder.
-    """
+    """Removes a file, or a folder with all that is in it; a missing one is no error."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -109,11 +85,7 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Puts what was written to a file, or the names in a directory, on the disk.
-
-    Args:
-        path: The file or directory.
-    """
+    """Forces what was written to a file, or the names in a directory, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

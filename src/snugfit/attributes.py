@@ -9,15 +9,7 @@ from typing import Any
 
 @contextmanager
 def attributes_set(objects: Iterable[Any], **values: Any) -> Iterator[None]:
-    """Gives attributes of objects other values, and what they were before when the context ends.
-
-    Args:
-        objects: The objects.
-        **values: Attribute -> the value that all of them have meanwhile.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which all objects have these attributes; afterwards they have their own again."""
     before = [(one, {name: getattr(one, name) for name in values}) for one in objects]
     try:
         for one, _ in before:

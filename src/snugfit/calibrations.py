@@ -21,34 +21,19 @@ FORMAT = 7
 
 
 def cache_folder(name: str) -> Path:
-    """Returns a folder of the user's caches that is ours; it need not exist.
-
-    Args:
-        name: What is kept in it.
-
-    Raises:
-        RuntimeError: The user has no home.
-    """
+    """Returns our folder in the user's cache, which need not exist; `RuntimeError` where there is no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "snugfit" / name
 
 
 def place_of(identity: Mapping[str, Any]) -> Path:
-    """Returns the file of a device, which need not exist.
-
-    Args:
-        identity: What the measurement holds for, as plain data.
-    """
+    """Returns the file for a device, which need not exist; `identity` is what the measurement holds for."""
     text = json.dumps({**identity, "format": FORMAT}, sort_keys=True)
     return cache_folder("calibrations") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def kept(identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what was measured of a device; None where nothing was, or it cannot be read, which is said.
-
-    Args:
-        identity: What the measurement must hold for.
-    """
+    """Returns what was measured of a device; None where there is nothing, or (with a warning) nothing readable."""
     try:
         path = place_of(identity)
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -64,18 +49,7 @@ def kept(identity: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def keep(identity: Mapping[str, Any], found: Mapping[str, Any]) -> Path:
-    """Keeps what was measured of a device, in place of what was there.
-
-    Args:
-        identity: What the measurement holds for.
-        found: The measurement, plain data with `speeds`.
-
-    Returns:
-        The file.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Stores what was measured of a device (plain data with `speeds`), and returns the file."""
     try:
         path = place_of(identity)
         path.parent.mkdir(parents=True, exist_ok=True)

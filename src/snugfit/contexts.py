@@ -44,34 +44,21 @@ def without_size(name: str) -> str:
 
 
 def measured(size_bytes: int) -> Context:
-    """Returns the context of a card on which it was counted.
-
-    Args:
-        size_bytes: What was counted.
-    """
+    """Returns the context of a card on which it was measured."""
     return Context(typical_bytes=size_bytes, range_bytes=(size_bytes, size_bytes), source="measured")
 
 
 def readings_of(name: str) -> Mapping[str, str]:
-    """Returns each reading of a card, as the message had it -> where it stands.
-
-    Args:
-        name: The card's name.
-    """
+    """Returns a card's readings as the messages had them -> where they are published."""
     readings: Mapping[str, str] = _ROWS.get(without_size(name), {}).get("readings", {})
     return readings
 
 
 def context_of(name: str, capability: tuple[int, int] | None, sm_count: int | None) -> Context:
-    """Returns the context of a card.
+    """Returns the context of a card, from readings of that card where there are some.
 
-    Args:
-        name: Its name.
-        capability: Its compute capability; None or one that nobody read: all generations count.
-        sm_count: Its multiprocessors; None: the readings count as they are.
-
-    Returns:
-        The context, from readings of that card where there are some.
+    `capability`: its compute capability; None or one that nobody read: all generations count.
+    `sm_count`: its multiprocessors; None: the readings count as they are.
     """
     own = [_size(reading) for reading in readings_of(name)]
     if own:

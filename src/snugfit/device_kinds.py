@@ -25,7 +25,7 @@ BF16_SINCE = (8, 0)
 SIMULATED = "sim"
 """Device type of fake tensors and of the pretend card, which stand for CUDA."""
 REHEARSE = "rehearse:"
-"""Begins the name of a card that is rehearsed on the processor."""
+"""Prefix of the name of a card that is rehearsed on the processor."""
 Simulated = Literal["cpu", "cuda"]
 """Kinds that a simulation stands for."""
 
@@ -55,11 +55,7 @@ class DeviceKind:
 
 
 def is_here(device: Any) -> bool:
-    """Returns whether a device is one of this machine, which nobody knows of a card by its name.
-
-    Args:
-        device: What a plan was asked for: a name or a row of the table, `local`, `cpu`, or None for what is here.
-    """
+    """Returns whether a device argument means one of this machine (`local`, `cpu`, None), not a card by its name."""
     name = getattr(device, "name", device)
     return name is None or str(name).strip().lower() in _HERE
 
@@ -84,20 +80,12 @@ KINDS = {
 
 
 def kind_of(device: torch.device) -> DeviceKind:
-    """Returns what a device has; one of a kind that nobody knows works in order, and has nothing.
-
-    Args:
-        device: Any device.
-    """
+    """Returns what a device has; an unknown kind works in order and has nothing else."""
     return KINDS.get(device.type, DeviceKind(name=device.type))
 
 
 def is_there(kind: str) -> bool:
-    """Returns whether torch finds a device of a kind in this machine.
-
-    Args:
-        kind: A device type.
-    """
+    """Returns whether torch finds a device of a kind in this machine."""
     import torch
 
     if kind == CPU:
@@ -112,11 +100,7 @@ def default_device() -> str:
 
 
 def module_of(device: torch.device) -> Any:
-    """Returns torch's module of a device that works beside the host, with `Stream` and `Event`; None of one in order.
-
-    Args:
-        device: Any device.
-    """
+    """Returns torch's module for a device that works asynchronously, with `Stream` and `Event`; else None."""
     import torch
 
     return torch.get_device_module(device.type) if kind_of(device).streams else None
@@ -129,7 +113,7 @@ def name_of(device: torch.device) -> str:
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Returns whether a device computes in bf16 by itself; torch's CPU kernels do so on every machine."""
+    """Returns whether a device has bf16 units; torch's CPU kernels take bf16 on every machine."""
     module = module_of(device)
     asked = getattr(module, "is_bf16_supported", None)
     return True if asked is None else bool(asked(including_emulation=False))
@@ -147,7 +131,7 @@ def work_clock(device: torch.device) -> Callable[[], float]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Stops the host until a device has done what was asked of it."""
+    """Makes the host wait until a device has done what was asked of it."""
     module = module_of(device)
     if module:
         module.synchronize(device)
@@ -175,7 +159,7 @@ def memory_peaks(device: torch.device) -> tuple[int, int] | None:
 
 
 def begin_peaks(device: torch.device) -> None:
-    """Lets the peaks of a device begin anew at what is alive now."""
+    """Resets the peaks of a device to what is alive now."""
     module = _counting(device)
     if module:
         wait_for(device)
@@ -184,19 +168,19 @@ def begin_peaks(device: torch.device) -> None:
 
 
 def give_back(device: torch.device) -> None:
-    """Gives memory that is reserved and not used back to a device."""
+    """Gives the allocator's unused memory back to a device."""
     module = _counting(device)
     if module:
         module.empty_cache()
 
 
 def requested_bytes(device: torch.device) -> int:
-    """Returns the bytes alive on a device as they were asked for, without rounding."""
+    """Returns the bytes alive on a device as they were requested, without rounding."""
     return int(_counting(device).memory_stats(device).get("requested_bytes.all.current", 0))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns what tensors of this process can still take: what the driver has, and what is reserved and not used."""
+    """Returns what tensors of this process can still take: the driver's free bytes and unused reserved ones."""
     module = _counting(device)
     free, _ = module.mem_get_info(device)
     return int(free + module.memory_reserved(device) - module.memory_allocated(device))
@@ -204,14 +188,9 @@ def free_bytes(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def limited(device: torch.device, allowed_bytes: int | None) -> Iterator[None]:
-    """Lets this process reserve no more of a device than it is allowed, for a while.
+    """Context in which this process may reserve only so many bytes of a device; None: all.
 
-    Args:
-        device: Where there is no limit to be had, none is set.
-        allowed_bytes: Bytes; None for all there are.
-
-    Yields:
-        Nothing.
+    `device`: where there is no limit to be had, none is set.
     """
     if allowed_bytes is None or not kind_of(device).limited:
         yield
@@ -229,19 +208,19 @@ def limited(device: torch.device, allowed_bytes: int | None) -> Iterator[None]:
 
 
 def generator_state(device: torch.device) -> torch.Tensor | None:
-    """Returns the state of a device's generator, without waiting for the device; None where its host's is used."""
+    """Returns the state of a device's generator without waiting for the device; None where it uses its host's."""
     module = module_of(device)
     return module.get_rng_state(device) if module else None
 
 
 def set_generator_state(device: torch.device, state: torch.Tensor | None) -> None:
-    """Puts a generator back into a state of `generator_state`."""
+    """Restores a state of `generator_state`."""
     if state is not None:
         module_of(device).set_rng_state(state, device)
 
 
 def seed_generator(device: torch.device, seed: int) -> None:
-    """Seeds the generator that operators on a device draw from; the host's where that one is used."""
+    """Seeds the generator that operators on a device draw from (the host's, where it has none)."""
     import torch
 
     (module_of(device) or torch.default_generator).manual_seed(seed)
@@ -258,7 +237,7 @@ def drawn_from(device: torch.device) -> bytes:
 
 
 def draw_from(device: torch.device, state: bytes) -> None:
-    """Puts the generator that operators on a device draw from back into a state of `drawn_from`."""
+    """Restores a state of `drawn_from`."""
     import torch
 
     found, module = torch.frombuffer(bytearray(state), dtype=torch.uint8), module_of(device)
@@ -277,11 +256,7 @@ def generator_states() -> dict[str, list[torch.Tensor]]:
 
 
 def set_generator_states(states: dict[str, Any]) -> None:
-    """Puts all generators back; those of another number of devices are left as they are.
-
-    Args:
-        states: What holds the result of `generator_states`.
-    """
+    """Restores all generators; those of another number of devices are left as they are."""
     import torch
 
     for kind in (CUDA, "xpu"):

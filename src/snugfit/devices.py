@@ -141,17 +141,10 @@ def device_names() -> tuple[str, ...]:
 
 
 def device_named(text: str) -> Device:
-    """Returns the device that a name means.
+    """Returns the row of the device that a name means; `InputError` for unknown or ambiguous names.
 
-    Args:
-        text: A name of the table, with or without size and vendor, as `torch.cuda.get_device_name` prints it,
-            `local` for the GPU of this machine, or a YAML file: `like: NAME`, and what is different here.
-
-    Returns:
-        Its row.
-
-    Raises:
-        InputError: For an unknown name, one that means several cards, `local` without a GPU, or a file that is wrong.
+    `text`: a name of the table, with or without size and vendor, as `torch.cuda.get_device_name` prints it, `local` for
+    the GPU of this machine, or a YAML file: `like: NAME`, and what is different here.
     """
     if str(text).endswith(_FILES):
         return _of_file(str(text))
@@ -173,7 +166,7 @@ _RATES = ("peer_gigabytes_per_second", "network_gigabits_per_second", "gigabytes
 
 
 def _of_file(path: str) -> Device:
-    """A card of the table in a machine of one's own: other links, or other speeds; it keeps its name."""
+    """A card of the table with one's own links or speeds; it keeps its name."""
     given = read_yaml(path, "device file", example="like: a100-80gb")
     if "like" not in given:
         raise InputError(
@@ -196,12 +189,7 @@ def _of_file(path: str) -> Device:
 
 
 def card_identity(name: str, torch_version: str) -> dict[str, str]:
-    """Returns what a calibration of a card holds for.
-
-    Args:
-        name: The driver's name of the card.
-        torch_version: Version of torch.
-    """
+    """Returns what a calibration of a card (by its driver's name) holds for."""
     return {"device": "card", "name": name, "torch": torch_version}
 
 

@@ -21,7 +21,7 @@ class SnugfitError(ValueError):
     exit_code = 2
 
     def __reduce__(self) -> Any:
-        """How it travels between processes: as the message, whatever its class is made of, and what is plain of the rest."""
+        """Pickles the message and what is plain of the rest, whatever arguments the class takes."""
         plain = {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | tuple)}
         return _travelled, (type(self), str(self), plain)
 
@@ -44,14 +44,7 @@ class SequenceTooLongError(InputError):
 
 @contextlib.contextmanager
 def about(*fields: str) -> Iterator[None]:
-    """Says of errors inside which fields of the recipe they are about.
-
-    Args:
-        *fields: Their names.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which errors are marked as being about these fields of the recipe."""
     try:
         yield
     except InputError as error:
@@ -64,11 +57,7 @@ _ON_COMMAND_LINE: ContextVar[bool] = ContextVar("on_command_line", default=False
 
 @contextlib.contextmanager
 def on_command_line() -> Iterator[None]:
-    """Says that what was given is typed as options of a command, which errors inside then name so.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which errors name arguments as options of the command line."""
     token = _ON_COMMAND_LINE.set(True)
     try:
         yield
@@ -77,11 +66,7 @@ def on_command_line() -> Iterator[None]:
 
 
 def option(*given: str) -> str:
-    """Returns arguments as they were given: `--run-dir DIR --resume` on a command line, `run_dir and resume` in Python.
-
-    Args:
-        *given: Their names in Python, each with a word for its value behind it or none: `run_dir DIR`, `resume`.
-    """
+    """Returns arguments as they were given: `--run-dir DIR --resume`, or in Python `run_dir and resume`."""
     if _ON_COMMAND_LINE.get():
         return " ".join(f"--{one.replace('_', '-')}" for one in given)
     return " and ".join(one.partition(" ")[0] for one in given)
@@ -117,7 +102,7 @@ class TrainingError(SnugfitError):
 
     exit_code = 4
     left_to_others = False
-    """Whether another process says what there is to say: whoever has started the processes of this run."""
+    """Whether the process that has started this one reports the error, so that this one must not."""
 
 
 class OutOfMemoryError(DoesNotFitError, TrainingError):
@@ -161,11 +146,7 @@ class SnugfitWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Warns the person who called snugfit; the line that is named is the nearest one that is not ours.
-
-    Args:
-        text: What has no effect or deserves a second look, and what to do.
-    """
+    """Warns the person who called snugfit, naming the nearest line of code that is not ours."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "snugfit":
         frame, level = frame.f_back, level + 1
@@ -173,49 +154,24 @@ def warn(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tells what was chosen on the way, such as a library or a head that is fresh.
-
-    Args:
-        text: One line.
-    """
+    """Logs what was chosen on the way, such as a library or a fresh head."""
     logging.getLogger("snugfit").info("%s", text)
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
-    """Returns the first of some names, and how many more there are.
-
-    Args:
-        names: The names.
-        most: How many are named.
-    """
+    """Returns the first of some names, and how many more there are."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Returns the tail of a message about an unknown name: the nearest match, then what is allowed.
-
-    Args:
-        given: The unknown name, as typed.
-        allowed: The names that exist.
-
-    Returns:
-        One or two sentences; empty when nothing is allowed.
-    """
+    """Returns the end of a message about an unknown name: the nearest match, then what is allowed."""
     names = list(allowed)
     hint = nearest(given, names)
     return f"{hint}{'Allowed' if hint else 'allowed'}: {', '.join(names)}." if names else ""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Returns a question about the nearest name, for lists too long to print.
-
-    Args:
-        given: The unknown name, as typed.
-        allowed: The names that exist.
-
-    Returns:
-        `did you mean 'x'? ` with a space behind it, or nothing when no name is near.
-    """
+    """Returns `did you mean 'x'? ` with a space at the end, or nothing; for lists too long to print."""
     near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}? " if near else ""

@@ -13,20 +13,14 @@ if TYPE_CHECKING:
 
 
 def is_stack(module: torch.nn.Module, weight: Any) -> bool:
-    """Returns whether a tensor of a module holds the matrices of all its experts.
+    """Returns whether a module's tensor holds the matrices of all its experts.
 
-    Args:
-        module: Any module.
-        weight: A parameter of it, or what stands in its place; None is none.
+    `weight`: a parameter of it, or what stands in its place; None is none.
     """
     stated = {getattr(module, name, None) for name in ("num_experts", "num_local_experts")} - {None}
     return weight is not None and len(weight.shape) == 3 and weight.shape[0] in stated
 
 
 def stacks_of(module: torch.nn.Module) -> list[str]:
-    """Returns the names of the parameters of a module that hold the matrices of all its experts.
-
-    Args:
-        module: Any module.
-    """
+    """Returns the names of a module's parameters that hold the matrices of all its experts."""
     return [name for name, weight in module._parameters.items() if is_stack(module, weight)]

@@ -42,7 +42,7 @@ class FieldInfo:
 
     @property
     def doc(self) -> str:
-        """The docstring that stands under it, there or in a base; read from the source when it is asked for."""
+        """The docstring under the field, in the class or a base; read from the source when it is asked for."""
         return field_docs(self.owner).get(self.name, "")
 
     @property
@@ -53,14 +53,7 @@ class FieldInfo:
 
 @functools.cache
 def field_infos(cls: Any) -> dict[str, FieldInfo]:
-    """Returns the fields of a settings class by name.
-
-    Args:
-        cls: A dataclass whose source is at hand.
-
-    Returns:
-        Field name -> description, in the order of the class.
-    """
+    """Returns name -> description of the fields of a dataclass whose source is available, in order."""
     hints = typing.get_type_hints(cls)
     infos = {}
     for field in dataclasses.fields(cls):
@@ -71,11 +64,7 @@ def field_infos(cls: Any) -> dict[str, FieldInfo]:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Returns the docstring that stands under each field of a class, there or in a base, in one line each.
-
-    Args:
-        cls: A class whose source is at hand.
-    """
+    """Returns the docstring that stands under each field of a class, there or in a base, in one line each."""
     body = _classes(inspect.getsourcefile(cls) or "")[cls.__qualname__]
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     for item, after in zip(body.body, body.body[1:], strict=False):
@@ -114,15 +103,7 @@ _IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", st
 
 
 def value_problem(info: FieldInfo, value: Any) -> str | None:
-    """Returns what is wrong with the type or the word given for a field, or None.
-
-    Args:
-        info: The field.
-        value: The value given.
-
-    Returns:
-        One sentence, or None when the value is of an allowed type (its range is the class's own business).
-    """
+    """Returns one sentence on what is wrong with the type or word of a value, or None; ranges are not checked."""
     if value is None:
         return None if info.optional else f"{info.name} must not be empty (None)."
     if isinstance(value, bool) and bool not in info.kinds:
@@ -139,16 +120,10 @@ def value_problem(info: FieldInfo, value: Any) -> str | None:
 
 
 def type_problems(settings: Any) -> dict[str, str]:
-    """Returns the problems of all fields' types and words, and puts the default in place of each bad value.
+    """Returns field -> sentence for wrong types and words, and puts defaults in their place.
 
-    With the defaults in place the class can go on to check ranges and contradictions, so that all mistakes come at once;
-    an object with problems is never handed out.
-
-    Args:
-        settings: A settings object in its `__post_init__`.
-
-    Returns:
-        Field that is wrong -> one sentence.
+    With the defaults in place the class can go on to check ranges and contradictions, so that all mistakes come at
+    once; an object with problems is never handed out.
     """
     problems = {}
     for name, info in field_infos(type(settings)).items():  # type: ignore[arg-type]
@@ -160,18 +135,12 @@ def type_problems(settings: Any) -> dict[str, str]:
 
 
 def whatever_was_meant(settings: T, wrong: Iterable[str], check: Callable[[T], Iterable[str]]) -> list[str]:
-    """Returns the problems that stay, whatever was meant by the fields that are wrong.
+    """Returns the problems that stay, whatever was meant by the wrong fields.
 
-    A default stands in their place, and it may contradict another field where the value that was meant would not: then one
-    mistake would be told as two.
+    A default stands in their place, and it may contradict another field where the value that was meant would not: then
+    one mistake would be told as two.
 
-    Args:
-        settings: A settings object with defaults in place of bad values.
-        wrong: The fields that had bad values.
-        check: Yields the problems of an object.
-
-    Returns:
-        Problems that no allowed word in place of a bad one would solve.
+    `wrong`: the fields that had bad values.
     """
     stay = list(check(settings))
     for name in wrong:
@@ -187,7 +156,7 @@ def whatever_was_meant(settings: T, wrong: Iterable[str], check: Callable[[T], I
 
 
 class SettingsBase:
-    """What a settings class can do: be plain data, be read from it, and be copied with changes."""
+    """What settings classes share: to and from plain data, and copies with changes."""
 
     __slots__ = ()
     SUBJECT: ClassVar[str]
@@ -250,15 +219,7 @@ class SettingsBase:
 
 
 def from_text(info: FieldInfo, text: str) -> Any:
-    """Returns the value that a text from a command line means for a field; unreadable text comes back as it is.
-
-    Args:
-        info: The field.
-        text: What was typed.
-
-    Returns:
-        None, bool, int, float, tuple or str; the class's own checks judge it afterwards.
-    """
+    """Returns what a text from a command line means for a field; unreadable text comes back for the class to judge."""
     if info.optional and text.lower() == "none" and "none" not in info.choices:
         return None
     if bool in info.kinds and text.lower() in ("true", "yes", "on", "false", "no", "off"):
@@ -279,21 +240,12 @@ def from_text(info: FieldInfo, text: str) -> Any:
 
 
 def as_typed(value: Any) -> str:
-    """Returns the value of a field as people type it: several names with commas between them.
-
-    Args:
-        value: Any value of a field, plain or not.
-    """
+    """Returns a value as people type it: several names with commas between them."""
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def as_data(value: Any, *, without: Iterable[str] = ()) -> Any:
-    """Returns a result as plain data for JSON: objects by their fields, or by their own `to_mapping`.
-
-    Args:
-        value: A dataclass, or what is in one.
-        without: Fields of it that are left out.
-    """
+    """Returns a result as plain data for JSON: objects by their fields (some left out), or their own `to_mapping`."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name not in without]
         return {name: _inner_data(getattr(value, name)) for name in names}

@@ -47,21 +47,13 @@ class Rung:
     """What is learned and how."""
 
     def fidelity_against(self, first: Rung, **traits: bool) -> Fidelity:
-        """Returns how close this rung stays to the first.
-
-        Args:
-            first: The first rung of the ladder.
-            **traits: What is known of the model, such as `batch_norm`, by the name of the workload's field.
-
-        Returns:
-            The level and the fields that lower it.
-        """
+        """Returns how close this rung stays to the first; `traits` are known facts such as `batch_norm`."""
         return fidelity(self.recipe, self.workload.replace(**traits), first.workload.replace(**traits))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ladder:
-    """All rungs, and the ones that have no place in this ladder."""
+    """All rungs, and those that have no place in this ladder."""
 
     rungs: tuple[Rung, ...]
     """At least one, in order."""
@@ -73,17 +65,7 @@ class Ladder:
     """Name -> why it is not there."""
 
     def choose(self, names: Iterable[str]) -> Ladder:
-        """Returns the ladder with some of its rungs, each as it was; the order stays.
-
-        Args:
-            names: Names of rungs.
-
-        Returns:
-            The smaller ladder.
-
-        Raises:
-            InputError: A name is unknown or its rung is left out here, or there is none.
-        """
+        """Returns the ladder with some of its rungs, in its order; `InputError` for names that are not in it."""
         wanted = list(dict.fromkeys(names))
         known = [rung.name for rung in self.rungs]
         for name in wanted:
@@ -100,23 +82,13 @@ class Ladder:
 def build_ladder(
     settings: Workload, *, device: str, bf16: bool = True, sgd_lr: float | None = None, batch_size: int = 64
 ) -> Ladder:
-    """Returns the ladder for a run.
+    """Returns the ladder for a run on `cpu` or `cuda`.
 
     The batch shrinks to a quarter, and that to microbatches of a quarter, as in the guides (64, 16, 4).
 
-    Args:
-        settings: Training settings that all rungs share; `lr` and `lr_schedule` are Adam's. Optimizer, batch size and
-            SGD's schedule are set here.
-        device: `cpu` or `cuda`.
-        bf16: Whether the device computes in bf16 by itself; without, the mixed rung takes fp16 with a scaled loss.
-        sgd_lr: SGD's learning rate; None: `DEFAULT_SGD_LR`.
-        batch_size: Samples of an update on the first rung.
-
-    Returns:
-        The rungs, and what is left out.
-
-    Raises:
-        RecipeError: The settings are wrong, or contradict a rung.
+    `settings`: training settings that all rungs share; `lr` and `lr_schedule` are Adam's. Optimizer, batch size and
+    SGD's schedule are set here.
+    `bf16`: whether the device computes in bf16 by itself; without, the mixed rung takes fp16 with a scaled loss.
     """
     quarter, micro = max(1, batch_size // 4), max(1, batch_size // 16)
     rate = DEFAULT_SGD_LR if sgd_lr is None else sgd_lr

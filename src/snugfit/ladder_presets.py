@@ -43,18 +43,7 @@ class Preset:
     of `workload` that differ from the preset's, and what its source has measured, as `published`."""
 
     def ladder(self, settings: Mapping[str, Any], *, random_data: bool) -> Ladder:
-        """Returns the rungs as complete training runs.
-
-        Args:
-            settings: Training settings that were given; they hold for all rungs.
-            random_data: Whether there is no real data, so that a few updates say it all.
-
-        Returns:
-            The ladder.
-
-        Raises:
-            RecipeError: The settings are wrong, or contradict a rung.
-        """
+        """Returns the rungs as complete training runs; with random data, a few updates say it all."""
         short = {"max_steps": RANDOM_STEPS} if random_data and not {"epochs", "max_steps"} & set(settings) else {}
         rungs = tuple(
             Rung(
@@ -75,17 +64,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset_named(name: str) -> Preset:
-    """Returns a preset.
-
-    Args:
-        name: How it is asked for.
-
-    Returns:
-        The preset.
-
-    Raises:
-        InputError: There is none of that name.
-    """
+    """Returns a preset by its name; `InputError` where there is none."""
     if name not in PRESETS:
         raise InputError(f"preset {name!r} is unknown; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]

@@ -22,11 +22,7 @@ TALKATIVE = ("torch.utils._pytree", "torchao", "bitsandbytes", "peft")
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Holds back what libraries warn of while they are imported.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which warnings of imported libraries are held back."""
     loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -42,20 +38,12 @@ def importing() -> Iterator[None]:
 
 
 def needed(what: str, module: str, *, install: str, library: str = "", instead: str = "") -> Any:
-    """Imports what something that was asked for needs.
+    """Imports an optional library; an `InputError` says why that failed, and how to install it.
 
-    Args:
-        what: What needs it, with its verb, such as `quantize='nf4' needs`.
-        module: The module to import; one of ours may stand in front of the library.
-        install: What pip installs.
-        library: The library's name; empty: what the module's name begins with.
-        instead: What else may be done, behind the command.
-
-    Returns:
-        The module.
-
-    Raises:
-        InputError: It does not import; says why, and how to install it.
+    `what`: what needs it, with its verb, such as `quantize='nf4' needs`.
+    `library`: the library's name; empty: what the module's name begins with.
+    `instead`: what else may be done, behind the command.
+    `module`: the module to import; one of ours may stand in front of the library.
     """
     try:
         with importing():

@@ -32,12 +32,7 @@ class NcclMemory:
 
 
 def nccl_memory(card: Device, ranks: int) -> NcclMemory:
-    """Returns what a communicator takes on a card.
-
-    Args:
-        card: The card.
-        ranks: Ranks in the group; one alone needs none.
-    """
+    """Returns what a communicator of so many ranks takes on a card; one alone needs none."""
     if ranks <= 1:
         return NcclMemory(typical_bytes=0, range_bytes=(0, 0), source="published", where="one rank has no communicator")
     if card.bytes_only:
@@ -60,23 +55,13 @@ def nccl_memory(card: Device, ranks: int) -> NcclMemory:
 
 
 def nccl_bytes(card: Device, ranks: int) -> tuple[int | None, str]:
-    """Returns the typical bytes of a communicator, None where they are unknown, and where that is from.
-
-    Args:
-        card: The card.
-        ranks: Ranks in the group.
-    """
+    """Returns the typical bytes of a communicator, None where unknown, and the source."""
     found = nccl_memory(card, ranks)
     return found.typical_bytes, found.where if found.source is None else f"{found.source}: {found.where}"
 
 
 def among(card: Device, groups: Sequence[int]) -> Device:
-    """Returns a card on which NCCL has taken its memory for some groups.
-
-    Args:
-        card: The card.
-        groups: How many ranks each group has that this card belongs to.
-    """
+    """Returns a card on which NCCL has taken its memory for groups of these sizes."""
     if card.context is None:
         return card
     taken = [nccl_memory(card, ranks).typical_bytes for ranks in groups if ranks > 1]
@@ -89,7 +74,7 @@ def _unknown(why: str) -> NcclMemory:
 
 
 def _readings(names: Iterable[str], ranks: int) -> list[tuple[str, str]]:
-    """Readings of some cards, those of two ranks apart: larger groups have one more connection a channel."""
+    """Readings of some cards; two ranks apart, because larger groups have one more connection a channel."""
     return [
         reading
         for name in names

@@ -109,7 +109,7 @@ class Recipe(
 
 
 def _names(value: Any, keywords: tuple[str, ...]) -> Any:
-    """Names separated by commas become a tuple; keywords, counts (`every:N`) and anything odd stay for the checks."""
+    """Names with commas between them become a tuple; keywords, `every:N` and anything odd are left to the checks."""
     if not isinstance(value, str):
         return value
     value = value.strip()
@@ -119,7 +119,7 @@ def _names(value: Any, keywords: tuple[str, ...]) -> Any:
 
 
 def _problems(recipe: Recipe) -> Iterator[str]:
-    """A sentence for each value, and each pair of fields, that no workload can make sense of: what was given, what to do."""
+    """A sentence for each value or pair of fields that is wrong for every workload: what was given, what to do."""
     for name in _NAMES:
         value = getattr(recipe, name)
         if not value or (isinstance(value, tuple) and not all(isinstance(part, str) and part for part in value)):

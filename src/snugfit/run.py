@@ -21,11 +21,7 @@ from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What is learned, and how it is held in memory; the two do not contradict each other.
-
-    Raises:
-        RecipeError: Listing every contradiction.
-    """
+    """A recipe and a workload that do not contradict each other; making one raises a `RecipeError` if they do."""
 
     recipe: Recipe
     """How the step is held in memory."""
@@ -39,15 +35,7 @@ class Run:
 
     @classmethod
     def made_by(cls, recipe: Callable[[], Recipe], workload: Callable[[], Workload]) -> Run:
-        """Makes both parts, with the mistakes of both in one error.
-
-        Args:
-            recipe: Makes the recipe.
-            workload: Makes the workload.
-
-        Raises:
-            RecipeError: Listing every mistake in both; or, where there is none, every contradiction between them.
-        """
+        """Makes both parts by functions, with the mistakes of both, or else the contradictions, in one error."""
         made: list[Recipe | Workload] = []
         errors: list[RecipeError] = []
         for make in (recipe, workload):
@@ -64,26 +52,18 @@ class Run:
 
     @staticmethod
     def is_possible(recipe: Recipe, workload: Workload) -> bool:
-        """Returns whether a recipe can train a workload.
-
-        Args:
-            recipe: How the step is held in memory.
-            workload: What is learned.
-        """
+        """Returns whether a recipe can train a workload."""
         return next(contradictions(recipe, workload), None) is None
 
 
 def by_owner(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tells the fields of a recipe from training settings.
+    """Separates recipe fields from training settings.
 
     `optimizer` names the workload's; one with low-bit state (adamw8bit) is the workload's adamw, held by the recipe in
     fewer bits.
 
-    Args:
-        options: Field -> value.
-
-    Returns:
-        Fields of the recipe, and of the workload; names that neither has are left with the workload, which refuses them.
+    Returns fields of the recipe, and of the workload; names that neither has are left with the workload, which refuses
+    them.
     """
     recipe, workload = dict[str, Any](), dict[str, Any]()
     for name, value in options.items():
@@ -97,29 +77,14 @@ def by_owner(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def check_weights_file(workload: Workload) -> None:
-    """Checks that the file of weights is there, also where none is read: an estimate of what cannot begin is of no use.
-
-    Args:
-        workload: What is learned.
-
-    Raises:
-        InputError: The file does not exist.
-    """
+    """Raises `InputError` if the file of weights is missing, also in an estimate, which does not read it."""
     weights = workload.weights
     if weights is not None and weights.endswith(".safetensors") and not Path(weights).expanduser().is_file():
         raise InputError(f"weights file {weights!r} does not exist. Give an existing .safetensors file.")
 
 
 def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
-    """Yields a sentence for each way in which a recipe cannot train a workload.
-
-    Args:
-        recipe: How the step is held in memory.
-        workload: What is learned.
-
-    Yields:
-        What contradicts what, and what to do.
-    """
+    """Yields a sentence for each way in which a recipe cannot train a workload: what contradicts what, what to do."""
     for row in TECHNIQUES:
         yield from said(row.misfits, recipe, workload)
     if (recipe.optimizer or workload.optimizer) != CUSTOM_OPTIMIZER:

@@ -23,17 +23,9 @@ _TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
 def parse_bytes(text: str | int, *, what: str = "size") -> int:
-    """Returns the number of bytes that a text such as `8GiB` or `500 MB` names.
+    """Returns the bytes that a text such as `8GiB` or `500 MB` means, more than 0; `what` is for messages.
 
-    Args:
-        text: A number with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB; any case), or an int of bytes.
-        what: Name of the quantity, for the message.
-
-    Returns:
-        Bytes, rounded down, more than 0.
-
-    Raises:
-        InputError: For a missing or unknown unit, a negative number or zero.
+    `text`: a number with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB; any case), or an int of bytes.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -54,14 +46,7 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Returns bytes as people read them, in powers of 1024 with three significant digits, such as `1.25 MiB`.
-
-    Args:
-        size_bytes: Any int; a negative one keeps its sign.
-
-    Returns:
-        Text with a unit.
-    """
+    """Returns bytes as people read them, in powers of 1024 with three significant digits, such as `1.25 MiB`."""
     size = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
     if size < KIB:
@@ -75,14 +60,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a duration as people read it, such as `350 ms`, `12.9 s` or `3 min 05 s`.
-
-    Args:
-        seconds: Duration, 0 or more.
-
-    Returns:
-        Text with a unit.
-    """
+    """Returns a duration as people read it, such as `350 ms`, `12.9 s` or `3 min 05 s`."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 99.95:
@@ -95,11 +73,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Returns whole numbers in order as ranges, such as `0-6, 8`.
-
-    Args:
-        numbers: In order, each once.
-    """
+    """Returns rising whole numbers as ranges, such as `0-6, 8`."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:

@@ -155,20 +155,16 @@ class Workload(SettingsBase):
 
 
 def algorithm_and_storage(optimizer: str) -> tuple[str, str | None]:
-    """Splits the name of an optimizer into what is learned by and how its state is held.
+    """Splits an optimizer name (adamw, adamw8bit) into the algorithm and how its state is held.
 
-    Args:
-        optimizer: A name, such as adamw or adamw8bit.
-
-    Returns:
-        The workload's optimizer, and the recipe's (None where the state is held as it is).
+    Returns the workload's optimizer, and the recipe's (None where the state is held as it is).
     """
     algorithm = STORED_OPTIMIZERS.get(optimizer)
     return (optimizer, None) if algorithm is None else (algorithm, optimizer)
 
 
 def _patterns(value: Any) -> Any:
-    """Patterns separated by commas become a tuple; anything odd stays for the checks."""
+    """Patterns with commas between them become a tuple; anything odd is left to the checks."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value

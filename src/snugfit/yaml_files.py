@@ -9,14 +9,7 @@ from snugfit.errors import InputError
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Returns a table that lies beside this file.
-
-    Args:
-        name: The file's name.
-
-    Returns:
-        Name of a row -> its fields.
-    """
+    """Returns row name -> fields of a table that comes with snugfit."""
     import yaml
 
     table: dict[str, Any] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
@@ -24,23 +17,11 @@ def read_table(name: str) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path, what: str, *, example: str) -> dict[str, Any]:
-    """Reads a file of `field: value` lines.
-
-    Args:
-        path: The file.
-        what: What it is, for messages.
-        example: A line that it might have.
-
-    Returns:
-        Field -> value; empty for an empty file.
-
-    Raises:
-        InputError: It is missing, unreadable, no YAML, no mapping, or says a field twice.
-    """
+    """Reads `field: value` lines; `InputError` for a file that is none. `what` and `example` are for messages."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a field that stands there twice, where YAML's own loader takes the last one in silence."""
+        """Refuses a field that appears twice; YAML's own loader silently takes the last."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()

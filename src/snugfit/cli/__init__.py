@@ -48,13 +48,9 @@ and `snugfit --help` for all commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line; `argv` None: the process's own arguments.
 
-    Args:
-        argv: Arguments without the program's name; None: those of the process.
-
-    Returns:
-        The exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
+    Returns the exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
     """
     code = _main(argv)
     if (joining := sys.modules.get("snugfit.runs.joining")) is not None:  # where a run has several processes
@@ -86,17 +82,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments, with a hint for each name that does not exist.
-
-    Args:
-        argv: Arguments without the program's name.
-
-    Returns:
-        The arguments of the subcommand; `run` is its function.
-
-    Raises:
-        InputError: For anything that cannot be read.
-    """
+    """Reads the arguments, with a hint for each unknown name; `run` of the result is the subcommand's function."""
     parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
     version = _version() if "--version" in argv else ""
     parser.add_argument("--version", action="version", version=version, help="print the version and exit")
@@ -147,7 +133,7 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _unknown_option(word: str, chosen: str | None, options: Sequence[str]) -> str:
-    """Says of an option that a command does not take where it belongs, or what may have been meant; `; ` at the end."""
+    """Says where an unknown option belongs, or what may have been meant; ends with `; `."""
     if chosen is not None and word in options:
         return f"option {word!r} stands before the command; put it behind `snugfit {chosen}`; "
     takers = []
@@ -162,7 +148,7 @@ def _unknown_option(word: str, chosen: str | None, options: Sequence[str]) -> st
 
 
 def _with_negative_values(argv: Sequence[str]) -> list[str]:
-    """Ties words such as -1GiB to the option before them, so that their own check can say what is wrong with them.
+    """Attaches words such as -1GiB to the option before them, so that its own check can say what is wrong.
 
     argparse would take them for options, and say that the option before has no value. No option of ours is a number.
     """
@@ -182,7 +168,7 @@ def _version() -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing its own kind of message, and guesses no options from their beginnings."""
+    """An argparse parser that raises instead of printing, and does not guess abbreviated options."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
@@ -193,7 +179,7 @@ class _Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def _notes_on_stderr() -> Iterator[None]:
-    """Prints what was chosen on the way (a library, a head that is fresh) as one line each."""
+    """Prints notes of what was chosen on the way (a library, a fresh head) on stderr, one line each."""
     logger, notes = logging.getLogger("snugfit"), logging.StreamHandler(sys.stderr)
     notes.setFormatter(logging.Formatter("snugfit: %(message)s"))
     level = logger.level

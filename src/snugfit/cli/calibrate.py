@@ -35,27 +35,13 @@ class CalibrateOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `snugfit calibrate`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the options of `snugfit calibrate`."""
     options.add_options(parser, CalibrateOptions)
     output.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, keeps, checks and prints.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: There is no such device here, or nothing can be kept.
-    """
+    """Measures, stores, checks and prints."""
     kind = device_of(args.device)
     print(f"snugfit: measuring {kind}; an earlier calibration stays until this one is there.", file=sys.stderr)
     import torch
@@ -77,14 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def device_of(asked: str | None) -> str:
-    """Returns the device type that is measured.
-
-    Args:
-        asked: What the command line gave.
-
-    Raises:
-        InputError: It is not there, or cannot be measured.
-    """
+    """Returns the device type to measure; `InputError` where it is not here or cannot be measured."""
     from snugfit.measure.device_probe import probe_device
 
     if asked is not None and asked.startswith(REHEARSE):

@@ -34,11 +34,7 @@ _NOT_SHOWN = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `snugfit devices`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the options of `snugfit devices`."""
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="one card, a file, local or cpu: everything known of it"
     )
@@ -46,17 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table.
-
-    Args:
-        args: The parsed options.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: The name is unknown, or means a GPU that is not there.
-    """
+    """Prints the table."""
     if args.name is not None:
         known = _known(device_named(args.name))
         if args.json:
@@ -78,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known(device: Device) -> dict[str, Any]:
-    """Everything that is known of one device; of the processor also what was measured of it."""
+    """All that is known of one device; for the processor, what was measured of it too."""
     plain = _plain(device)
     if device.name != CPU:
         return plain

@@ -39,11 +39,7 @@ class EstimateOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit estimate`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit estimate`."""
     options.add_shape_options(parser)
     options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)
@@ -52,18 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Estimates, and prints the result.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0, whether it fits or not.
-
-    Raises:
-        InputError: Something that was given cannot be used.
-        CannotSimulateError: Something in the model needs values.
-    """
+    """Estimates and prints the result; returns 0 whether it fits or not."""
     from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.costs import check_priced, read_prices
     from snugfit.simulator.estimate import cards_of, estimate_named

@@ -53,7 +53,7 @@ class DeepSpeedOptions:
 
 
 class WhereOptions:
-    """For the answer where weights and state should be."""
+    """Options for the question where weights and state should be."""
 
     model: Annotated[str, "MODEL"]
     """as for `snugfit estimate`. Default: the run's."""
@@ -67,11 +67,7 @@ class WhereOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit export`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit export`."""
     parser.add_argument(
         "recipe", metavar="RECIPE", type=output.some_path, help="recipe file, plan's JSON or run directory"
     )
@@ -86,17 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the file, and says what it does not say.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: Something that was given cannot be used, or the tool has no such update.
-    """
+    """Writes the file, and prints what it cannot say."""
     from snugfit.interop.deepspeed_config import deepspeed_export
     from snugfit.interop.stored_recipes import stored_run
 
@@ -117,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses words that are none."""
+    """Raises for words that are not allowed."""
     if args.to is None:
         raise InputError(f"--to must be given: the tool that the recipe is for, {' or '.join(TARGETS)}.")
     if args.to not in TARGETS:
@@ -129,7 +115,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _wanted(args: argparse.Namespace) -> Any:
-    """What was asked for beside the recipe."""
+    """What was asked for besides the recipe."""
     from snugfit.interop.deepspeed_config import BY_HAND, Wanted
 
     by_hand = tuple(name.strip().replace("-", "_") for name in (args.by_hand or "").split(",") if name.strip())
@@ -145,7 +131,7 @@ def _wanted(args: argparse.Namespace) -> Any:
 
 
 def _named(args: argparse.Namespace, stored: StoredRun) -> NamedModel | None:
-    """The model that the question is about; None where it is not asked."""
+    """The model that the question of places is about; None where it is not asked."""
     shape = [name for name in ("model_arg", "task", "image_size", "frames", "seq_len") if getattr(args, name)]
     asked = [name for name in ("host_budget", "nvme_speed") if getattr(args, name)]
     if args.device is None:
@@ -194,7 +180,7 @@ def _places(args: argparse.Namespace, stored: StoredRun, named: NamedModel) -> P
 
 
 def _show(args: argparse.Namespace, export: Export, places: Places | None) -> None:
-    """The file on stdout where no other was named, and what it does not say beside it."""
+    """Prints the file where it is not written elsewhere, and what it cannot say."""
     if args.json:
         where = None if places is None else places.to_mapping()
         output.print_json({**export.to_mapping(), "places": where})

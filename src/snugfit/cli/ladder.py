@@ -80,11 +80,7 @@ class LadderOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit ladder`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit ladder`."""
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="torchvision:NAME, timm:NAME, hf:NAME or path/file.py:function")
     add("--preset", metavar="NAME", help=f"a ladder by name, model and shapes included: {', '.join(PRESETS)}")
@@ -104,15 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     """Trains rung after rung and reports them.
 
-    Args:
-        args: What the command line gave.
-        train: What trains one rung; None: `snugfit train` in a fresh process.
-
-    Returns:
-        0 when the first rung was trained, else 4.
-
-    Raises:
-        InputError: Something that was given cannot be used.
+    `train`: what trains one rung; None: `snugfit train` in a fresh process.
+    Returns 0 when the first rung was trained, else 4.
     """
     preset = None if args.preset is None else preset_named(args.preset)
     if preset is not None:
@@ -185,7 +174,7 @@ def _check(args: argparse.Namespace, preset: Preset | None) -> None:
 
 
 def _probed(name: str) -> DeviceProbe:
-    """The device of a run; of a card that is rehearsed, what the table says of it."""
+    """The device of a run; for a rehearsed card, its row of the table."""
     if not name.startswith(REHEARSE):
         return probe_device(name)
     card = place_named(name).card
@@ -226,7 +215,7 @@ def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, 
 
 
 def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[Path, Path | None]:
-    """Returns the directory of this ladder, and the topmost one that was made for it; an earlier ladder is still in it."""
+    """Returns the directory of this ladder, and the topmost one made for it; an earlier ladder may still be there."""
     if args.out is not None:
         out: Path = args.out
         if (out / "ladder.json").exists() and not args.overwrite:
@@ -253,7 +242,7 @@ def _remove_earlier(out: Path, *, keep: str) -> None:
 
 
 def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
-    """The entry of a rung that was not climbed."""
+    """The entry of a rung that was not trained."""
     return {
         "name": rung.name,
         "change": rung.change,
@@ -289,7 +278,7 @@ def _train_in_fresh_process(argv: Sequence[str], progress: _Progress) -> Mapping
 
 
 class _Progress:
-    """Says on stderr which rung is trained: in one line that is rewritten on a terminal, else a line a rung."""
+    """Says on stderr which rung is trained: one line rewritten on a terminal, else one line a rung."""
 
     def __init__(self, total: int) -> None:
         self._total, self._number, self._label = total, 0, ""
@@ -301,7 +290,7 @@ class _Progress:
         self.show("") if self._live else print(self._label, file=sys.stderr, flush=True)
 
     def show(self, line: str) -> None:
-        """Passes a line of the rung's own stderr on: messages as they are, progress only where it can be overwritten."""
+        """Passes a line of the rung's stderr on: messages always, progress only where it can be overwritten."""
         if line.startswith("snugfit:"):
             self.end()
             print(line, file=sys.stderr, flush=True)
@@ -343,14 +332,14 @@ def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
 
 
 def _write_document(out: Path, document: Mapping[str, Any]) -> None:
-    """Writes what is known so far, so that a ladder that is stopped leaves the rungs it climbed."""
+    """Writes what is known so far, so that a stopped ladder keeps its finished rungs."""
     path = out / "ladder.json"
     with output.writing(path):
         path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _draw(out: Path, rungs: Sequence[Mapping[str, Any]], title: str) -> list[Path]:
-    """Draws the figure where matplotlib is there, and returns the files written."""
+    """Draws the figure if matplotlib is installed, and returns the files written."""
     figures = [out / "ladder.png", out / "ladder.svg"]
     try:
         with output.writing(out):

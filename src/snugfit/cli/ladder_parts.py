@@ -25,16 +25,7 @@ DATA = (*_SHAPE, "samples", "text_column", "label_column", "prompt_column", "dow
 
 
 def rung_words(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]:
-    """Returns the command line of a rung.
-
-    Args:
-        rung: The rung.
-        args: What the ladder's command line gave.
-        run_dir: Where the rung's run goes.
-
-    Returns:
-        Arguments for `snugfit`, `--json` left out.
-    """
+    """Returns the arguments of `snugfit` that train a rung, without `--json`."""
     passed: tuple[str, ...] = _SHAPE
     words, device = ["estimate", args.model], args.card or "cpu"
     if not args.estimate:
@@ -50,14 +41,7 @@ def rung_words(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]
 
 
 def settings_words(rung: Rung) -> list[str]:
-    """Returns recipe and training settings of a rung as options.
-
-    Args:
-        rung: The rung.
-
-    Returns:
-        Words of a command line.
-    """
+    """Returns recipe and training settings of a rung as options."""
     optimizer = rung.recipe.optimizer or rung.workload.optimizer
     changed = {**rung.recipe.to_mapping(defaults=False), **rung.workload.to_mapping(defaults=False)}
     return _typed({**changed, "optimizer": optimizer})
@@ -72,15 +56,7 @@ def _typed(options: Mapping[str, Any]) -> list[str]:
 
 
 def use_preset(args: argparse.Namespace, preset: Preset) -> None:
-    """Puts a preset's shape where the command line's own would stand.
-
-    Args:
-        args: What the command line gave; changed.
-        preset: The preset.
-
-    Raises:
-        InputError: Something was given that the preset says.
-    """
+    """Fills a preset's shape into the arguments; `InputError` where something else was given for it."""
     said = {
         "MODEL": args.model,
         "--batch-size": args.workload_batch_size,
@@ -105,18 +81,7 @@ def _text(number: int | None) -> str | None:
 
 
 def write_config(preset: Preset, out: Path) -> str:
-    """Writes a preset's model where a run can find it, where it has no name.
-
-    Args:
-        preset: The preset.
-        out: The ladder's directory.
-
-    Returns:
-        The model's name for `snugfit train`.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Writes a preset's model config where a run can find it; returns the model's name for `snugfit train`."""
     if preset.config is None:
         assert preset.model is not None
         return preset.model

@@ -16,11 +16,7 @@ from snugfit.cli import output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit merge`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit merge`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=output.some_path, help="directory of a finished run")
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=output.some_path, required=True, help="a folder that is not there yet"
@@ -29,17 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, and says what was written.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: Something that was given cannot be used.
-    """
+    """Merges, and says what was written."""
     from snugfit.runs.merging import merge_run
 
     output.print_result(merge_run(args.run_dir, args.output), as_json=args.json)

@@ -78,7 +78,7 @@ class TextOptions:
 
 
 class ShapeOptions:
-    """A batch without data; a test compares the tasks with those that there are."""
+    """A batch without data; a test compares the tasks listed here with those that exist."""
 
     model_arg: Annotated[list, "K=V"]  # type: ignore[type-arg]
     """argument of the model's constructor"""
@@ -113,12 +113,10 @@ class BudgetOptions:
 def add_options(group: Any, options: type, *names: str, judged: bool = True) -> None:
     """Adds an option for each field of a class; the docstring under a field is its help.
 
-    Args:
-        group: Where they are shown.
-        options: The class. A field says the type of its value and, by `Annotated`, the word for it and how it is taken; a
-            switch without a default is neither on nor off.
-        *names: Some of its fields; none: all.
-        judged: Whether values are judged as they are read, one mistake at a time.
+    `options`: the class. A field says the type of its value and, by `Annotated`, the word for it and how it is taken; a
+    switch without a default is neither on nor off.
+    `names`: some of its fields; none: all.
+    `judged`: whether values are judged as they are read, one mistake at a time.
     """
     docs = field_docs(options)
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
@@ -144,11 +142,7 @@ def add_options(group: Any, options: type, *names: str, judged: bool = True) -> 
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--recipe` and an option for each field of `Recipe`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds `--recipe` and an option for each field of `Recipe`."""
     group = parser.add_argument_group("recipe: how the step is held in memory")
     group.add_argument(
         "--recipe",
@@ -161,34 +155,20 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for each field of `Workload`, the traits of the model left out.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds an option for each field of `Workload`, except the model's traits."""
     group = parser.add_argument_group("training settings: what is learned")
     add_fields(group, workload_fields(), "workload_")
 
 
 def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefix: str) -> None:
-    """Adds an option for each of some fields.
-
-    Args:
-        group: Where they are shown.
-        infos: The fields.
-        prefix: What stands before their names in what the command line gave.
-    """
+    """Adds an option for each of some fields; `prefix` comes before their names in the parsed arguments."""
     for info in infos:
         default = DEFAULT_BATCH_SIZE if info.name == "batch_size" else info.default
         _add_option(group, info, prefix + info.name, default)
 
 
 def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL and what describes a batch without data, for commands that train nothing.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds MODEL and what describes a batch without data, for commands that train nothing."""
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     add("model", metavar="MODEL", help=models)
@@ -204,14 +184,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def named_model(args: argparse.Namespace) -> NamedModel:
-    """Returns the model and the shape of its batch; loads the simulator.
-
-    Args:
-        args: What the command line gave.
-
-    Raises:
-        InputError: An assumption cannot be read.
-    """
+    """Returns the model and the shape of its batch; loads the simulator."""
     from snugfit.simulator.request import NamedModel
 
     return NamedModel(
@@ -233,28 +206,12 @@ def workload_fields() -> list[FieldInfo]:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the recipe fields and training settings that were typed.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        Field name -> value; only options that were given.
-    """
+    """Returns the recipe fields and training settings that were typed, by name."""
     return {**given_fields(args, recipe_fields(), "recipe_"), **given_fields(args, workload_fields(), "workload_")}
 
 
 def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
-    """Returns which of some fields were typed, in their own types where that can be read.
-
-    Args:
-        args: What the command line gave.
-        infos: The fields.
-        prefix: As for `add_fields`.
-
-    Returns:
-        Field name -> value.
-    """
+    """Returns those of some fields that were typed, converted to their types where possible."""
     found = {}
     for info in infos:
         value = getattr(args, prefix + info.name)
@@ -264,27 +221,12 @@ def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: s
 
 
 def given_recipe(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the recipe fields that were typed as options.
-
-    Args:
-        args: What the command line gave.
-    """
+    """Returns the recipe fields that were typed as options."""
     return by_owner(given_options(args))[0]
 
 
 def recipe_from(args: argparse.Namespace) -> Recipe:
-    """Returns the recipe of a command line: the file's, with the options before it.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        InputError: The file cannot be read.
-        RecipeError: Listing every mistake in the file and the options.
-    """
+    """Returns the file's recipe with the typed options on top; a `RecipeError` lists every mistake."""
     given = given_recipe(args)
     if args.recipe_file is None:
         return Recipe.from_mapping(given)
@@ -292,53 +234,20 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
-    """Returns the training settings of a command line.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        The workload, without the traits of the model.
-
-    Raises:
-        RecipeError: Listing every mistake.
-        InputError: The file of weights does not exist.
-    """
+    """Returns the typed training settings as a workload, without the model's traits."""
     workload = Workload.from_mapping({"batch_size": DEFAULT_BATCH_SIZE, **by_owner(given_options(args))[1]})
     check_weights_file(workload)
     return workload
 
 
 def settings_from(args: argparse.Namespace) -> tuple[Recipe, Workload]:
-    """Returns recipe and training settings, with the mistakes of both, and between them, in one error.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        Recipe and workload.
-
-    Raises:
-        InputError: The recipe file cannot be read.
-        RecipeError: Listing every mistake.
-    """
+    """Returns recipe and workload, with all mistakes in both and between them in one error."""
     run = Run.made_by(lambda: recipe_from(args), lambda: workload_from(args))
     return run.recipe, run.workload
 
 
 def constraints_of(args: argparse.Namespace) -> Constraints:
-    """Returns what a plan must keep to; every recipe option that was typed, and every field of a recipe file, is a pin.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        The constraints.
-
-    Raises:
-        InputError: Something cannot be read.
-        RecipeError: Listing every mistake in pins and bans.
-    """
+    """Returns what a plan must keep to; typed recipe options and fields of a recipe file are pins."""
     if args.budget is not None:
         parse_bytes(args.budget, what="budget")
     given: dict[str, Any] = {}
@@ -356,14 +265,7 @@ def constraints_of(args: argparse.Namespace) -> Constraints:
 
 
 def pins_of(args: argparse.Namespace) -> dict[str, str]:
-    """Returns what `--pin` gave: field -> text.
-
-    Args:
-        args: What the command line gave.
-
-    Raises:
-        InputError: One has no value.
-    """
+    """Returns what `--pin` gave: field -> text."""
     pins: dict[str, str] = {}
     for text in args.pin or ():
         name, sign, value = text.partition("=")
@@ -377,11 +279,7 @@ def pins_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def bans_of(args: argparse.Namespace) -> list[str]:
-    """Returns the fields that `--forbid` gave.
-
-    Args:
-        args: What the command line gave.
-    """
+    """Returns the fields that `--forbid` gave."""
     return [name for text in args.forbid or () for name in text.split(",") if name.strip() or not text.strip(" ,")]
 
 

@@ -21,17 +21,7 @@ MOST = 2**31 - 1
 
 
 def whole_number(text: str) -> int:
-    """Reads the value of an option that counts something; for argparse's `type=`.
-
-    Args:
-        text: As typed.
-
-    Returns:
-        At least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none, or out of range.
-    """
+    """Reads a count, at least 1; for argparse's `type=`."""
     try:
         value = int(text)
     except ValueError:
@@ -42,31 +32,16 @@ def whole_number(text: str) -> int:
 
 
 def some_path(text: str) -> Path:
-    """Reads the path that an option takes; for argparse's `type=`.
-
-    Args:
-        text: As typed.
-
-    Returns:
-        The path.
-
-    Raises:
-        argparse.ArgumentTypeError: It is empty, which would mean the current folder.
-    """
+    """Reads a path that is not empty (that would mean the current folder); for argparse's `type=`."""
     if not text.strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} names no file or folder; give a path")
     return Path(text)
 
 
 def check_files(args: argparse.Namespace, **endings: Sequence[str]) -> None:
-    """Checks, leaving nothing behind, that files can be written; before the work that they are to hold.
+    """Raises `InputError` unless files can be written, before the work for them; leaves nothing behind.
 
-    Args:
-        args: What the command line gave.
-        **endings: Name of an option that takes a file -> the endings it may have; none: any.
-
-    Raises:
-        InputError: One cannot be written, or has another ending.
+    `endings`: name of an option that takes a file -> the endings it may have; none: any.
     """
     for name, allowed in endings.items():
         path, option = getattr(args, name), "--" + name.replace("_", "-")
@@ -92,18 +67,7 @@ def check_files(args: argparse.Namespace, **endings: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Says of a file or folder that cannot be written what to do.
-
-    Args:
-        path: What is written inside.
-        advice: A sentence, with a space before it.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputError: It could not be written.
-    """
+    """Context that turns a failed write into an `InputError` with advice (a sentence with a space before it)."""
     try:
         yield
     except OSError as error:
@@ -111,15 +75,7 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
-    """Writes a file that an option asked for, and says so on stderr.
-
-    Args:
-        path: The file, or None.
-        write: Writes it.
-
-    Raises:
-        InputError: It could not be written.
-    """
+    """Calls `write` for the file that an option asked for, if any, and says so on stderr."""
     if path is not None:
         with writing(path):
             write(path)
@@ -127,16 +83,12 @@ def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else there")
 
 
 class DeviceAction(argparse.Action):
-    """`--device`: a kind of device, or a card to rehearse; not a second time, for which of the two is meant?"""
+    """`--device`, a kind of device or a card to rehearse; refuses a second one, because only one can be meant."""
 
     def __call__(
         self,
@@ -145,7 +97,7 @@ class DeviceAction(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Takes the value, or refuses it."""
+        """Stores the value, or refuses it."""
         before, known = getattr(namespace, self.dest), ("auto", *(name for name in KINDS if name != SIMULATED))
         if before not in (None, values):
             parser.error(f"{option_string} is given twice, as {before} and as {values}")
@@ -157,30 +109,17 @@ class DeviceAction(argparse.Action):
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Prints one JSON document on stdout.
-
-    Args:
-        document: Plain data; numbers are finite.
-    """
+    """Prints one JSON document on stdout."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_text(text: str) -> None:
-    """Prints a text for people on stdout, in characters that it can show.
-
-    Args:
-        text: Lines of text.
-    """
+    """Prints text on stdout, in characters that it can show."""
     print(plain_for(text, sys.stdout.encoding), flush=True)
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
-    """Prints a result on stdout.
-
-    Args:
-        result: Something with a text for people and a `to_mapping` for JSON.
-        as_json: Which of the two.
-    """
+    """Prints a result on stdout, as text or as JSON."""
     if as_json:
         print_json(result.to_mapping())
     else:

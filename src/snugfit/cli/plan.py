@@ -35,11 +35,7 @@ class PlanOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit plan`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit plan`."""
     options.add_shape_options(parser)
     options.add_options(parser, PlanOptions, "device", "maximize", "minimize")
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
@@ -51,19 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plans, and prints the result.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0 when a plan was found.
-
-    Raises:
-        InputError: Something that was given cannot be used.
-        DoesNotFitError: Nothing fits the budget.
-        CannotSimulateError: Something in the model needs values.
-    """
+    """Plans, and prints the result."""
     from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
 

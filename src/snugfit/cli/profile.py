@@ -38,11 +38,7 @@ class ProfileOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `snugfit profile`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the options of `snugfit profile`."""
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something")
     rest = parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
     rest.required = False
@@ -51,17 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the script and prints its profile.
-
-    Args:
-        args: The parsed options.
-
-    Returns:
-        The script's exit code.
-
-    Raises:
-        InputError: There is no such script, or a file cannot be written.
-    """
+    """Runs the script, prints its profile, and returns the script's exit code."""
     check_files(args, timeline=(".html", ".png"), snapshot=())
     from snugfit.profiler.script import check_script
 
@@ -90,11 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _script_output_aside() -> Iterator[TextIO]:
-    """Sends all that is written to stdout to stderr, child processes included, for the rest of the process.
-
-    Yields:
-        The real stdout.
-    """
+    """Redirects stdout to stderr for the rest of the process, child processes included; yields the real stdout."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

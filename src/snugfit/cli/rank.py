@@ -9,14 +9,7 @@ from snugfit.errors import SnugfitError, TrainingStopped
 
 
 def main(file: Path) -> int:
-    """Trains as a file says.
-
-    Args:
-        file: A pickled call: model and data, and what else is given by name.
-
-    Returns:
-        The exit code, as `snugfit train` has it; an error that this process is to tell of stands beside the file.
-    """
+    """Trains as a file (a pickled call) says; returns the exit code. An error to be told is written beside the file."""
     import cloudpickle
 
     from snugfit.runs.joining import ended_by

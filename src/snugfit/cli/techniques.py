@@ -24,11 +24,7 @@ from snugfit.yaml_files import read_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit techniques`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit techniques`."""
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -39,17 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table, or the essay of one technique.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: There is no such technique.
-    """
+    """Prints the table, or the essay of one technique."""
     found = TECHNIQUES if args.name is None else _named(args.name)
     if args.json:
         output.print_json({"techniques": [_document(technique) for technique in found]})
@@ -80,7 +66,7 @@ def essay(technique: Technique) -> str:
 
 
 def _named(name: str) -> list[Technique]:
-    """Returns the technique of that name; or all that a recipe field of that name asks for; or all that go by it."""
+    """Returns the technique of that name; or those a recipe field belongs to; or those known by that word."""
     typed = re.sub(r"[\s_]+", "-", name.strip().lower())
     wanted = typed.replace("-", "_")
     for found in (
@@ -101,7 +87,7 @@ def _named(name: str) -> list[Technique]:
 
 
 def not_here() -> dict[str, tuple[str, str]]:
-    """Returns what people look for and do not find: each of its names -> why not, and the technique that comes nearest."""
+    """Returns what people look for in vain: its names -> why it is missing, and the closest technique."""
     rows = read_table("not_here.yaml").items()
     return {word: (row["why"], row["instead"]) for name, row in rows for word in (name, *row["also"])}
 

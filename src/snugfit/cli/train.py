@@ -55,11 +55,7 @@ class MachineOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `snugfit train`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the arguments of `snugfit train`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -80,15 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the result.
 
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0 when the run is finished; 128 and the signal's number (130 for Ctrl-C) when it was stopped after saving.
-
-    Raises:
-        InputError: Something that was given cannot be used.
-        TrainingError: Training failed; says what is saved and how to go on.
+    Returns 0 when the run is finished; 128 and the signal's number (130 for Ctrl-C) when it was stopped after saving.
     """
     from snugfit.measure.fresh import ensure_tuned_process
     from snugfit.runs.joining import ended_by

@@ -46,11 +46,7 @@ class VerifyOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `snugfit verify`.
-
-    Args:
-        parser: The subcommand's parser.
-    """
+    """Adds the options of `snugfit verify`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -64,17 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the recipes one after the other and prints a table.
-
-    Args:
-        args: What the command line gave.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: Something that was given cannot be used, or plain training cannot be run.
-    """
+    """Runs the recipes one after the other and prints a table."""
     output.check_files(args, out=())
     words = _words(args, device_of(args.device))
     rows: list[dict[str, Any]] = []

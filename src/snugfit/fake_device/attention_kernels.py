@@ -37,7 +37,7 @@ def choose(
     `query`: shape (batch, heads, queries, head size).
     `key`: shape (batch, heads, keys, head size).
     `value`: shape (batch, heads, keys, head size of values).
-    Returns `flash`, `efficient` or `math`.
+    `flash`, `efficient` or `math`.
     """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or 0 in (query.shape[2], key.shape[2]):
         return "math"
@@ -87,6 +87,7 @@ def attention(
         extra = -size % _FLASH_HEAD_ALIGNMENT
         scale = size**-0.5 if scale is None else scale
         if extra:
+            # Heads are padded to a multiple, which makes copies of all three.
             query, key, value = (torch.nn.functional.pad(part, (0, extra)) for part in (query, key, value))
         out: torch.Tensor = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
@@ -100,6 +101,8 @@ def attention(
             keys = attn_mask.shape[-1]
             extra = -keys % _MASK_ALIGNMENT
             if extra:
+                # The kernel loads aligned rows of the mask: it is copied into longer ones, of which a view has its
+                # shape.
                 attn_mask = torch.nn.functional.pad(attn_mask, (0, extra))[..., :keys]
             attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad

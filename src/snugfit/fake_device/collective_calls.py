@@ -50,7 +50,7 @@ def collective_of(operator: Any, args: Sequence[Any], cards: int | None) -> Coll
     """Returns what an operator of torch's `c10d` sends.
 
     `cards`: cards in a machine, which ranks fill one machine after the other; None: all ranks are in one.
-    Returns the collective; None for an operator that sends nothing that counts.
+    The collective; None for an operator that sends nothing that counts.
     """
     found = KINDS.get(operator._opname)
     if found is None:
@@ -83,7 +83,7 @@ def run_of(
     """Returns a collective as a run for the clock; arguments as of `collective_of`, and where and when it runs.
 
     `after`: indices of the runs that it waits for.
-    Returns the run, with `device="ranks"`; None for an operator that sends nothing that counts.
+    It has `device="ranks"`; None for an operator that sends nothing that counts.
     """
     sent = collective_of(operator, args, cards)
     if sent is None:

@@ -113,8 +113,7 @@ class CpuOperators:
     def results_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Result, ...] | None:
         """Returns a call's real results, where the fake version refuses arguments that the real one takes.
 
-        Returns its results in order, all of them new; None where the real one refuses them as well, or returns anything
-        else.
+        Its results in order, all of them new; None where the real one refuses them as well, or returns anything else.
         """
         returned = operator._schema.returns
         if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returned):

@@ -95,7 +95,7 @@ class OperatorPlans:
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
         """Returns the key of a plan, and the tensors among the arguments.
 
-        Returns a hashable key and the tensors in order; None where no plan can be made.
+        A hashable key and the tensors in order; None where no plan can be made.
         """
         parts: list[Any] = []
         tensors: list[torch.Tensor] = []
@@ -151,12 +151,13 @@ def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -
 def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Output, ...], type | None] | None:
     """Returns how to make a result again from arguments of the same layouts.
 
-    Returns the outputs and the type that holds them; None where this cannot be said from layouts alone.
+    The outputs and the type that holds them; None where this cannot be said from layouts alone.
     """
     several = isinstance(result, list | tuple)
     storages: dict[int, int] = {}
     for i, tensor in enumerate(tensors):
         key = tensor.untyped_storage()._cdata
+        # -1: several arguments share this storage, and a view of it could be one of any of them.
         storages[key] = i if key not in storages else -1
     outputs: list[Output] = []
     new: set[int] = set()
@@ -176,6 +177,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
                 beyond = value.storage_offset() - tensors[index].storage_offset()
                 outputs.append(Output(_VIEW, index, *layout)._replace(offset=int(beyond)))
             else:
+                # Two results on one new storage, or a storage larger than its tensor: a layout alone does not say that.
                 if key in new or value.untyped_storage().nbytes() != extent(*layout[:2]) * value.dtype.itemsize:
                     return None
                 new.add(key)

@@ -39,7 +39,7 @@ def workspaces(
 ) -> tuple[InnerBytes, ...]:
     """Returns the memory that an operator takes inside itself on CUDA.
 
-    Returns one workspace after the other: each is given back before the next one is taken.
+    One workspace after the other: each is given back before the next one is taken.
     """
     row = _CUDA.get(operator)
     return tuple(InnerBytes(size, AFTER_ALL) for size in row(args, kwargs, capability) if size) if row else ()

@@ -66,6 +66,7 @@ class Materialiser:
 
         `weights`: whether parameters get memory, too.
         `late`: whether those that are awaited get none.
+        `dtype`: dtype of floating-point ones; None: as in the skeleton.
         """
         kept = {id(table) for table in own_tables(model)}
 

@@ -115,7 +115,7 @@ def describe(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grad
     """Returns a call by what it depends on.
 
     `gradients`: whether gradients are recorded, for operators that ask; None for all others.
-    Returns the call; None where it has arguments that cannot be made anew (a sparse tensor, an object of a library).
+    The call; None where it has arguments that cannot be made anew (a sparse tensor, an object of a library).
     """
     storages: dict[tuple[int, int], int] = {}
     by_value = any(part in operator._opname for part in _BY_VALUE)

@@ -170,7 +170,7 @@ class ReadValues:
     def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Returns how to make the result of an operator whose size depends on values, None for other operators.
 
-        Returns fake tensors made by a function that this returns: `make(empty)` with `empty(shape, dtype)`.
+        It is a function `make(empty)`, and `empty(shape, dtype)` makes a fake tensor.
         """
         name = func._opname
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None

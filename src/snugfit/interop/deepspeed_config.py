@@ -96,7 +96,7 @@ def deepspeed_export(run: Run, wanted: Wanted | None = None) -> Export:
 
 
 class _Writer:
-    """Writes the parts of one config, and notes what they do not say."""
+    """Writes the parts of one config, and notes what it cannot say."""
 
     def __init__(self, run: Run, wanted: Wanted) -> None:
         self.recipe, self.workload, self.wanted = run.recipe, run.workload, wanted
@@ -124,7 +124,7 @@ class _Writer:
         return Export(target=TARGET, config=config, notes=tuple(self.notes))
 
     def batch(self) -> dict[str, int]:
-        """The batch in pieces of one size, as DeepSpeed wants them: the largest one that the recipe's holds."""
+        """The batch in equal pieces, as DeepSpeed wants them: the largest that are no larger than the recipe's."""
         assert self.workload.batch_size is not None
         share = self.workload.batch_size // self.workload.ranks
         most = min(self.recipe.microbatch_size or share, share)
@@ -292,7 +292,7 @@ def settings_of(optimizer: str, workload: Workload) -> dict[str, Any]:
 
 
 def _algorithm(recipe: Recipe, workload: Workload) -> str:
-    """The update that is taken, however its state is held."""
+    """The algorithm of the update, however its state is held."""
     from snugfit.workload import STORED_OPTIMIZERS
 
     name = recipe.optimizer or workload.optimizer
@@ -305,7 +305,7 @@ def _offloaded_to(recipe: Recipe, wanted: Wanted) -> str | None:
 
 
 def _least_stage(recipe: Recipe, wanted: Wanted) -> tuple[int, str]:
-    """The least stage that the rest needs, and what needs it."""
+    """The lowest ZeRO stage that the other fields need, and the field that needs it."""
     if wanted.offload == "nvme":
         return 3, "--offload nvme"
     if recipe.offload_parameters == "all":
@@ -320,7 +320,7 @@ def _least_stage(recipe: Recipe, wanted: Wanted) -> tuple[int, str]:
 
 
 def _stage(recipe: Recipe, workload: Workload, wanted: Wanted) -> tuple[int, str | None]:
-    """The stage, and what is to be said of it."""
+    """The ZeRO stage, and what has to be said about it."""
     least, why = _least_stage(recipe, wanted)
     own = STAGES.get(recipe.shard, 3)
     if wanted.stage is not None:
@@ -331,7 +331,7 @@ def _stage(recipe: Recipe, workload: Workload, wanted: Wanted) -> tuple[int, str
 
 
 def _misfits(run: Run, wanted: Wanted) -> Iterator[str]:
-    """What cannot be, whatever the recipe's fields say each."""
+    """Contradictions between what was asked for, apart from single fields."""
     recipe, workload = run.recipe, run.workload
     least, why = _least_stage(recipe, wanted)
     if wanted.stage is not None and wanted.stage < least:
@@ -374,7 +374,7 @@ def _refused(run: Run, wanted: Wanted) -> Iterator[str]:
 
 
 def _left_out(recipe: Recipe, workload: Workload) -> list[str]:
-    """A sentence for each field that is not plain and that the config has no place for."""
+    """A sentence for each field that is not plain and has no place in the config."""
     table = read_table("interop/deepspeed.yaml")
     found = []
     for settings in (recipe, workload):

@@ -59,7 +59,7 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
 
 
 def _of_json(path: Path) -> Mapping[str, Any]:
-    """The recipe in a document of `snugfit plan --json`, `snugfit train --json` or `plan.json`, or one that is all of it."""
+    """The recipe in the JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe."""
     named = f"recipe file {str(path)!r}"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -153,7 +153,7 @@ def places_for(
 
 
 def _without_places(recipe: Recipe) -> Recipe:
-    """The recipe with everything on the GPU, and what DeepSpeed does not do left out."""
+    """The recipe with everything on the GPU, and without what DeepSpeed cannot do."""
     from snugfit.workload import STORED_OPTIMIZERS
 
     if recipe.stochastic_rounding or recipe.accumulate_dtype == "fp32":
@@ -171,7 +171,7 @@ def _predicted(named: NamedModel, device: str, recipe: Recipe, workload: Workloa
 
 
 def _place(name: str, config: str, found: Estimate, limit: int | None, *, host_bytes: int = 0) -> Place:
-    """A place that was simulated; host memory is that of weights and state alone."""
+    """A place that was simulated; its host memory is that of weights and state alone."""
     fits = found.devices[0].fits and (limit is None or host_bytes <= limit)
     return Place(
         name=name, config=config, gpu_bytes=found.total_bytes, host_bytes=host_bytes, fits=fits,
@@ -180,13 +180,13 @@ def _place(name: str, config: str, found: Estimate, limit: int | None, *, host_b
 
 
 def _state_bytes(whole: Estimate) -> tuple[int, int]:
-    """What is to be put somewhere: the weights, and gradients and optimizer state, each at its most."""
+    """The bytes to place: weights, gradients and optimizer state, each at its peak."""
     most = {name: max(sizes) for name, sizes in whole.timeline(points=_ALL).bytes_by_category.items()}
     return whole.anatomy_bytes["weights"], most["gradients"] + most["optimizer_state"]
 
 
 def _on_drives(host: Place, moved: int, speed: int, *, fits: bool) -> Place:
-    """The drives: a step is no shorter than from the host, nor than what they carry takes."""
+    """The drives: a step takes at least as long as from the host, and as the drives need for the bytes."""
     seconds = None if host.step_seconds is None else max(host.step_seconds, moved / speed)
     return dataclasses.replace(
         host, name="on NVMe", config="ZeRO 3, nvme", host_bytes=None, fits=fits, step_seconds=seconds
@@ -194,7 +194,7 @@ def _on_drives(host: Place, moved: int, speed: int, *, fits: bool) -> Place:
 
 
 def _verdict(chosen: Place | None, places: list[Place], limit: int | None, moved: int, speed: int) -> Iterator[str]:
-    """What to do, and why."""
+    """Which place to take, and why."""
     drives = places[-1]
     takes = moved / speed
     over = f"a step would move {format_bytes(moved)} over drives, {format_seconds(takes)} at {speed / 1e9:.2f} GB/s"

@@ -48,8 +48,7 @@ def closest(probes: Iterable[Probe], workload: Workload) -> Probe | None:
 def turned_back(space: Space, recipe: Recipe, name: str) -> Recipe | None:
     """Returns a recipe with one field as in plain training, and with it the fields that depend on it.
 
-    Returns the recipe; None where a plan may not have it, because of a pin, or because the field belongs to another
-    one.
+    The recipe; None where a plan may not have it, because of a pin, or because the field belongs to another one.
     """
     plain, own = Recipe().to_mapping(), recipe.to_mapping()
     others = [other for other in fields_on(recipe) if other != name]

@@ -151,7 +151,7 @@ class Composition:
         """Returns the cheapest choice of blocks that fits.
 
         `offload`: whether blocks may be offloaded, beside checkpointed ones.
-        Returns the choice; None where no choice fits, or the simulations it takes are missing.
+        The choice; None where no choice fits, or the simulations it takes are missing.
         """
         again, away = self.ways(size)
         if (away if offload else again) is None:

@@ -48,15 +48,7 @@ class Constraints:
         return next(self.ways_out(workload, refused), self) if refused else self
 
     def ways_out(self, workload: Workload, why: str) -> Iterator[Constraints]:
-        """Yields the same with what techniques offer where nothing else will do, and that makes the workload possible.
-
-        Args:
-            workload: What is learned.
-            why: What is wrong without it.
-
-        Yields:
-            What changes least comes first.
-        """
+        """Yields the same with what techniques offer where nothing else will do, and that makes the workload possible."""
         base = self.base()
         for row in TECHNIQUES:
             for changes in row.ways_out(base, workload) if row.ways_out is not None else ():
@@ -108,6 +100,7 @@ def constraints_from(
     `allow`: levels of fidelity, as words or one text with commas.
     `host_budget`: host memory, as text with a unit or in bytes; None: what is free, and no limit for a card by its
     name, in whose machine nobody knows what is free.
+    `given`: recipe fields that were given otherwise; each is a pin, too.
     """
     infos = field_infos(Recipe)
     problems: list[str] = []

@@ -31,7 +31,7 @@ _TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
 def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
     """Returns the fallbacks of a plan.
 
-    Returns recipes, each needing less memory than the one before; none where nothing needs less than the plan.
+    Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
     if len(_chain(space, best)) < ENOUGH:
         space.laboratory.look(_lent(space, best))

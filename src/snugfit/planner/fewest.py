@@ -36,7 +36,10 @@ def numbers(batch_size: int | None, nodes: int) -> list[tuple[int, int]]:
 
 
 def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int, budget_bytes: int) -> Plan:
-    """Returns the plan for the fewest GPUs; its `gpus_tried` says what fewer and more of them would do."""
+    """Returns the plan for the fewest GPUs; its `gpus_tried` says what fewer and more of them would do.
+
+    `nodes`: machines that there are; 1: as many as it takes.
+    """
     asked = numbers(batch_size, nodes)
     tried: list[GpusTried] = []
     plan: Plan | None = None

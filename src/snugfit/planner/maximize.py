@@ -44,7 +44,10 @@ def plan_for_largest(
     *,
     pool: Pool | None = None,
 ) -> Plan:
-    """Returns the plan for the largest batch-size or seq-len that fits; `maximized` says the size."""
+    """Returns the plan for the largest batch-size or seq-len that fits; `maximized` says the size.
+
+    `pool`: workers to use; None: two, which end with the search.
+    """
     name = what.replace("_", "-")
     if name not in MAXIMIZED:
         raise InputError(f"--maximize is {what!r}; {did_you_mean(name, MAXIMIZED)}")

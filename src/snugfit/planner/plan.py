@@ -161,6 +161,9 @@ def plan_named(
 
     `maximize`: batch_size or seq_len: the largest value for which a plan fits, and the plan for it.
     `fewest_gpus`: whether the plan is for the fewest GPUs that do it, whatever the workload says.
+    `workload`: optimizer, batch size and training settings; None: AdamW on batches of 64.
+    `constraints`: pins, bans and what may be given up; None: exact, all else free.
+    `pool`: workers to use; None: two, which end with the search.
     """
     from snugfit.planner.planner import Planner
     from snugfit.planner.separable import named_check

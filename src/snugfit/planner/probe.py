@@ -34,7 +34,7 @@ from snugfit.workers.pool import Pool
 
 WORKERS = 2
 NEED_WITHIN = 0.002
-"""How much too large the memory that a recipe needs may be said; half as many replays find it."""
+"""Share by which the memory that a recipe needs may be overstated; half as many replays find it then."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class Probe:
     recorded: Recording
     """The recording."""
     as_it_runs: bool = True
-    """Whether that is what runs; no where the recipe compiles and its eager step stood for it."""
+    """Whether the very step was simulated; False where the recipe compiles and its eager step stood in."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

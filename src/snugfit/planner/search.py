@@ -24,7 +24,7 @@ MOST_OPERATORS = 2_000_000
 MOST_PROBES = 80
 """Recipes that may be simulated for one budget, so that small models do not take long either."""
 WORTH = 0.002
-"""A candidate must promise this part of the time less to be simulated."""
+"""Share of the best time by which a candidate must promise to be faster, to be worth a simulation."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
 """Modes that choose blocks -> whether blocks are offloaded as well."""
 Group = tuple[str, int, str]

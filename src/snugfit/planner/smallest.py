@@ -23,8 +23,7 @@ _STARTS: Mapping[Level, tuple[Start, ...]] = {
     "rounding": ("few bits",),
     "different": ("adapters",),
 }
-"""Level -> how the search begins; of what the techniques set then, what is not allowed, or contradicts an earlier one, is
-left out."""
+"""Level -> the changes that the search begins with; those not allowed, or against an earlier one, are left out."""
 
 
 def _least(start: Start) -> list[Changes]:
@@ -79,7 +78,7 @@ class Smallest:
         `level`: the widest level of fidelity that is allowed, beside what the constraints allow.
         `enough_bytes`: nothing more is tried once a recipe needs no more than this.
         `most_operators`: nor once so many operators were simulated, beside what the search starts from; None: no limit.
-        Returns its simulation; None where nothing at all can be simulated within the host's memory.
+        Its simulation; None where nothing at all can be simulated within the host's memory.
         """
         space = self._wider(level)
         best = self.start(level)

@@ -25,7 +25,7 @@ PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
 SWITCHES: Mapping[str, Changes] = {row.name: row.least for row in TECHNIQUES if row.nothing_to_switch}
-"""Taken for good where the simulation shows less memory and no more time."""
+"""Switches that are adopted where the simulation shows less memory and no more time."""
 POINTS: Mapping[str, Changes] = {
     PLAIN: {},
     **{name: change for row in TECHNIQUES for name, change in row.points.items()},

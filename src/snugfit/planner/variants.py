@@ -18,7 +18,7 @@ from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.declaration import Changes
 
 HOPE = 0.95
-"""A guess at the time of what was not simulated may be so much too slow."""
+"""Factor on guesses at the time of what was not simulated: they may be so much too slow."""
 _HARDLY = 0.1
 """Gradients and state of less than this part of the weights, such as adapters', are not worth another way of updating."""
 _FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.follows is not None)

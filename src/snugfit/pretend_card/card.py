@@ -40,16 +40,16 @@ _POISON = 0xFF
 
 
 class RealValues(ReadValues):
-    """Answers questions about values by the values, for which the host waits."""
+    """Answers questions about values with the values, for which the host waits."""
 
     _card: PretendCard
 
     def of(self, card: PretendCard) -> None:
-        """Says whose values they are."""
+        """Sets whose values they are."""
         self._card = card
 
     def carry(self, *_: Any) -> None:
-        """Nothing has to be remembered of values that are there."""
+        """Does nothing: values need not be remembered."""
 
     def number(self, tensor: torch.Tensor, module: str) -> Any:
         """Returns the only value of a tensor."""
@@ -64,7 +64,7 @@ class RealValues(ReadValues):
         return int(self._card.read(tensor).count_nonzero())
 
     def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Makes room for the result of an operator whose size depends on values, by running it beforehand."""
+        """Makes room for a result whose size depends on values, by running the operator first."""
         if torch.Tag.dynamic_output_shape not in func.tags:
             return None
         card = self._card
@@ -76,7 +76,7 @@ class RealValues(ReadValues):
 
 
 class PretendCard(Recorder):  # type: ignore[no-untyped-call]
-    """The card of this process while it is entered."""
+    """This process's card while it is entered."""
 
     answers = RealValues
     values: RealValues
@@ -92,12 +92,9 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     ) -> None:
         """Makes an empty card.
 
-        Args:
-            personality: The kind of card.
-            capacity_bytes: What it has for this process's segments; None for no end.
-            config: The allocator's options.
-            seed: Of the order in which streams go on, and of the numbers that operators draw.
-            eager: Whether operators are carried out at once.
+        `capacity_bytes`: what it has for this process's segments; None for no end.
+        `seed`: of the order in which streams go on, and of the numbers that operators draw.
+        `eager`: whether operators are carried out at once.
         """
         self.streams = Streams(seed, eager=eager)
         self.memory = CardMemory(capacity_bytes, config, wait_for_all=self._wait_for_all, on_block=self._poison)
@@ -129,7 +126,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Takes the card away; other ranks get what they still wait for, unless an error ends the run."""
+        """Removes the card; other ranks get what they still wait for, unless an error ends the run."""
         if error == (None, None, None):
             self._leave_ranks()
         super().__exit__(*error)
@@ -163,18 +160,14 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
-        """Queues a collective of the card's tensors; one of the host's comes after all that were queued."""
+        """Queues a collective of the card's tensors; a host collective runs behind all queued ones."""
         if any(type(tensor) is FakeTensor for tensor in tensors_in(args)):
             return self.ranks.issue(func, args, lambda: self._stream)
         self.ranks.finish()
         return NOT_OF_RANKS
 
     def wait(self) -> None:
-        """Lets the host wait for what is queued on the current stream.
-
-        Raises:
-            RuntimeError: Under `torch.cuda.set_sync_debug_mode("error")`, as on a card.
-        """
+        """Makes the host wait for the current stream; an error under `torch.cuda.set_sync_debug_mode("error")`."""
         if self.sync_debug_mode == "error":
             raise RuntimeError("called a synchronizing operation on the pretend card")
         self.streams.finish(self.streams.mark(self._stream))
@@ -182,7 +175,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     # -- the host's side
 
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator of the host; page-locked memory is ordinary memory with a note on it."""
+        """Runs an operator of the host; page-locked memory is ordinary memory with a mark."""
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -192,7 +185,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return tensor
 
     def _to_host(self, source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """A copy to new host memory: page-locked, and under way when this returns, where the copy may be."""
+        """Copies to new host memory: page-locked, and still under way on return, where the copy may be."""
         later = bool(kwargs.get("non_blocking"))
         like = self.find(source)
         host = torch.empty_like(like, dtype=kwargs.get("dtype"), memory_format=kwargs.get("memory_format"))
@@ -208,13 +201,15 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     # -- the card's side
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the CPU tensor with a tensor's numbers; of the host's, what they are now unless they are page-locked."""
+        """Returns the CPU tensor with a tensor's numbers; host tensors are copied now unless page-locked."""
         if type(tensor) is not FakeTensor:
+            # Ordinary host memory may change before the queue comes to it. Page-locked memory is read late, as by a
+            # card.
             return tensor if tensor.untyped_storage() in self._pinned else tensor.clone()
         return self.memory.twin(tensor, self._ledger.number(tensor))
 
     def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-        """Queues an operator, behind the poison for the blocks that it got."""
+        """Queues an operator, after poison for the blocks that it got."""
         work = work_of(func, args, kwargs, result, self.find)
         if work is not None:
             if torch.Tag.nondeterministic_seeded in func.tags:
@@ -223,7 +218,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return result
 
     def _with_numbers_drawn(self, work: Any) -> Any:
-        """The numbers that an operator draws are decided when it is queued, as a card's are."""
+        """Fixes the random numbers of an operator when it is queued, as on a card."""
         number = backend.random.draw()
 
         def seeded() -> None:
@@ -237,7 +232,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return seeded
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor's numbers, which the host waits for."""
+        """Returns a tensor's numbers, for which the host waits."""
         values = self.find(tensor)
         self.wait()
         return values
@@ -251,7 +246,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         return memo[id(tensor)]
 
     def _reduced(self, tensor: torch.Tensor, protocol: int) -> Any:
-        """What goes into a file in a tensor's place: one of the host with its numbers."""
+        """Pickles a host tensor with the tensor's numbers."""
         with private_torch.without_modes():
             values = self.read(tensor).clone()
         kept = torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values

@@ -29,7 +29,7 @@ _NO_RESERVE = 0x4000
 
 
 class CardMemory:
-    """Takes the events that a recorder writes into a trace, and carries them out instead of taking them down."""
+    """Takes the events that a recorder would write into a trace, and carries them out."""
 
     def __init__(
         self,
@@ -41,11 +41,8 @@ class CardMemory:
     ) -> None:
         """Starts with an empty card.
 
-        Args:
-            capacity_bytes: What the card has for this process's segments; None for no end.
-            config: The allocator's options.
-            wait_for_all: Called before a segment goes back to the card, as the driver waits for the device there.
-            on_block: Told of every block that is handed out: its address, its bytes, and the stream that gets it.
+        `wait_for_all`: called before a segment goes back to the card, as the driver waits for the device there.
+        `on_block`: told of every block that is handed out: its address, its bytes, and the stream that gets it.
         """
         self.allocator = allocator_for(config, capacity_bytes, self._on_segment)
         self._wait_for_all = wait_for_all
@@ -63,22 +60,15 @@ class CardMemory:
     # -- what a recorder writes
 
     def __len__(self) -> int:
-        """No event is kept."""
+        """Returns 0: no event is kept."""
         return 0
 
     def alloc(
         self, nbytes: int, *, place: Place = "device", category: str = "temporaries", stream: int = 0, **_: Any
     ) -> int:
-        """Gives a storage its block; returns the storage's number.
+        """Gives a storage its block, if it is on the card, and returns its number; may raise `OutOfMemoryError`.
 
-        Args:
-            nbytes: Bytes asked for, 0 or more.
-            place: Where it lives; the host's memory is not the card's.
-            category: What it is.
-            stream: The stream that asks.
-
-        Raises:
-            torch.OutOfMemoryError: The card has no room left.
+        `place`: where it lives; the host's memory is not the card's.
         """
         number = self._made
         self._made += 1
@@ -95,7 +85,7 @@ class CardMemory:
             self.allocator.free(block[0])
 
     def resize(self, storage: int, nbytes: int) -> None:
-        """Gives a storage a block of another size, with what fits of the old one's bytes."""
+        """Gives a storage a block of another size, with as many of its bytes as fit."""
         with private_torch.without_modes():  # no operator resizes it: Python does, where modes are on
             self._resize(storage, nbytes)
 
@@ -107,6 +97,7 @@ class CardMemory:
             self._blocks[storage] = (self._malloc(nbytes, stream), nbytes, stream)
             if before is not None:
                 self._wait_for_all()
+                # All work is done by now, so that the old bytes are the right ones.
                 kept = min(nbytes, before.numel())
                 after = self.bytes_of(storage)
                 assert after is not None
@@ -115,7 +106,7 @@ class CardMemory:
             self.allocator.free(old[0])
 
     def workspace(self, nbytes: int, *, stream: int = 0, **_: Any) -> None:
-        """Takes what an operator needs inside itself, and gives it back."""
+        """Takes the memory that an operator needs inside itself, and frees it."""
         if nbytes:
             self.allocator.free(self._malloc(nbytes, stream))
 
@@ -124,22 +115,22 @@ class CardMemory:
         self.allocator.empty_cache()
 
     def mark(self, phase: str, entered: bool, step: int = 0) -> None:
-        """Phases mean nothing to a card."""
+        """Does nothing: a card knows no phases."""
 
     def run(self, run: Any) -> int:
-        """Nor do the costs of an operator."""
+        """Does nothing: a card needs no costs."""
         return 0
 
     def set_module(self, storage: int, module: str) -> None:
-        """Nor does the module that a storage belongs to."""
+        """Does nothing: a card knows no modules."""
 
     def set_category(self, storage: int, category: str) -> None:
-        """Says what a storage turned out to be."""
+        """Sets what a storage turned out to be."""
         if storage in self._categories:
             self._categories[storage] = category
 
     def category(self, storage: int) -> str:
-        """Returns what a storage is taken for so far."""
+        """Returns the category of a storage so far."""
         return self._categories[storage]
 
     # -- what is there
@@ -150,22 +141,11 @@ class CardMemory:
         return None if block is None else self._bytes[block[0] : block[0] + block[1]]
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
-        """Writes one byte over a block.
-
-        Args:
-            address: Where it begins.
-            nbytes: How long it is.
-            byte: 0 to 255.
-        """
+        """Fills a block with one byte value."""
         ctypes.memset(self._first_address + address, byte, nbytes)
 
     def twin(self, tensor: torch.Tensor, storage: int | None) -> torch.Tensor:
-        """Returns the CPU tensor that has a card's tensor's numbers.
-
-        Args:
-            tensor: A fake tensor of the card.
-            storage: The number of its storage; None for one that the card does not have.
-        """
+        """Returns the CPU tensor on the bytes of a card tensor's storage (None: not on the card)."""
         dtype = tensor.dtype
         block = None if storage is None else self._blocks.get(storage)
         if block is None:
@@ -196,6 +176,7 @@ class CardMemory:
             raise TrainingError("the pretend card has used up its addresses; start the run again from its last state.")
         if action in ("segment_free", "segment_unmap"):
             self._wait_for_all()
+            # The pages go back to the system, as the segment does to the card.
             self._pages.madvise(mmap.MADV_DONTNEED, address, nbytes)
 
 

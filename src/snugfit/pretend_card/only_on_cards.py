@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 def _probabilities(
     query: Tensor, key: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weights of attention and the logarithm of their sum before they were made to sum to 1."""
+    """Returns the weights of attention, and the log of their sum before normalisation."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale
     if bias is not None:
@@ -38,12 +38,12 @@ def _kept(weights: Tensor, dropout: float, seed: int) -> Tensor | float:
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Fused kernels add up in float32 at least."""
+    """At least float32, in which fused kernels add up."""
     return [tensor.double() if tensor.dtype == torch.float64 else tensor.float() for tensor in tensors]
 
 
 def _shared(query: Tensor, *others: Tensor) -> list[Tensor]:
-    """Heads of keys and values that several heads of queries share, once for each."""
+    """Heads of keys and values, repeated for the queries that share them."""
     return [one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in others]
 
 
@@ -116,7 +116,7 @@ def _efficient_backward(
 
 
 def _histogram(values: Tensor, *bins: Any) -> Tensor:
-    """Of whole numbers, which the CPU does not count: transformers counts the tokens of experts so on a card."""
+    """Counts whole numbers, as a card does and the CPU does not; transformers counts experts' tokens so."""
     return torch.histc(values.double(), *bins).to(values.dtype)
 
 

@@ -32,19 +32,14 @@ def card_present(
     total_bytes: int | None = None,
     name: str = "pretend card",
 ) -> Iterator[PretendCard]:
-    """Gives this process a card while the context is open; `cuda` then means that card.
+    """Context in which `cuda` means a pretend card of this process.
 
-    Args:
-        capacity_bytes: What the card has for this process's segments; None for no end.
-        capability: Its compute capability, by which kernels are chosen.
-        config: The options of its allocator; None: torch's defaults.
-        seed: Of the order in which streams go on, and of the numbers that operators draw.
-        eager: Whether operators are carried out at once, in the order in which the host asks for them.
-        total_bytes: All bytes of the card, what CUDA takes for itself included; None: the capacity.
-        name: The card's name.
+    `config`: the options of its allocator; None: torch's defaults.
+    Yields the card: `personality.device` is where its tensors are, `memory.allocator` what they take.
 
-    Yields:
-        The card; `personality.device` is where its tensors are, `memory.allocator` what they take.
+    `capacity_bytes`: what the card has for this process's segments; None for no end.
+    `eager`: whether operators are carried out at once, in the order in which the host asks for them.
+    `total_bytes`: all bytes of the card, what CUDA takes for itself included; None: the capacity.
     """
     registration.register()
     ranks.register()
@@ -55,7 +50,7 @@ def card_present(
 
 
 def _as_on_a_card(card: PretendCard) -> list[Change]:
-    """What would otherwise tell this card's tensors from those of a real one."""
+    """Replaces what would tell this card's tensors from a real one's."""
 
     def set_sync_debug_mode(debug_mode: int | str) -> None:
         card.sync_debug_mode = debug_mode

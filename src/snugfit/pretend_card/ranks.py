@@ -33,21 +33,16 @@ BACKEND = "pretend"
 
 @functools.cache
 def register() -> None:
-    """Makes the process group known to `torch.distributed`, where that has gloo; a second call does nothing."""
+    """Registers the process group with `torch.distributed`, where that has gloo; a second call does nothing."""
     if torch.distributed.is_gloo_available():
         collectives.register_process_group(BACKEND, DEVICE_TYPE)
 
 
 class Ranks:
-    """A card's ties to those of other processes."""
+    """A card's connections to those of other processes."""
 
     def __init__(self, streams: Streams, find: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Starts with no collective issued.
-
-        Args:
-            streams: The card's streams.
-            find: Returns the CPU tensor with a tensor's numbers.
-        """
+        """Starts with no collective; `find` returns the CPU tensor with a tensor's numbers."""
         self._streams = streams
         self._find = find
         self._streams_of_groups: dict[str, int] = {}
@@ -55,15 +50,9 @@ class Ranks:
         self._sent: list[Any] = []
 
     def issue(self, operator: Any, args: Sequence[Any], current: Callable[[], int]) -> Any:
-        """Queues a collective.
+        """Queues a collective on card tensors, and returns what the operator returns.
 
-        Args:
-            operator: The overload.
-            args: Its positional arguments, with tensors of the card.
-            current: Returns the current stream, now and when the collective is waited for.
-
-        Returns:
-            What the overload returns.
+        `current`: returns the current stream, now and when the collective is waited for.
         """
         named = collectives.named_arguments(operator, args)
         group = collectives.group_of(named["process_group"])
@@ -72,6 +61,7 @@ class Ranks:
             stream = self._streams_of_groups[group.group_name] = Stream().number
         self._streams.wait(stream, self._streams.mark(current()))
         if self._last is not None:
+            # In the order of issue, whatever the group: the docstring of this file says why.
             self._streams.wait(stream, self._last)
         # NCCL's work keeps the tensors of a collective that runs beside its caller, until it is waited for.
         kept = tensors_in(args) if named.get("async_op", True) else []
@@ -104,7 +94,7 @@ class Ranks:
             self._sent.pop().wait()
 
     def _carry_out(self, operator: Any, args: list[Any], over: int, kept: list[torch.Tensor]) -> None:
-        """Does a collective whose turn has come, on CPU tensors; what is kept, is kept until then."""
+        """Does a collective whose turn has come, on CPU tensors; keeps alive what must live until then."""
         if operator._opname == "send":  # two ranks that send to each other first would wait for each other
             copies = [tensor.clone() for tensor in args[0]]
             self._sent.append(collectives.start(operator, [copies, *args[1:]]))

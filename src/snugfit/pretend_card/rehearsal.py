@@ -14,14 +14,7 @@ from snugfit.recording.generations import GENERATIONS
 
 @contextmanager
 def rehearsal(card: Device) -> Iterator[torch.device]:
-    """Gives this process a card of the table while the context is open.
-
-    Args:
-        card: Its row, with memory and compute capability.
-
-    Yields:
-        The device that stands for it. Tensors that are on it are gone when the context ends.
-    """
+    """Context with the device of a pretended card of the table; tensors on it are gone when it ends."""
     assert card.memory_bytes is not None
     with card_present(
         card.memory_bytes - card.context_bytes,

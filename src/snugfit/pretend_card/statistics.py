@@ -30,13 +30,9 @@ class CardStatistics:
     """Functions of `torch.cuda` about one card; their arguments and results are torch's."""
 
     def __init__(self, memory: CardMemory, *, total_bytes: int | None, name: str, capability: Capability) -> None:
-        """Takes the memory to tell of.
+        """Takes the memory to report on.
 
-        Args:
-            memory: The card's memory.
-            total_bytes: All bytes of the card; None: what this process can have.
-            name: The card's name.
-            capability: Its compute capability.
+        `total_bytes`: all bytes of the card; None: what this process can have.
         """
         self._allocator = memory.allocator
         self._capacity_bytes = self._allocator.capacity_bytes
@@ -71,12 +67,12 @@ class CardStatistics:
         return self._allocator.peak_reserved_bytes
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Lets the peaks begin at what there is."""
+        """Resets the peaks to what is allocated now."""
         self._allocator.peak_allocated_bytes = self._allocator.allocated_bytes
         self._allocator.peak_reserved_bytes = self._allocator.reserved_bytes
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
-        """Returns the numbers under torch's names, as far as the allocator counts them."""
+        """Returns the allocator's numbers under torch's names, as far as it counts them."""
         allocator = self._allocator
         return {
             "allocated_bytes.all.current": allocator.allocated_bytes,
@@ -92,14 +88,14 @@ class CardStatistics:
         return self._capacity_bytes - self._allocator.reserved_bytes, self._total_bytes
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        """Holds this process to a part of all bytes of the card."""
+        """Limits this process to a part of the card's bytes."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: [0, 1]")
         self._fraction = fraction
         self._allocator.capacity_bytes = min(self._capacity_bytes, int(self._total_bytes * fraction))
 
     def get_per_process_memory_fraction(self, device: Any = None) -> float:
-        """Returns the part that this process is held to."""
+        """Returns that part."""
         return self._fraction
 
     def memory_snapshot(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
@@ -107,11 +103,7 @@ class CardStatistics:
         return held_segments(self._allocator)
 
     def changes(self, backend: Any) -> list[tuple[Any, str, Any]]:
-        """Returns what these functions replace: of the backend that stands for CUDA, and of torch.
-
-        Args:
-            backend: The module of the simulated card.
-        """
+        """Returns what these functions replace: in torch, and in the module that stands for CUDA."""
         names = [name for name in vars(CardStatistics) if not name.startswith("_") and name != "changes"]
         of_torch = [
             (owner, name) for owner in (torch.cuda, torch.cuda.memory) for name in names if hasattr(owner, name)

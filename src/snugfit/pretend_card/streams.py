@@ -32,31 +32,23 @@ class Streams:
     """The queues of one card."""
 
     def __init__(self, seed: int = 0, *, eager: bool = False) -> None:
-        """Starts with nothing queued.
-
-        Args:
-            seed: Of the order in which streams go on.
-            eager: Whether work is carried out at once, in the order in which the host asks for it.
-        """
+        """Starts with nothing queued; `seed` draws the order in which streams go on, `eager` runs work at once."""
         self._random = random.Random(seed)
         self._eager = eager
         self._queues: dict[int, deque[Callable[[], object] | Mark]] = {}
         self._done: dict[int, int] = {}
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
-        """Queues work.
-
-        Args:
-            stream: The stream's number.
-            work: Called once, when its turn has come.
-        """
+        """Queues work on a stream; it is called once, when its turn has come."""
         if self._eager:
             work()
             return
         queue = self._queue(stream)
         queue.append(work)
+        # Work holds the tensors that it needs, so a queue must not grow without an end.
         if len(queue) > DEPTH:
             self.finish(Mark(stream, self._done[stream] + DEPTH // 2))
+        # Now and then some stream goes on, as a real card may: not only the latest order is tried.
         elif self._random.random() < EARLY:
             other = self._random.choice(list(self._queues))
             self.finish(Mark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
@@ -66,7 +58,7 @@ class Streams:
         return Mark(stream, 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ())))
 
     def wait(self, stream: int, mark: Mark) -> None:
-        """Lets what is queued on a stream from now on wait for a mark."""
+        """Makes what is queued on a stream from now on wait for a mark."""
         if not self._eager and mark.stream != stream and not self.reached(mark):
             self._queue(stream).append(mark)
 
@@ -75,7 +67,7 @@ class Streams:
         return self._eager or self._done.get(mark.stream, 0) >= mark.entry
 
     def finish(self, mark: Mark) -> None:
-        """Carries out what lies before a mark, and of other streams what that waits for."""
+        """Runs what is before a mark, and of other streams what that waits for."""
         if self._eager:
             return
         waiting = [mark]
@@ -85,6 +77,7 @@ class Streams:
             if not queue or self._done[stream] >= entry:
                 waiting.pop()
                 continue
+            # A wait at the head of a queue is not passed before the other stream is: that one goes first.
             work = queue[0]
             if isinstance(work, Mark) and not self.reached(work):
                 waiting.append(work)
@@ -95,7 +88,7 @@ class Streams:
                 work()
 
     def finish_all(self) -> None:
-        """Carries out all that is queued."""
+        """Runs all that is queued."""
         for stream in self._random.sample(list(self._queues), len(self._queues)):
             self.finish(self.mark(stream))
 

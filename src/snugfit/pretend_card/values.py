@@ -22,12 +22,7 @@ _UNFILLED = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new
 
 
 def arguments(value: Any, find: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns an operator's arguments for the CPU.
-
-    Args:
-        value: Tensors in lists, devices and plain values.
-        find: Returns the CPU tensor for any tensor.
-    """
+    """Returns an operator's arguments for the CPU; `find` returns the CPU tensor for any tensor."""
     if isinstance(value, torch.Tensor):
         return find(value)
     if isinstance(value, torch.device):
@@ -44,15 +39,7 @@ def work_of(
     result: Any,
     find: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[], None] | None:
-    """Returns what a stream has to do for an operator; None for one that only makes views or unfilled memory.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments, with tensors of the card.
-        kwargs: Its keyword arguments.
-        result: What it returned, tensors of the card.
-        find: Returns the CPU tensor for any tensor.
-    """
+    """Returns the work a stream must do for an operator; None for one that makes views or unfilled memory."""
     if operator._opname in _UNFILLED or torch.Tag.inplace_view in operator.tags:
         return None
     writes = bool(dispatcher.places_written(operator))
@@ -81,7 +68,7 @@ def work_of(
 
 
 def _put(value: Any, target: torch.Tensor) -> None:
-    """Puts what a kernel made where the card has it."""
+    """Writes a kernel's result in the layout that the card has."""
     # Some kernels of the CPU leave a result empty that nobody reads, as the saved mean of a norm in evaluation.
     if isinstance(value, torch.Tensor) and value.numel():
         target.copy_(value.reshape(target.shape) if value.shape != target.shape else value)
@@ -91,7 +78,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _computed(run: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs a kernel; in float32, as kernels of cards compute inside, where the CPU has none for these 16-bit arguments."""
+    """Runs a kernel, in float32 (as cards compute inside) where the CPU has none for 16-bit arguments."""
     try:
         return run(*args, **kwargs)
     except (RuntimeError, NotImplementedError):

@@ -74,11 +74,7 @@ class DirectMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Returns whether a hook of a module may see what goes in or comes out, or looks at it in backward.
-
-    Args:
-        module: Any module.
-    """
+    """Returns whether a module's hooks may see what goes in or comes out, or look at it in backward."""
     own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(own)
 
@@ -99,11 +95,7 @@ def in_fake_mode() -> bool:
 
 
 def forget_conversions(mode: FakeTensorMode) -> None:
-    """Drops the fake mode's weak references to tensors it has seen, which would keep modules from swapping them.
-
-    Args:
-        mode: The mode.
-    """
+    """Drops a fake mode's weak references to tensors it has seen, which keep modules from swapping them."""
     converter = mode.fake_tensor_converter.meta_converter
     converter.tensor_memo.clear()
     converter.storage_memo.clear()
@@ -116,24 +108,12 @@ class FakeFactory:
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        """Starts without templates.
-
-        Args:
-            mode: The mode that the tensors belong to.
-        """
+        """Starts without templates; tensors belong to `mode`."""
         self.mode = mode
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def wrap(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns a fake tensor on a device that shares the storage of a meta tensor.
-
-        Args:
-            meta: A plain meta tensor.
-            device: The device the fake tensor claims to be on, with its index.
-
-        Returns:
-            The fake tensor.
-        """
+        """Returns a fake tensor that claims to be on a device and shares the storage of a meta tensor."""
         attributes = self._attributes.get(device)
         if attributes is None:
             attributes = dict(FakeTensor(self.mode, meta, device).__dict__)
@@ -148,34 +128,13 @@ class FakeFactory:
     def empty(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Returns a new fake tensor with a storage of its own.
-
-        Args:
-            shape: Its shape.
-            stride: Its strides, in elements.
-            dtype: Its dtype.
-            device: The device it claims to be on.
-
-        Returns:
-            The fake tensor.
-        """
+        """Returns a new fake tensor with a storage of its own; strides in elements."""
         return self.wrap(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
     def view(
         self, base: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Returns a fake tensor on the storage of another.
-
-        Args:
-            base: A fake tensor.
-            shape: Shape of the view.
-            stride: Its strides, in elements.
-            offset: Its offset into the storage, in elements.
-            dtype: Its dtype.
-
-        Returns:
-            The fake tensor.
-        """
+        """Returns a fake tensor on the storage of another; strides and offset in elements."""
         # In inference mode, too, a view of an ordinary tensor is one: it shares the count of writes.
         with torch.inference_mode(mode=False) if _made_for_inference(base) else nullcontext():
             meta = torch.empty(0, dtype=dtype, device=_META)
@@ -184,23 +143,14 @@ class FakeFactory:
 
 
 def _made_for_inference(base: torch.Tensor) -> bool:
-    """Whether what is made now would be for inference alone, and a tensor is not."""
+    """Whether a new tensor would be an inference tensor, while this one is not."""
     return torch.is_inference_mode_enabled() and not base.is_inference()
 
 
 def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Returns the views of a fake tensor that an operator makes, by its kernel for tensors without memory.
+    """Returns the views of a fake tensor that an operator makes, by its meta kernel; None where it makes none.
 
-    Where only one tensor takes part, the fake mode does the same by a way that is twenty times as long.
-
-    Args:
-        factory: Makes fake tensors.
-        operator: The overload.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        What the operator returns; None for one that makes no view, and where the kernel refuses the arguments.
+    Where only one tensor takes part, the fake mode does the same by a way that takes twenty times as long.
     """
     if not operator.is_view or operator.namespace != "aten" or not args or type(args[0]) is not FakeTensor:
         return None
@@ -224,11 +174,7 @@ def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dic
 def make_state(optimizer: torch.optim.Optimizer) -> bool:
     """Makes the state of an optimizer's first step, where its class has torch's method for it.
 
-    Args:
-        optimizer: Any optimizer; parameters without a gradient are left out.
-
-    Returns:
-        Whether it has.
+    Returns whether it has.
     """
     make = getattr(optimizer, "_init_group", None)
     if make is None:
@@ -245,13 +191,10 @@ them."""
 
 
 def summed_in_place(args: Sequence[Any]) -> bool:
-    """Returns whether an addition is one of gradients by the autograd engine, which a real run does in place.
+    """Returns whether autograd adds up gradients here (args of `aten.add.Tensor`), which a real run does in place.
 
     Gradients that reach a node from several sides are added into the first of them, where nobody else holds that. For
     tensor subclasses, as fake tensors are, the engine makes a new tensor instead.
-
-    Args:
-        args: Arguments of `aten.add.Tensor`, as a dispatch mode that calls this got them.
 
     Source: `torch/csrc/autograd/input_buffer.cpp`, can_accumulate_inplace and accumulate.
     """
@@ -269,11 +212,7 @@ def summed_in_place(args: Sequence[Any]) -> bool:
 
 
 def check_summed_in_place() -> None:
-    """Finds out whether `summed_in_place` still knows a sum of gradients when it sees one: counts of references tell.
-
-    Raises:
-        CannotSimulateError: This torch holds gradients in another way, so that predictions would be too high in silence.
-    """
+    """Raises if `summed_in_place` fails with this torch: it goes by reference counts; predictions would be too high."""
     found: list[bool] = []
 
     class Watch(DirectMode):  # type: ignore[no-untyped-call]
@@ -298,12 +237,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def register_backend(name: str, module: Any) -> None:
-    """Registers the pure-Python accelerator; once in a process.
-
-    Args:
-        name: Its device type.
-        module: What `torch.<name>` becomes.
-    """
+    """Registers the pure-Python accelerator; once in a process. `module` becomes `torch.<name>`."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=BackendGuard())
@@ -316,12 +250,7 @@ def register_backend(name: str, module: Any) -> None:
 
 
 def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> None:
-    """Changes what an operator's fake version returns.
-
-    Args:
-        operator: The overload; torch has a fake version of it.
-        amend: Takes the result and the positional arguments, and gives the result to return.
-    """
+    """Changes what an operator's fake version returns: `amend` gets the result and the positional arguments."""
     from torch._subclasses import fake_impls
 
     original = fake_impls.op_implementations_dict[operator]
@@ -335,10 +264,7 @@ def amend_fake(operator: Any, amend: Callable[[Any, Sequence[Any]], Any]) -> Non
 
 
 def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
-    """Returns the layout that operators take a tensor to be in, where its strides allow several.
-
-    Args:
-        tensor: The tensor.
+    """Returns the memory format that operators assume for a tensor whose strides allow several.
 
     Source: `c10/core/MemoryFormat.h`; torch's own Python version of it.
     """
@@ -349,12 +275,7 @@ def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
-    """Puts a function in the place of an operator's fake version.
-
-    Args:
-        operator: The overload.
-        make: Takes the operator's arguments, as fake tensors, and makes its results.
-    """
+    """Replaces an operator's fake version; `make` gets the arguments as fake tensors."""
     from torch._subclasses import fake_impls
 
     def made(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -366,17 +287,17 @@ def replace_fake(operator: Any, make: Callable[..., Any]) -> None:
 
 
 def _empty_for_values(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, **_: Any) -> torch.Tensor:
-    """Takes the values of `torch.tensor(..., device=...)`, the one place where torch makes a tensor under all modes."""
+    """Receives the values of `torch.tensor(..., device=...)`, which torch makes below all modes."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(size), dtype)
     return made
 
 
 def _update_in_place(*_: Any, **__: Any) -> None:
-    """One fused kernel that changes weights and state where they are, and allocates nothing."""
+    """One fused kernel that changes weights and state in place and allocates nothing."""
 
 
 def _copy_values(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copies nothing: fake tensors have no values. Who computes with values finds them beside the tensor."""
+    """Copies nothing: fake tensors have no values. A card with values keeps them beside the tensor."""
     target._given_values = source  # type: ignore[attr-defined]
     return target
 
@@ -388,11 +309,7 @@ def given_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def skip_dispatch_rules(mode_class: type) -> None:
-    """Spares a dispatch mode torch's search for rules registered for its class, which costs as much as an operator.
-
-    Args:
-        mode_class: A mode for which no rule is ever registered.
-    """
+    """Skips torch's search for rules of a dispatch mode's class, which costs as much as an operator."""
     from torch._library import simple_registry
 
     original = simple_registry.find_torch_dispatch_rule
@@ -404,7 +321,7 @@ def skip_dispatch_rules(mode_class: type) -> None:
 
 
 def let_optimizers_take_fakes() -> None:
-    """Lets optimizers and gradient clipping choose multi-tensor kernels for fake tensors, as they do for real ones."""
+    """Makes optimizers and clipping choose multi-tensor kernels for fake tensors, as for real ones."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
@@ -414,33 +331,18 @@ def let_optimizers_take_fakes() -> None:
 
 
 def without_autocast(key: str) -> Any:
-    """Returns a guard under which a dispatch key such as AutocastPrivateUse1 is skipped.
-
-    Args:
-        key: Its name.
-
-    Returns:
-        A context manager.
-    """
+    """Returns a guard that skips a dispatch key such as AutocastPrivateUse1."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def below_autograd() -> Any:
-    """Returns a guard under which operators reach the kernels below autograd.
-
-    Returns:
-        A context manager.
-    """
+    """Returns a guard under which operators reach the kernels below autograd."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
-    """Calls a function whenever autocast drops its cache of cast weights, which it does when the outermost one ends.
-
-    Args:
-        callback: The function.
-    """
+    """Calls a function whenever autocast drops its cache of cast weights (when the outermost one ends)."""
     original = torch.clear_autocast_cache
 
     def clear() -> None:
@@ -451,14 +353,7 @@ def on_clearing_autocast_cache(callback: Callable[[], None]) -> None:
 
 
 def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[None]:
-    """Calls a function whenever Python resizes a storage, as FSDP does to free and bring back parameters.
-
-    Args:
-        callback: Called with the storage after it was resized.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which a callback gets each storage that Python has resized, as FSDP does with parameters."""
     original = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -470,42 +365,28 @@ def on_storage_resize(callback: Callable[[torch.UntypedStorage], None]) -> Abstr
 
 
 def hooks_of(weight: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Returns the hooks on a parameter: those that are given its gradient, and those called when it has come.
+    """Returns a parameter's hooks on its gradient, and those after accumulation.
 
-    Args:
-        weight: The parameter. What is taken out of the dictionaries is not called, until it is put back.
+    `weight`: the parameter. What is taken out of the dictionaries is not called, until it is put back.
     """
     before, after = weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None)
     return ({} if before is None else before), ({} if after is None else after)
 
 
 def parametrized(module: torch.nn.Module) -> tuple[str, ...] | None:
-    """Returns the names of a module's parametrized tensors; None for a module without.
-
-    Args:
-        module: Any module.
-    """
+    """Returns the names of a module's parametrized tensors; None for a module without."""
     from torch.nn.utils import parametrize
 
     return tuple(module.parametrizations) if parametrize.is_parametrized(module) else None  # type: ignore[arg-type]
 
 
 def plain_class(module: torch.nn.Module) -> type:
-    """Returns the class that a module had before it was parametrized.
-
-    Args:
-        module: A parametrized module.
-    """
+    """Returns the class that a parametrized module had before."""
     return type(module).__bases__[0]
 
 
 def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
-    """Gives a module that has the attributes of a parametrized one its class.
-
-    Args:
-        module: The module.
-        names: Its parametrized tensors.
-    """
+    """Gives a module with the attributes of a parametrized one its class, for these tensors."""
     from torch.nn.utils import parametrize
 
     parametrize._inject_new_class(module)
@@ -514,23 +395,13 @@ def parametrize_again(module: torch.nn.Module, names: Sequence[str]) -> None:
 
 
 def lazy_parameter(kind: type, dtype: torch.dtype, requires_grad: bool) -> Any:
-    """Returns a parameter or buffer without memory that waits for its shape.
-
-    Args:
-        kind: Its class.
-        dtype: Its dtype.
-        requires_grad: Whether it is trained.
-    """
+    """Returns a lazy parameter or buffer (of class `kind`) that waits for its shape."""
     keywords = {"requires_grad": requires_grad, "device": _META, "dtype": dtype}
     return kind(**keywords)
 
 
 def registry_path(value: Any) -> tuple[str, ...] | None:
-    """Returns where `torch.ops`, `torch.classes` or something in them is found from torch on; None for all else.
-
-    Args:
-        value: Any object.
-    """
+    """Returns the path from torch to something in `torch.ops` or `torch.classes`; None for all else."""
     kind = type(value)
     if kind.__module__ == "torch._classes":
         return ("classes",) if value is torch.classes else ("classes", value.name)
@@ -542,26 +413,14 @@ def registry_path(value: Any) -> tuple[str, ...] | None:
 
 
 def rounds_to_tf32(operator: str, is_product: bool) -> bool:
-    """Returns whether a float32 operator computes in TF32 on a card that has it.
-
-    Args:
-        operator: Its name.
-        is_product: Whether it is a matrix product.
-    """
+    """Returns whether a float32 operator computes in TF32 on a card that has it."""
     if is_product:
         return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
     return operator.startswith("aten.convolution") and bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def source_line(skip: tuple[str, ...]) -> str:
-    """Returns `file:line` of the innermost code on the stack that is neither torch's nor in the given folders.
-
-    Args:
-        skip: Folders to leave out.
-
-    Returns:
-        The place; empty when all of the stack is left out.
-    """
+    """Returns `file:line` of the innermost frame that is neither torch's nor in the given folders, or nothing."""
     torch_folder = str(torch.__path__[0])
     frame = sys._getframe(1)
     for summary in traceback.walk_stack(frame):
@@ -575,13 +434,9 @@ def source_line(skip: tuple[str, ...]) -> str:
 
 @contextmanager
 def nothing_above(gradients: bool | None) -> Iterator[None]:
-    """Lets operators reach their kernels at once: no mode, no autograd, no autocast; random numbers are drawn in vain.
+    """Context in which operators reach their kernels directly: no mode, no autograd, no autocast, random state kept.
 
-    Args:
-        gradients: Whether gradients count as recorded, for kernels that ask; None as False.
-
-    Yields:
-        Nothing.
+    `gradients`: whether gradients count as recorded, for kernels that ask; None as False.
     """
     with ExitStack() as around:
         around.enter_context(_python_dispatch._disable_current_modes())
@@ -597,7 +452,7 @@ def nothing_above(gradients: bool | None) -> Iterator[None]:
 
 
 def processor_settings() -> tuple[str, ...]:
-    """Returns the switches of torch, besides threads, by which CPU kernels are chosen."""
+    """Returns torch's switches, besides threads, by which CPU kernels are chosen."""
     onednn = torch.backends.mkldnn
     precisions = [getattr(getattr(onednn, part, None), "fp32_precision", "") for part in ("matmul", "conv", "rnn")]
     return (
@@ -608,7 +463,7 @@ def processor_settings() -> tuple[str, ...]:
 
 
 def processor_capability() -> str:
-    """Returns the widest instructions that torch and oneDNN compute with here, limits by environment variables apart."""
+    """Returns the widest instructions that torch and oneDNN use here, ignoring limits by environment variables."""
     for name, supported in (
         ("AMX", "_is_amx_tile_supported"),
         ("AVX512_BF16", "_is_avx512_bf16_supported"),
@@ -619,20 +474,12 @@ def processor_capability() -> str:
 
 
 def compiler_memory_budget(share: float) -> Any:
-    """Returns a context in which the compiler keeps at most a share of the activations.
-
-    Args:
-        share: 0 to 1.
-    """
+    """Returns a context in which the compiler keeps at most this share (0 to 1) of the activations."""
     import torch._functorch.config as compiler
 
     return compiler.patch(activation_memory_budget=share)
 
 
 def forget_compiled(model: torch.nn.Module) -> None:
-    """Lets a module run eagerly again after `module.compile`.
-
-    Args:
-        model: The module.
-    """
+    """Makes a module run eagerly again after `module.compile`."""
     model._compiled_call_impl = None

@@ -23,11 +23,7 @@ _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "6"
 
 
 def watched(run: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
-    """Runs a function; returns its result, and what the CPU allocator did meanwhile (about 0.4 ms more).
-
-    Args:
-        run: The function.
-    """
+    """Runs a function; returns its result and the events of the CPU allocator (about 0.4 ms more)."""
     start_allocator_events()
     try:
         result = run()
@@ -37,7 +33,7 @@ def watched(run: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
 
 
 def start_allocator_events() -> None:
-    """Lets torch's profiler take down what its CPU allocator does, and nothing else; one at a time in a process."""
+    """Makes torch's profiler record the CPU allocator's events and nothing else; one at a time in a process."""
     config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
     activities = {ProfilerActivity.CPU}
     before = os.environ.get(_LOG_LEVEL)
@@ -52,7 +48,7 @@ def start_allocator_events() -> None:
 
 
 def stop_allocator_events() -> list[tuple[int, int]]:
-    """Returns what the CPU allocator did since the start, in order: bytes (negative when taken back) and address."""
+    """Returns the events since the start, in order: bytes (negative when freed) and address."""
     found: list[tuple[int, int, int]] = []
     left = list(_disable_profiler().experimental_event_tree())
     while left:
@@ -66,29 +62,16 @@ def stop_allocator_events() -> list[tuple[int, int]]:
 
 
 def start_cuda_history(device: torch.device, most: int) -> None:
-    """Lets torch keep the events of a card's caching allocator, without stacks; what was kept before is dropped.
-
-    Args:
-        device: The card, with its index.
-        most: Events that are kept; older ones are lost.
-    """
+    """Makes torch keep at most so many events of a card's allocator, without stacks, from now on."""
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=most, device=device, clear_history=True)
 
 
 def cuda_history(device: torch.device) -> list[dict[str, Any]]:
-    """Returns the events that were kept of a card's allocator.
-
-    Args:
-        device: The card, with its index.
-    """
+    """Returns the kept events of a card's allocator."""
     found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
     return found
 
 
 def stop_cuda_history(device: torch.device) -> None:
-    """Ends what `start_cuda_history` began.
-
-    Args:
-        device: The card, with its index.
-    """
+    """Ends what `start_cuda_history` began."""
     torch.cuda.memory._record_memory_history(None, device=device)

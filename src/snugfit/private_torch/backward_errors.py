@@ -21,11 +21,11 @@ def _object_at(place: ctypes.c_void_p) -> Any:
 
 
 class BackendGuard(torch._C._acc.DeviceGuard):
-    """Says what kind of device the accelerator is; torch's own example ends the process when an operator fails in backward.
+    """Says what kind of device the accelerator is; with torch's own example an error in backward ends the process.
 
-    While an error is on its way out of backward, torch leaves the stream of the node, and asks for the device by calling
-    this method with the error still set, which Python functions do not survive. So the error is taken away first: that has
-    to be the first thing that happens, with nothing made for it.
+    While an error is on its way out of backward, torch leaves the stream of the node, and asks for the device by
+    calling this method with the error still set, which Python functions do not survive. So the error is taken away
+    first: that has to be the first thing that happens, with nothing made for it.
     """
 
     def type_(self) -> Any:

@@ -38,12 +38,7 @@ backward, such as the loss's weights of classes, has more."""
 
 
 def in_place_of(func: Any, args: Sequence[Any]) -> Any:
-    """Returns the operator that a real run takes in a formula of a gradient; the same where that is no other.
-
-    Args:
-        func: An operator, as a dispatch mode that calls this got it.
-        args: Its arguments.
-    """
+    """Returns the operator that a real run uses in a formula of a gradient; mostly the same."""
     found = _BY_OPERATOR.get(func)
     if found is None:  # nearly all operators, so nothing else is asked before
         return func
@@ -53,6 +48,7 @@ def in_place_of(func: Any, args: Sequence[Any]) -> Any:
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
         return func
     target = args[0]
+    # Somebody else holds the tensor or its storage: a real run would not write into it either.
     if target._use_count() > _HELD.get(func, 8) or torch._C._storage_Use_Count(target.untyped_storage()._cdata) != 2:
         return func
     broadcast = func in (_aten.sub.Tensor, _aten.mul.Tensor) and isinstance(args[1], torch.Tensor)

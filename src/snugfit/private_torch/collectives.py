@@ -18,22 +18,12 @@ COLLECTIVES, FUNCTIONAL = "c10d", "_c10d_functional"
 
 
 def register_process_group(name: str, device_type: str) -> None:
-    """Gives a kind of device, and the host beside it, a process group of their own, which is gloo's.
-
-    Args:
-        name: Its name among the backends of `init_process_group`.
-        device_type: The kind of device.
-    """
+    """Registers a backend of `init_process_group` for a kind of device and the host, carried out by gloo."""
     dist.Backend.register_backend(name, dist.ProcessGroupGloo, devices=["cpu", device_type])
 
 
 def named_arguments(operator: Any, args: Sequence[Any]) -> dict[str, Any]:
-    """Returns the positional arguments of a collective's operator by their names.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments; those left out at the end are not in the result.
-    """
+    """Returns a collective's positional arguments by name; omitted ones are not in the result."""
     return dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False))
 
 
@@ -43,11 +33,7 @@ def group_of(script: Any) -> dist.ProcessGroup:
 
 
 def is_average(script: Any) -> bool:
-    """Returns whether a reduction among an operator's arguments is one that divides by the number of ranks.
-
-    Raises:
-        NotImplementedError: It multiplies by a factor, which torch does not tell.
-    """
+    """Returns whether a reduction divides by the number of ranks; `NotImplementedError` for one with a factor."""
     kind = script.op()
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM.value:  # type: ignore[attr-defined]
         raise NotImplementedError("the pretend card has no PREMUL_SUM; reduce by SUM and multiply the result.")
@@ -60,25 +46,14 @@ def sum_of_ranks() -> Any:
 
 
 def start(operator: Any, args: Sequence[Any]) -> Any:
-    """Starts a collective on CPU tensors; returns its work, with `wait`.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
-    """
+    """Starts a collective on CPU tensors; returns its work, with `wait`."""
     with _disable_current_modes():
         made = operator(*args)
     return dist.Work.unbox(made[-1] if isinstance(made, tuple) else made)
 
 
 def result_of(operator: Any, args: Sequence[Any], wait: Callable[[], None]) -> Any:
-    """Returns what a collective returns that is under way: its outputs where it returns them, and a work.
-
-    Args:
-        operator: The overload.
-        args: Its positional arguments.
-        wait: Called when the work is waited for.
-    """
+    """Returns the result of a collective under way: outputs, if any, and a work that calls `wait`."""
 
     def waited(timeout: Any) -> bool:
         wait()
@@ -90,14 +65,7 @@ def result_of(operator: Any, args: Sequence[Any], wait: Callable[[], None]) -> A
 
 @contextmanager
 def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
-    """Calls a function before the host waits for other ranks because a process group is made or given up.
-
-    Args:
-        callback: The function.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which a callback runs before the host waits for other ranks to make or destroy a group."""
     make, destroy = distributed_c10d._new_process_group_helper, dist.destroy_process_group
 
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -121,41 +89,25 @@ class Watch(Protocol):
     """Told of what `fully_shard` does with the units of a model."""
 
     def gradients(self, weights: list[Any], here: list[bool]) -> None:
-        """Called before the gradients of a unit arrive added up.
-
-        Args:
-            weights: Its parameters, as torch shares them out.
-            here: Whether this process has a gradient of each.
-        """
+        """Called before a unit's summed gradients arrive; `here`: whether this process has one, by parameter."""
 
     def before(self, number: int, way: str) -> None:
-        """Called before processes are asked for something.
+        """Called before a unit, by number, asks the other processes for something.
 
-        Args:
-            number: The unit's.
-            way: "collects the weights", "adds up the gradients"; "misses the backward pass", where its gradients have come
-                without it being collected for them; or "has other weights", where somebody has put some in their place.
+        `way`: "collects the weights", "adds up the gradients"; "misses the backward pass", where its gradients have
+        come without it being collected for them; or "has other weights", where somebody has put some in their place.
         """
 
     def whole(self, weights: list[tuple[Any, Any]], *, there: bool) -> None:
-        """Called when a unit has been collected, and before that is let go of.
-
-        Args:
-            weights: Its parameters as torch shares them out, each with the whole.
-            there: Whether they have just come.
-        """
+        """Called when a unit was collected (`there`) and before it is freed, with each share and its whole."""
 
 
 def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
-    """Lets `fully_shard` send zeros for parameters that this process has no gradient of where others perhaps have one.
+    """Makes `fully_shard` send zeros for parameters that have a gradient only in other processes.
 
-    Torch sends only what is there, and processes with other gradients than the others then wait in vain, or mix them up.
-    (`set_reduce_scatter_unused_params`, of torch 2.14, does not tell which they were.) A unit without any gradient sends
-    none: it is used once more, and they come then.
-
-    Args:
-        model: The model, shared out or not.
-        watch: Told of what is done.
+    Torch sends only what is there, and processes with other gradients than the others then wait in vain, or mix them
+    up. (`set_reduce_scatter_unused_params`, of torch 2.14, does not tell which they were.) A unit without any gradient
+    sends none: it is used once more, and they come then.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -165,6 +117,8 @@ def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
         groups = getattr(state, "_fsdp_param_groups", None)  # a single group, by another name, in the first versions
         for group in [state._fsdp_param_group] if groups is None else groups:
             if group is not None:
+                # On the instance, where `fully_shard` finds them before those of the class: other models' units stay as
+                # they are.
                 vars(group).update(
                     post_backward=functools.partial(_filled, group, group.post_backward, watch, number),
                     unshard=functools.partial(_collected, group, group.unshard, watch, number),
@@ -175,6 +129,7 @@ def watch_shared_out(model: torch.nn.Module, watch: Watch) -> None:
 
 def _collected(group: Any, unshard: Callable[..., None], watch: Watch, number: int, *args: Any) -> None:
     for param in group.fsdp_params:
+        # Weights that are lent for a call (torch.func.functional_call) lie in the module's own table.
         info = param._module_info
         weight = info.module._parameters.get(info.param_name)
         if weight is not param.sharded_param and weight is not getattr(param, "_unsharded_param", None):
@@ -213,18 +168,13 @@ def _filled(group: Any, post_backward: Callable[..., None], watch: Watch, number
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what this process holds of a tensor that several share out; of any other one, itself."""
+    """Returns what this process holds of a sharded tensor; any other tensor as it is."""
     found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return found
 
 
 def lying_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of several processes as another one lies among them: parts of sums are added up.
-
-    Args:
-        tensor: One that processes hold together; any other one comes back as it is.
-        other: One of the same processes.
-    """
+    """Returns a sharded tensor laid out as another one; partial sums are added up. Plain tensors come back as they are."""
     placements = getattr(other, "placements", None)
     if placements is None or getattr(tensor, "placements", placements) == placements:
         return tensor
@@ -233,7 +183,7 @@ def lying_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def forget_layouts() -> None:
-    """Lets torch forget what it has worked out for tensors of several processes, names of groups included."""
+    """Clears torch's caches for sharded tensors, names of groups included."""
     from torch.distributed.tensor import debug
 
     debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
@@ -241,7 +191,7 @@ def forget_layouts() -> None:
 
 @functools.cache
 def styles_of_transposed() -> tuple[Any, Any]:
-    """Returns torch's ways to cut a linear layer, by outputs and by inputs, for one that holds its matrix transposed."""
+    """Returns torch's ways to cut a linear layer (by outputs, by inputs) for one with a transposed matrix."""
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -262,6 +212,7 @@ def styles_of_transposed() -> tuple[Any, Any]:
 
     class Columns(ColwiseParallel):
         def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+            # The matrix is [inputs, outputs]: outputs are its dimension 1, and the only one of the bias.
             return cut(self, module, device_mesh, {2: Shard(1), 1: Shard(0)})
 
     class Rows(RowwiseParallel):
@@ -273,11 +224,7 @@ def styles_of_transposed() -> tuple[Any, Any]:
 
 
 def taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """Returns what this process holds of a tensor, and what makes one of several processes of it again.
-
-    Args:
-        tensor: One that processes hold together; any other one comes back as it is.
-    """
+    """Returns this process's part of a tensor, and a function that makes the sharded one of it again."""
     part = own_part(tensor)
     if part is tensor:
         return part, lambda again: again
@@ -289,13 +236,7 @@ def taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Ten
 
 
 def init_alone(ranks: int, number: int, device_type: str) -> None:
-    """Makes this process one of several, the others of which do not exist: torch's own fake process group.
-
-    Args:
-        ranks: How many there are.
-        number: Which one this is.
-        device_type: The kind of device, beside the host, that collectives may be asked of.
-    """
+    """Makes this process one of `ranks` that do not exist, by torch's own fake process group."""
     from torch.testing._internal.distributed import fake_pg
 
     if device_type not in dist.Backend.backend_capability["fake"]:
@@ -305,11 +246,7 @@ def init_alone(ranks: int, number: int, device_type: str) -> None:
 
 
 def forget_shares(model: torch.nn.Module) -> None:
-    """Lets torch forget that it has shared out a model whose modules are plain ones again.
-
-    Args:
-        model: The model.
-    """
+    """Makes torch forget that it sharded a model whose modules are plain again."""
     from torch.distributed._composable_state import _module_state_mapping
 
     for module in model.modules():
@@ -317,7 +254,7 @@ def forget_shares(model: torch.nn.Module) -> None:
 
 
 def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
-    """Returns what to put in place of methods of meshes, which read the numbers of processes from tensors of their own."""
+    """Returns replacements for methods of meshes that would read process numbers from tensors."""
 
     def outside(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -333,10 +270,9 @@ def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
 
 
 class OwnChunk:
-    """The pieces of a tensor, as `torch.chunk` cuts it for all processes, of which each is cut when it is asked for."""
+    """The pieces of a tensor, like `torch.chunk`'s for all processes, each cut only when it is asked for."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
-        """Takes what torch's own function takes."""
         self._tensor, self._dim = tensor, dim
         self._size = -(-tensor.size(dim) // num_chunks)
 
@@ -350,14 +286,14 @@ class OwnChunk:
 
 
 def only_own_chunks() -> tuple[Any, str, Any]:
-    """Returns what to put in place of torch's cutting of each parameter for all processes, of which one needs its own."""
+    """Returns replacements for torch's cutting of parameters for all processes, when one needs only its own."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     return (_fsdp_param, "_chunk_with_empty", OwnChunk)
 
 
 def shares_by_storage() -> tuple[Any, str, Any]:
-    """Returns what to put in place of how torch finds out, by addresses, whether a share is still the one that it made.
+    """Returns replacements for how torch recognises its own shares by address.
 
     Fake tensors have no addresses, so each share of odd size would be padded and copied once more.
     """
@@ -384,12 +320,12 @@ def gathering() -> tuple[Any, ...]:
 
 
 def knows_groups() -> bool:
-    """Returns whether there are process groups, so that DTensors and collectives may come."""
+    """Returns whether there are process groups, so that DTensors and collectives may occur."""
     return dist.is_available() and dist.is_initialized()
 
 
 def store_of_launcher(timeout: Any) -> Any:
-    """Returns the store that torch elastic holds for the processes that it has started."""
+    """Returns the store that torch elastic holds for the processes it has started."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(rendezvous("env://", timeout=timeout))[0]

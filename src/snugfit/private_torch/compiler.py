@@ -24,11 +24,7 @@ _TRITON_SIGNATURE = re.compile(r"^def triton_\w+\(([^)]*)\)", re.MULTILINE)
 
 
 def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
-    """Returns what has to be replaced (owner, name, value) so that inductor's code runs on fake tensors.
-
-    Args:
-        kernel: Called in the place of each generated kernel.
-    """
+    """Returns replacements (owner, name, value) that run inductor's code on fake tensors; `kernel` is called instead."""
     from torch._inductor.async_compile import AsyncCompile
 
     def of_cpp(_: Any, argtypes: Sequence[str], source_code: str) -> Any:
@@ -64,11 +60,7 @@ def _reinterpreted(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[i
 
 
 def never_compile(*functions: Any) -> None:
-    """Keeps torch.compile away from functions that run while compiled code does, and from all that they call.
-
-    Args:
-        *functions: Functions of Python; a decorator would change who calls them.
-    """
+    """Keeps torch.compile away from functions and all that they call; a decorator would change the caller."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     for function in functions:
@@ -76,7 +68,7 @@ def never_compile(*functions: Any) -> None:
 
 
 def nothing_kept() -> Any:
-    """Returns a context in which inductor keeps nothing for later runs, starts no processes and checks no addresses."""
+    """Returns a context in which inductor caches nothing, starts no processes and checks no addresses."""
     from torch._inductor import config
 
     return config.patch(
@@ -85,7 +77,7 @@ def nothing_kept() -> Any:
 
 
 def forget_all() -> None:
-    """Forgets everything that was compiled in this process, why graphs broke, and whether Triton was of any use."""
+    """Forgets everything compiled in this process, graph breaks, and whether Triton was of any use."""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.utils import _triton
 
@@ -101,17 +93,12 @@ def graphs_made() -> int:
 
 
 def graph_breaks() -> list[str]:
-    """Returns why the graphs broke that were traced since `forget_all`, as the first line of torch's reason."""
+    """Returns why graphs broke since `forget_all`, as the first line of torch's reason."""
     return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]
 
 
 def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
-    """Returns what has to be replaced so that inductor writes for a device as it does for a CUDA card; registers it.
-
-    Args:
-        name: Device type of the fake accelerator.
-        capability: Compute capability of the card that it stands for.
-    """
+    """Registers a device for which inductor writes as for a CUDA card of this capability; returns replacements."""
     from torch._dynamo import device_interface
     from torch._inductor import compile_fx, scheduler, utils
     from torch._inductor.codegen import common, triton, wrapper
@@ -142,7 +129,7 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
         get_raw_stream = staticmethod(lambda device_idx: 0)
 
     class Words(common.DeviceOpOverrides):
-        """What the generated code says to be on the right device, where there is only one."""
+        """What generated code writes to be on the right device, where there is only one."""
 
         def import_get_raw_stream_as(self, name: str) -> str:
             return f"{name} = lambda index: 0"
@@ -160,7 +147,7 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
     deduce = joint_graph.UniformValueConstantFolder._deduce_value
 
     def deduce_on_host(self: Any, node: Any) -> Any:
-        """The compiler finds values that are the same everywhere by making one of them, for which there is no memory."""
+        """Values that are equal everywhere are found by making one, for which this device has no memory."""
         if node.target is torch.ops.prims.device_put.default:
             return self.env[node.args[0]]
         given = node.kwargs

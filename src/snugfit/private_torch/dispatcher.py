@@ -18,12 +18,7 @@ IMPLICIT, EXPLICIT = (
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Returns whether a kernel was registered for just this key.
-
-    Args:
-        name: An operator as the dispatcher names it, such as `aten::add.Tensor`.
-        key: A dispatch key, such as `CPU`.
-    """
+    """Returns whether an operator (`aten::add.Tensor`) has a kernel registered for exactly this key (`CPU`)."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
@@ -34,27 +29,17 @@ def operator_names() -> list[str]:
 
 @functools.cache
 def knows_cuda_kernels() -> bool:
-    """Returns whether this build of torch has CUDA's kernels (also without a GPU), so that the dispatcher knows them."""
+    """Returns whether this build of torch has CUDA's kernels (also without a GPU)."""
     return has_kernel("aten::mm", "CUDA")
 
 
 def explicit_body(name: str) -> str | None:
-    """Returns the key of an operator's body over others under autograd; None where it has none.
-
-    Args:
-        name: An operator as the dispatcher names it.
-    """
+    """Returns the key of an operator's body over other operators under autograd; None where it has none."""
     return next((key for key in EXPLICIT if has_kernel(name, key)), None)
 
 
 def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs the body of an operator in place of a kernel.
-
-    Args:
-        operator: The overload; it has such a body.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Runs that body in place of a kernel."""
     key = getattr(torch._C.DispatchKey, explicit_body(operator.name()) or "")
     python = operator.py_kernels.get(key)
     return python(*args, **kwargs) if python is not None else operator._op_dk(key, *args, **kwargs)
@@ -62,34 +47,20 @@ def run_explicit_body(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 @functools.cache
 def places_written(operator: Any) -> list[tuple[int, str]]:
-    """Returns positions and names of the arguments that an operator writes to.
-
-    Args:
-        operator: The overload.
-    """
+    """Returns positions and names of the arguments that an operator writes to."""
     arguments = enumerate(operator._schema.arguments)
     return [(i, argument.name) for i, argument in arguments if argument.alias_info and argument.alias_info.is_write]
 
 
 def run_on_cpu(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator's kernel for cpu without the dispatcher, so that a mode sees the operators inside it.
-
-    Args:
-        operator: The overload; `has_kernel(operator.name(), "CPU")`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Runs an operator's cpu kernel without the dispatcher, so that a mode sees the operators inside it."""
     return operator._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
 
 
 def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", *, with_keys: bool = False) -> None:
-    """Gives an operator a kernel, by which the simulated card has one of its own where the key is not said.
+    """Registers a kernel for an operator; without a key, for the simulated card.
 
-    Args:
-        name: The operator as the dispatcher names it.
-        kernel: The kernel.
-        key: The dispatch key that it is for.
-        with_keys: Whether it takes the set of dispatch keys before the arguments.
+    `with_keys`: whether it takes the set of dispatch keys before the arguments.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl(name.removeprefix("aten::"), kernel, key, with_keyset=with_keys)  # type: ignore[no-untyped-call]
@@ -98,12 +69,9 @@ def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1"
 
 @functools.cache
 def python_body(operator: Any) -> Callable[..., Any] | None:
-    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for all others.
+    """Returns the kernel of an operator that torch itself writes in Python over other operators, None for others.
 
     Its fake version shows only its results; the body, run on fake tensors, shows what it takes inside as well.
-
-    Args:
-        operator: The overload.
     """
     if operator.namespace != "torch_nn":
         return None
@@ -117,14 +85,7 @@ def python_body(operator: Any) -> Callable[..., Any] | None:
 def torchs_own_gradient(operator: Any, keys: Any, claimed: str, *args: Any, **kwargs: Any) -> Any:
     """Runs an operator with torch's own gradient, where the kernel for its autograd key was claimed.
 
-    Autograd's kernels are the same for all kinds of device, so that of other kinds does it.
-
-    Args:
-        operator: The overload.
-        keys: The dispatch keys of this call.
-        claimed: The autograd key that was claimed.
-        *args: The arguments.
-        **kwargs: The arguments by name.
+    Autograd's kernels are the same for all kinds of device, so another kind's is taken.
     """
     known = torch._C.DispatchKey
     return operator.redispatch(keys.remove(getattr(known, claimed)).add(known.AutogradOther), *args, **kwargs)

@@ -22,16 +22,15 @@ class NotMetError(Exception):
 
 
 class Asked(SignalException):
-    """Raised by a handler of signals: every process is sent a Ctrl-C, and gets the time to end."""
+    """Raised by a signal handler: every process is sent a Ctrl-C, and given time to end."""
 
     def __init__(self, number: int) -> None:
-        """Takes the signal that came."""
         super().__init__(signal.Signals(number).name, sigval=signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """What is started, and where it meets."""
+    """How many processes are started, and where they meet."""
 
     name: str
     """Of this run: processes of another one are not taken in."""
@@ -48,18 +47,9 @@ class Meeting:
 
 
 def run_processes(command: Sequence[str], meeting: Meeting) -> dict[int, int]:
-    """Starts processes, and waits for their end; when one fails, the others are ended.
+    """Runs `command` in processes and waits for them; when one fails, the others are ended.
 
-    Args:
-        command: The words behind the interpreter.
-        meeting: How many, and where.
-
-    Returns:
-        The exit codes of those that failed, by the number of the process; of a signal, its negative number.
-
-    Raises:
-        NotMetError: The machines did not meet.
-        Asked: As raised by a handler of signals, once all processes have ended.
+    Returns the exit codes of those that failed, by the number of the process; of a signal, its negative number.
     """
     for one in [*logging.root.manager.loggerDict]:
         if one.startswith("torch.distributed.elastic"):  # what it says of signals and failures is said by us
@@ -94,7 +84,7 @@ def run_processes(command: Sequence[str], meeting: Meeting) -> dict[int, int]:
 
 @contextlib.contextmanager
 def _names_of_methods_left_out() -> Iterator[None]:
-    """Spares each note of the rendezvous a look through all modules for its method's name, which nobody reads."""
+    """Avoids a search of all modules for each log line of the rendezvous, for a method's name nobody reads."""
     before = dynamic_rendezvous.get_method_name
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
     try:

@@ -29,14 +29,14 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _users(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many hold each tensor, and its storage."""
+    """The numbers of references to each tensor and its storage."""
     storages = [torch._C._storage_Use_Count(one.untyped_storage()._cdata) for one in tensors]
     return storages + [one._use_count() for one in tensors]  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def letting_go() -> Iterator[None]:
-    """Collectives return when nobody else holds their tensors any more."""
+    """Context in which collectives return only when nobody else holds their tensors."""
     import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
 
@@ -49,6 +49,7 @@ def letting_go() -> Iterator[None]:
         @functools.wraps(collective)
         def call(*args: Any, **kwargs: Any) -> Any:
             held = list(_tensors([*args, *kwargs.values()]))
+            # A count of references above that of before is gloo's own threads.
             before = _users(held)
             work = collective(*args, **kwargs)
             if work is None:
@@ -58,7 +59,7 @@ def letting_go() -> Iterator[None]:
         return call
 
     def in_sight(scatter: Callable[..., Any]) -> Callable[..., Any]:
-        """Does what gloo does for it, with the copy where it can be seen."""
+        """Does what gloo would do, with the copy made where it can be seen."""
 
         @functools.wraps(scatter)
         def call(
@@ -73,7 +74,7 @@ def letting_go() -> Iterator[None]:
         return call
 
     def wrapped(tensor: torch.Tensor) -> torch.Tensor:
-        """What DTensor's collectives have made, on its way out: when gloo has let go of it, nobody has it but Python."""
+        """Wraps a result of DTensor's collectives: once gloo has dropped it, only Python holds it."""
         functional.wait_tensor(tensor)  # type: ignore[no-untyped-call]
         wait_until(lambda: tensor._use_count() == 1)  # type: ignore[attr-defined]
         return wrap(tensor)

@@ -18,33 +18,21 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def write_shares(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> None:
-    """Writes this process's shares, together with the other processes.
+    """Writes this process's shares (name -> tensor) with the other processes.
 
     The files of process N begin with `__N_`; the first one also writes `.metadata`.
 
-    Args:
-        folder: Where to.
-        tensors: Name -> tensor, of torch's sharded class where several hold it.
-        group: The processes; None: all.
-
-    Raises:
-        OSError: They could not be written.
+    `group`: the processes; None: all.
     """
     with _as_os_errors(folder):
         save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group)
 
 
 def read_shares(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any, *, alone: bool) -> None:
-    """Fills tensors with what `write_shares` wrote, however many processes wrote it.
+    """Fills tensors, sharded as wanted here, with what `write_shares` wrote, by however many processes.
 
-    Args:
-        folder: Where from.
-        tensors: Name -> tensor that gets the values, sharded as it is wanted here.
-        group: The processes that read together; None: all.
-        alone: Whether this one reads alone.
-
-    Raises:
-        OSError: They could not be read.
+    `group`: the processes that read together; None: all.
+    `alone`: whether this one reads alone.
     """
     with _as_os_errors(folder):
         load(dict(tensors), storage_reader=FileSystemReader(folder), process_group=group, no_dist=alone)
@@ -61,7 +49,7 @@ def written_shares(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 @contextlib.contextmanager
 def _as_os_errors(folder: Path) -> Iterator[None]:
-    """What torch cannot write or read fails as files do; its warnings are about how it does so."""
+    """Context that turns torch's failed reads and writes into `OSError`, and hides its warnings about them."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

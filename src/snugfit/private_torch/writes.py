@@ -11,7 +11,7 @@ from snugfit.private_torch.dispatcher import places_written
 
 
 class BeforeWrites(DirectMode):  # type: ignore[no-untyped-call]
-    """Calls `about_to_write` before operators that say they write; kernels that do not say so are not seen."""
+    """Calls `about_to_write` before operators that declare writes; undeclared ones are not seen."""
 
     supports_higher_order_operators = True
 
@@ -21,11 +21,7 @@ class BeforeWrites(DirectMode):  # type: ignore[no-untyped-call]
         return True
 
     def about_to_write(self, tensor: Tensor) -> None:
-        """Looks at a tensor that is written to next.
-
-        Args:
-            tensor: Any tensor.
-        """
+        """Called with each tensor that is written to next."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

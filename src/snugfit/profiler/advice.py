@@ -87,17 +87,9 @@ class SeenModel:
 
     @classmethod
     def of(cls, model: torch.nn.Module, args: Any, kwargs: Any, returns_loss: bool, optimizer: Any) -> SeenModel:
-        """Takes a model down while the script runs.
+        """Records a model while the script runs, without its weights.
 
-        Args:
-            model: The model.
-            args: What it was called with, as meta tensors.
-            kwargs: The same by name.
-            returns_loss: Whether it returned a loss.
-            optimizer: The optimizer that is about to make its step.
-
-        Returns:
-            The model without its weights.
+        `args`: what it was called with, as meta tensors.
         """
         parameter = next(model.parameters())
         precision = _precision(parameter.device.type)
@@ -113,14 +105,9 @@ class SeenModel:
 
 
 def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
-    """Simulates a model plainly and with one technique at a time.
+    """Simulates a seen model plainly and with one technique at a time; `device_index` None: the CPU.
 
-    Args:
-        seen: The model; None when no model was seen training.
-        device_index: Index of the CUDA device it ran on; None for the CPU.
-
-    Returns:
-        What is worth doing.
+    `seen`: the model; None when no model was seen training.
     """
     if seen is None:
         return Advice(missing="no model was seen going through forward, backward and an optimizer step")
@@ -152,7 +139,7 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
 
 
 def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yields what may be worth doing: in words, as fields of a recipe, and as arguments of the script's optimizer."""
+    """Yields what may be worth doing: words, fields of a recipe, arguments of the script's optimizer."""
     for technique in TECHNIQUES:
         if technique.advised and (seen.blocks or "{blocks}" not in technique.advised):
             yield technique.advised.format(blocks=seen.blocks), dict(technique.least), {}
@@ -170,12 +157,9 @@ def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str
 
 
 def implementation_of(kind: type, settings: Mapping[str, Any], personality: Personality) -> str | None:
-    """Returns how a script's optimizer updates: fused, foreach or for-loop; None for a class that does not say.
+    """Returns fused, foreach or for-loop for a script's optimizer; None for a class that does not say.
 
-    Args:
-        kind: The optimizer's class.
-        settings: Its arguments.
-        personality: The kind of device: without a word torch takes foreach on CUDA and for-loop on the CPU.
+    Torch's default is foreach on CUDA and for-loop on the CPU.
     """
     if "foreach" not in inspect.signature(kind).parameters:
         return None
@@ -249,7 +233,7 @@ def _precision(device_type: str) -> str:
 
 
 def _more(plain: Trace, changed: Trace, device: Device | None) -> dict[str, Any]:
-    """Returns what a step takes more, as a share: of its time, else of its floating-point operations."""
+    """Returns the share by which a step takes longer, or where no time is known, needs more operations."""
     if device is not None:
         before, after = clock(plain, device), clock(changed, device)
         if before is not None and after is not None:

@@ -14,7 +14,6 @@ class SeenModules(ModulePath):
     """Names modules as `ModulePath` does, and knows which of them are models."""
 
     def __init__(self) -> None:
-        """Has seen nothing."""
         super().__init__()
         self.roots: list[weakref.ref[torch.nn.Module]] = []
         """Modules with parameters that were called from outside of all modules, in order of their first call."""
@@ -22,7 +21,7 @@ class SeenModules(ModulePath):
         """Repeated blocks of those models."""
 
     def watch(self, model: torch.nn.Module, prefix: str = "") -> None:
-        """Takes the names of a model's modules; those of the first model have no prefix, later ones their class."""
+        """Takes the names of a model's modules; those of later models than the first are prefixed by their class."""
         if id(model) in self._alive:
             return
         prefix = prefix or (type(model).__name__ if self.models() else "")
@@ -31,5 +30,5 @@ class SeenModules(ModulePath):
         super().watch(model, prefix)
 
     def models(self) -> list[torch.nn.Module]:
-        """Returns the roots that still live."""
+        """Returns the models that are still alive."""
         return [model for model in (ref() for ref in self.roots) if model is not None]

@@ -68,20 +68,9 @@ class Profile:
 def profile_script(
     script: str, arguments: Sequence[str] = (), *, steps: int = 3, stop: bool = False, with_advice: bool = True
 ) -> Profile:
-    """Runs a script and watches its first steps.
+    """Runs a script and watches so many optimizer steps; the profile is partial if it fails.
 
-    Args:
-        script: Path of a Python file.
-        arguments: Its arguments.
-        steps: Optimizer steps to watch.
-        stop: Whether the script is ended after them; otherwise it goes on unwatched.
-        with_advice: Whether the model is simulated for advice.
-
-    Returns:
-        The profile; partial when the script failed.
-
-    Raises:
-        InputError: There is no such script, or no step to watch.
+    `stop`: whether the script is ended after them; otherwise it goes on unwatched.
     """
     path = check_script(script)
     if steps < 1:
@@ -101,6 +90,7 @@ def profile_script(
     def ended() -> None:
         recorder.__exit__(None, None, None)
         for name, value in _read_peaks(recorder).items():
+            # Those of `on_enough` stay: what the script did unwatched afterwards is not to raise them.
             peaks.setdefault(name, value)
 
     warm_up()

@@ -43,34 +43,24 @@ class ProfileLedger(StorageLedger):
     """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
 
     def move_to_cuda(self) -> None:
-        """From now on the device is the GPU; what was made before lies on the host."""
+        """From now on the device is the GPU; everything so far is on the host."""
         self._device_type = CUDA
         self.builder.all_on_host()
 
     def see(self, tensor: torch.Tensor, **made: Any) -> None:
-        """Takes down a birth; memory of numpy, files and loader processes counts as host memory."""
+        """Records a new storage; memory of numpy, files and loader processes counts as host memory."""
         mapped = tensor.device.type == "cpu" and tensor not in self and not tensor.untyped_storage().resizable()
         with self.as_host() if mapped else nullcontext():
             super().see(tensor, **made)
 
     def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
-        """Says what a tensor is and which module it belongs to; one that was never seen is taken down.
-
-        Args:
-            tensor: A plain tensor.
-            category: One of `CATEGORIES`.
-            module: Dotted path; empty to leave it where it was made.
-        """
+        """Sets category and module of a tensor (empty: where it was made); an unseen one is recorded first."""
         if _is_plain(tensor):
             self.see(tensor, operator=_MADE_ELSEWHERE, module=module, phase="build", stream=0)
             self.claim((tensor,), category, module)
 
     def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Says that tensors were given to a model, as far as no forward pass made them.
-
-        Args:
-            tensors: Plain tensors that are known.
-        """
+        """Claims tensors given to a model as inputs, unless a forward pass made them."""
         for tensor in tensors:
             ref = self._alive.get(tensor.untyped_storage()._cdata)
             if ref is not None and not ref.claimed and ref.phase in ("build", "data"):
@@ -81,13 +71,11 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches from `__enter__` until enough steps were seen, or `__exit__`; `build` then gives the trace."""
 
     def __init__(self, steps: int, *, on_model: Callable[..., None], on_enough: Callable[[], None]) -> None:
-        """Makes a recorder with nothing recorded.
+        """Watches so many optimizer steps.
 
-        Args:
-            steps: Optimizer steps to watch.
-            on_model: Called at the first optimizer step that follows a model's forward pass: model, what it was called
-                with, its output, the optimizer.
-            on_enough: Called when the steps were seen, after watching has ended.
+        `on_model`: called at the first optimizer step that follows a model's forward pass: model, what it was called
+        with, its output, the optimizer.
+        `on_enough`: called when the steps were seen, after watching has ended.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps_seen = 0
@@ -152,13 +140,14 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _switch_off(self) -> None:
-        """A forked child, such as a loader's worker, is not watched."""
+        """Stops watching in a forked child, such as a loader's worker."""
         self._on = False
 
     def build(self) -> Trace:
         """Returns the trace, with the memory inside operators, after watching has ended."""
         self._ledger.decide_all()
         trace = self._builder.build()
+        # What the script made before its model ran is no temporary of a step.
         storages = tuple(
             row._replace(category="other") if (row.category, row.phase) == ("temporaries", "build") else row
             for row in trace.storages
@@ -171,7 +160,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operator as it is and takes down what it made."""
+        """Runs one operator and records what it made."""
         kwargs = kwargs or {}
         if not self._on or func.namespace == "profiler":  # labels that torch's own code puts around its parts
             return func(*args, **kwargs)
@@ -195,6 +184,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _move_to_cuda(self, device: torch.device) -> None:
         self.truth.stop()
+        # From here on the card's allocator is listened to; what operators took on the CPU before does not count.
         self._marks_before = len(self._marks)
         self.device_index = device.index or 0
         self._ledger.move_to_cuda()
@@ -246,7 +236,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._claim_weights()
 
     def _module_left(self, module: torch.nn.Module, args: Any, *more: Any) -> None:
-        """Takes keywords and output; torch leaves the keywords out when the module raised."""
+        """A hook with keywords and output; torch omits the keywords when the module raised."""
         self._depth = max(0, self._depth - 1)
         kwargs, output = more if len(more) == 2 else ({}, None)
         if self._depth or not self._on or current_node() is not None:
@@ -314,12 +304,12 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._on_enough()
 
     def _unwatched(self) -> AbstractContextManager[None]:
-        """Lets operators pass without taking them down, for what the profile itself does."""
+        """Context in which operators are not recorded, for the profile's own."""
         return attributes_set([self], _on=False)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one with a storage of its own: not sparse, and not made of other tensors."""
+    """Whether a tensor has a storage of its own: not sparse, not a wrapper of others."""
     return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
 
 

@@ -13,21 +13,11 @@ from snugfit.errors import InputError
 
 
 class EnoughSeen(BaseException):
-    """Ends a script from inside; no `except Exception` of the script catches it, and its `finally` blocks run."""
+    """Ends a script from inside; `except Exception` does not catch it, and `finally` blocks run."""
 
 
 def check_script(script: str) -> Path:
-    """Returns a script's path; what Python cannot read as a program is refused before anything runs.
-
-    Args:
-        script: As typed.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: There is no such file, or it is no Python.
-    """
+    """Returns the path of a script; `InputError` for what is no Python program."""
     path, todo = Path(script), "Give the path of a Python file, then its own arguments."
     if not script.strip() or not path.is_file():
         what = "names no file" if not script.strip() else "is a folder" if path.is_dir() else "does not exist"
@@ -46,15 +36,9 @@ def check_script(script: str) -> Path:
 
 
 def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[], None]) -> int:
-    """Runs a script to its end in this process.
+    """Runs a script in this process and returns the exit code Python would have; errors go to stderr.
 
-    Args:
-        path: The script.
-        arguments: Its arguments.
-        before_exit: Called when the script has ended in any way, before an error of it is printed.
-
-    Returns:
-        The exit code that Python would have ended with; an error's traceback has been printed on stderr.
+    `before_exit`: called however the script ended, before its error is printed.
     """
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), *arguments]

@@ -46,15 +46,10 @@ class Segments(NamedTuple):
 
 
 def cut_at_marks(sizes: Iterable[int], balance_bytes: int = 0, peak_so_far: int = 0) -> Segments:
-    """Cuts an allocator's events at the marks.
+    """Cuts an allocator's events at the marks; returns each segment's highest point, and what to go on with.
 
-    Args:
-        sizes: Bytes of each event in order: positive for an allocation, negative for a release.
-        balance_bytes: Bytes alive before the first event.
-        peak_so_far: `rest_peak` of the stretch before.
-
-    Returns:
-        The highest point of every segment, and what to go on with.
+    `sizes`: bytes of each event in order: positive for an allocation, negative for a release.
+    `balance_bytes`: bytes alive before the first event.
     """
     peaks, peak = [], peak_so_far
     for size in sizes:
@@ -69,15 +64,9 @@ def cut_at_marks(sizes: Iterable[int], balance_bytes: int = 0, peak_so_far: int 
 
 
 def with_temporaries(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequence[int]) -> Trace:
-    """Returns a trace in which the memory inside operators is a workspace at the operator's end.
+    """Returns a trace of tensors with the memory inside operators as workspaces at their ends.
 
-    Args:
-        trace: A trace of tensors alone, without operator runs.
-        marks: Where operators ended, in order.
-        peaks: The allocator's highest point up to each mark, in bytes; 0 where it is not known.
-
-    Returns:
-        A trace whose live bytes reach the allocator's highest point at every operator.
+    `peaks`: the allocator's highest point up to each mark, in bytes; 0 where it is not known.
     """
     assert not trace.runs
     kinds, subjects, values = bytearray(), list[int](), list[int]()
@@ -102,6 +91,8 @@ def with_temporaries(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequenc
     for mark, peak in zip(marks, peaks, strict=True):
         live += copy_through(mark.at)
         done = mark.at
+        # What the allocator's highest point had above all tensors that are alive at the mark was inside of the
+        # operator.
         if peak > live:
             kinds.append(WORKSPACE)
             subjects.append(len(workspaces))

@@ -54,29 +54,25 @@ class CudaTruth(Truth):
     """The same of the CUDA caching allocator, from its memory history, without stacks."""
 
     def __init__(self, device: torch.device) -> None:
-        """Takes what is allocated now as the beginning; the device has its index."""
+        """Starts from what is allocated now; the device has its index."""
         super().__init__()
         self.device = device
         self.balance_bytes = self._rest = int(torch.cuda.memory_stats(device).get("requested_bytes.all.current", 0))
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Starts listening."""
         allocators.start_cuda_history(self.device, CUDA_EVENTS)
 
     def stop(self) -> None:
-        """Adds up what is there and ends."""
+        """Adds up what is there and stops."""
         self.take(event_sizes(allocators.cuda_history(self.device)))
         allocators.stop_cuda_history(self.device)
 
 
 def event_sizes(entries: Sequence[dict[str, Any]]) -> list[int]:
-    """Returns the bytes of each event of a CUDA memory history.
+    """Returns the bytes of each event of one device's CUDA memory history (`device_traces`).
 
-    Args:
-        entries: One device's list of `device_traces` in a memory snapshot.
-
-    Returns:
-        Positive for an allocation, negative for a release that has taken effect; segments are left out.
+    Positive for an allocation, negative for a release that has taken effect; segments are left out.
     """
     signs = {"alloc": 1, "free_completed": -1}
     return [signs[entry["action"]] * entry["size"] for entry in entries if entry["action"] in signs]

@@ -175,6 +175,8 @@ class CachingAllocator:
         else:
             address, found = self._grow(pool, size)
         rest = found - size
+        # A remainder of the large pool that is no larger than a small request stays with its block, and is counted as
+        # allocated.
         if rest > SMALL_BYTES or (rest and (pool.small or pool.expandable is not None)):
             start = address + size
             self._starts[start] = rest

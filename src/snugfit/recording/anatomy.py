@@ -91,7 +91,7 @@ def block_of(module: str, blocks: Collection[str]) -> str:
     """Returns the block that a module belongs to, or else the part of the model.
 
     `blocks`: paths of the repeated blocks, those that checkpointing counts.
-    Returns the block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
+    The block; where there is none the first part of the path, or `OUTSIDE` for an empty one.
     """
     if not module:
         return OUTSIDE
@@ -128,6 +128,7 @@ def anatomy(
         played = replay(trace, config)
     player = Player(trace, config)
     if played.peak_event >= 0:
+        # Played again up to the peak, because only there the allocator knows which block each tensor has.
         player.play(through=played.peak_event)
 
     def live(row: Storage | Workspace, category: str, block: int) -> LiveTensor:

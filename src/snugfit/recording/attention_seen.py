@@ -17,7 +17,7 @@ _NAMES = {
 def attention_seen(trace: Trace) -> dict[str, int]:
     """Returns which kernels of torch's attention ran, and in how many modules.
 
-    Returns kernel -> number of modules; empty where the model has no attention, or writes it out by itself (eager).
+    Kernel -> number of modules; empty where the model has no attention, or writes it out by itself (eager).
     """
     modules: dict[str, set[str]] = {}
     seen = dict.fromkeys((run.operator, run.module) for run in trace.runs)

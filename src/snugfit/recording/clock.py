@@ -89,8 +89,8 @@ def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | 
     """Returns the predicted time of one training step.
 
     `step`: which step, by the number of its marks; None for the last one. A trace without marks is one step.
-    Returns the timing; None for devices of which only bytes are known, and where a type has no known speed on the card
-    or a collective no known link.
+    The timing; None for devices of which only bytes are known, and where a type has no known speed on the card or a
+    collective no known link.
     """
     timing = _timed(trace, device, step)
     if timing is None or not timing.communication_seconds:
@@ -162,7 +162,7 @@ def _timed(trace: Trace, device: Device, step: int | None, *, communicates: bool
 
 
 _ROUNDING = 1e-12
-"""Seconds that are nothing but rounding."""
+"""Fewer seconds than this are rounding."""
 
 
 class _Engine:
@@ -213,7 +213,10 @@ def _operator_seconds(run: OperatorRun) -> float:
 
 
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
-    """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run."""
+    """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run.
+
+    `step`: which step, by the number of its marks; None for the last one.
+    """
     before, last = trace.step_events(step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}
     begin = bisect.bisect_right(trace.runs, before, key=_at)

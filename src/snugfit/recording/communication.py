@@ -60,8 +60,7 @@ KINDS = (*_TOGETHER, "all_to_all", "gather", "scatter", "send")
 def collective_seconds(collective: Collective, device: Device) -> float | None:
     """Returns how long a collective takes once all ranks have reached it.
 
-    Returns seconds, 0 for a single rank; None where a link that it needs is not known, or the software differs from
-    CUDA's.
+    Seconds, 0 for a single rank; None where a link that it needs is not known, or the software differs from CUDA's.
     """
     assert collective.kind in KINDS, f"collective {collective.kind!r} is unknown"
     if device.bytes_only:

@@ -22,7 +22,7 @@ CONTAINER = "experts"
 def expert_modules(model: torch.nn.Module) -> tuple[str, ...]:
     """Returns the modules that hold experts.
 
-    Returns dotted paths, those inside of others left out; empty for a model without experts.
+    Dotted paths, those inside of others left out; empty for a model without experts.
     """
     found: list[str] = []
     for name, module in model.named_modules():

@@ -36,7 +36,7 @@ def cublas_workspace_bytes(capability: Capability) -> int:
 
     Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
 
-    Returns bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
+    Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
     """
     return 32 * _MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
 

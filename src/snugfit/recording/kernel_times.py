@@ -80,6 +80,7 @@ def run_seconds(run: OperatorRun, device: Device) -> float | None:
         )
         passes = convolution_seconds(run.convolution, item, rates)
         return len(passes) * KERNEL_SECONDS + sum(passes) + run.again_bytes / bandwidth
+    # Few blocks keep few multiprocessors busy, and each moves so many elements a clock at most.
     if run.blocks and device.sm_count is not None:
         bandwidth = min(
             NORM_SHARE * bandwidth, run.blocks * BLOCK_ELEMENTS * _clock(device) * (2 if run.dtype in _HALVES else 4)

@@ -284,8 +284,8 @@ class Replays:
     def fits(self, device: Device) -> tuple[bool, int | None]:
         """Returns whether the recording goes through on a card, its CUDA context taken off, and how much room is left.
 
-        Returns whether the replay at the card's size goes through, and the bytes left over the smallest size that
-        suffices: negative when it does not fit, None for a device without a limit of its own (`cpu`).
+        The room is the bytes left over the smallest size that suffices: negative when it does not fit, None for a
+        device without a limit of its own (`cpu`).
         """
         if device.memory_bytes is None:
             return True, None

@@ -42,7 +42,8 @@ class ExpandableSegments:
         """Returns the lowest address at which free and unmapped stretches together have room.
 
         `starts`: free blocks, first byte -> size.
-        Returns the first byte of a free block or an unmapped stretch; None when a new range is needed.
+        `ends`: free blocks, byte after -> first byte.
+        The first byte of a free block or an unmapped stretch; None when a new range is needed.
         """
         for unmapped in self._order:
             start = ends.get(unmapped, unmapped)
@@ -69,7 +70,7 @@ class ExpandableSegments:
     def inner(self, start: int, size: int) -> tuple[int, int]:
         """Returns the granules that lie wholly inside a block.
 
-        Returns first byte and the byte after the last; nothing lies inside when the first is not smaller.
+        First byte and the byte after the last; nothing lies inside when the first is not smaller.
         """
         base = max(begin for begin in self._bases if begin <= start)
         first = base + -(-(start - base) // self.granule) * self.granule

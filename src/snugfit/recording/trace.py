@@ -221,8 +221,7 @@ class Trace:
     def step_events(self, step: int | None = None) -> tuple[int, int]:
         """Returns the events of a step (None: the last), from its first mark to the next step's first.
 
-        Returns index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of
-        events.
+        Index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of events.
         """
         marks = self.marks()
         if not marks:
@@ -235,8 +234,8 @@ class Trace:
     def where(self, index: int) -> tuple[str, str, str]:
         """Returns what was running when an event happened.
 
-        Returns phase, operator and module. For a birth those of the storage, for a workspace its own, and for the rest
-        those of the latest birth or workspace before it; empty strings when there is none.
+        Phase, operator and module. For a birth those of the storage, for a workspace its own, and for the rest those of
+        the latest birth or workspace before it; empty strings when there is none.
         """
         for i in range(index, -1, -1):
             row: Storage | Workspace
@@ -259,7 +258,7 @@ def _travelled(rows: Mapping[str, Any], rest: Mapping[str, Any]) -> Trace:
 
 
 _PLACE, _CATEGORY, _MODULE = 1, 2, 3
-"""Where in a row that is taken down stands what may change; the row is a `Storage` without its id."""
+"""Positions in a recorded row (a `Storage` without its id) of what may still change."""
 
 
 class TraceBuilder:

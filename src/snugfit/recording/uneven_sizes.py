@@ -53,8 +53,8 @@ class UnevenSize:
 def uneven_sizes(trace: Trace, device: Device) -> tuple[UnevenSize, ...]:
     """Returns the sizes that cost a noticeable part of the last step, the most expensive first.
 
-    Returns one row for all operators that share the same sizes; none for devices whose speed is not known, or without
-    tensor cores for the types in use.
+    One row for all operators that share the same sizes; none for devices whose speed is not known, or without tensor
+    cores for the types in use.
     """
     steps = Counter(runs_of_step(trace))
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)

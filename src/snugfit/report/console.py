@@ -13,37 +13,26 @@ _PLAIN = {"─": "-", "…": "..."}
 
 
 def row_of(cells: Sequence[str], widths: Sequence[int], right: Collection[int] = ()) -> str:
-    """Returns one row of a table whose rows are printed one at a time, so that a person can follow a long run.
+    """Returns one row of a table that is printed row by row, so that a person can follow a long run.
 
-    Args:
-        cells: A text for each column, from left to right.
-        widths: Characters reserved; a longer cell pushes the rest of its row to the right and is never cut.
-        right: As for `table`.
+    `widths`: characters reserved; a longer cell pushes the rest of its row to the right and is never cut.
     """
     return "  ".join(_justified(cells, widths, right)).rstrip()
 
 
 def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Returns a title and `name  value` lines.
-
-    Args:
-        title: One line.
-        rows: Name and value; those with an empty value are left out.
-    """
+    """Returns a title and `name  value` lines; those with an empty value are left out."""
     return "\n".join([title, *table([row for row in rows if row[1]])])
 
 
 def table(
     rows: Iterable[Sequence[str]], right: Collection[int] = (), *, indent: str = "  ", wrap_at: int = WIDTH
 ) -> list[str]:
-    """Returns the lines of a table whose columns are as wide as their widest cells.
+    """Returns the lines of a table; `right` are indices of columns of numbers, aligned right.
 
-    Args:
-        rows: Cells from left to right, as many in each row; the first row may be titles. What is long in a last cell is
-            wrapped, and lines of their own stay.
-        right: Indices of columns whose cells stand at the right end, as numbers do.
-        indent: What every line begins with.
-        wrap_at: Characters of a line, from which on it is wrapped.
+    `rows`: cells from left to right, as many in each row; the first row may be titles. What is long in a last cell is
+    wrapped, and lines of their own stay.
+    `wrap_at`: characters of a line, from which on it is wrapped.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -70,15 +59,7 @@ def _justified(cells: Sequence[str], widths: Sequence[int], right: Collection[in
 
 
 def plain_for(text: str, encoding: str | None) -> str:
-    """Returns a text that an encoding can show.
-
-    Args:
-        text: Any text.
-        encoding: Of the console; None where it takes all characters.
-
-    Returns:
-        The text itself, or one with plain characters for those that the encoding lacks.
-    """
+    """Returns a text with plain characters for those that an encoding lacks."""
     if encoding is None:
         return text
     try:

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def uneven_in_words(found: Sequence[UnevenSize]) -> Iterator[str]:
-    """Yields a sentence for each uneven size.
-
-    Args:
-        found: The sizes.
-    """
+    """Yields a sentence for each uneven size."""
     for one in found:
         sizes, padded = (" and ".join(map(str, numbers)) for numbers in (one.sizes, one.padded))
         where = f" in {listed(one.modules, 2)}" if one.modules else ""
@@ -32,11 +28,7 @@ def uneven_in_words(found: Sequence[UnevenSize]) -> Iterator[str]:
 
 
 def waits_in_words(found: HostWaits | None) -> str:
-    """Returns where the host waits for the card in a step, and what that costs; nothing where it does not.
-
-    Args:
-        found: What is known of waits.
-    """
+    """Returns where the host waits for the card in a step, and what that costs; nothing if it does not."""
     if found is None:
         return ""
     lines = [f"{one.line} ({one.what}{f', {one.times} times' if one.times > 1 else ''})" for one in found.lines]
@@ -51,11 +43,7 @@ def waits_in_words(found: HostWaits | None) -> str:
 
 
 def fragmentation_in_words(found: Fragmentation | None) -> str:
-    """Returns what would lower the reserved bytes; nothing where they are all in use.
-
-    Args:
-        found: What is known of fragmentation.
-    """
+    """Returns what would lower the reserved bytes; nothing where they are all in use."""
     if found is None:
         return ""
     ways = []
@@ -73,11 +61,7 @@ def fragmentation_in_words(found: Fragmentation | None) -> str:
 
 
 def cost_lines(costs: Sequence[Cost]) -> list[str]:
-    """Returns a table of costs, the cheapest card that fits first.
-
-    Args:
-        costs: The costs; none: no table.
-    """
+    """Returns a table of costs, the cheapest card that fits first."""
     if not costs:
         return []
     epochs = any(one.cost_per_epoch is not None for one in costs)

@@ -26,14 +26,7 @@ _KEPT = ("gradients", "activations")
 
 
 def estimate_card(estimate: Estimate) -> str:
-    """Returns the whole card.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Lines of text, the last without a line break.
-    """
+    """Returns the whole card."""
     title = f"{estimate.title} on {'cards of the table' if estimate.device == 'all' else estimate.device}"
     tables = (
         anatomy_table(estimate.anatomy_bytes, estimate.experts_bytes),
@@ -85,14 +78,7 @@ def _ranks_in_words(estimate: Estimate) -> str:
 
 
 def where_in_words(estimate: Estimate) -> str:
-    """Returns where the peak falls.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Phase, step, operator and module.
-    """
+    """Returns where the peak falls: phase, step, operator and module."""
     step = (
         ("the first step", "the second step")[estimate.peak_step]
         if estimate.peak_step < 2
@@ -115,11 +101,7 @@ def _total_in_words(estimate: Estimate) -> str:
 
 
 def context_in_words(estimate: Estimate) -> str:
-    """Returns where CUDA's context is known from, and its range.
-
-    Args:
-        estimate: Of one card.
-    """
+    """Returns the source and range of CUDA's context, of an estimate for one card."""
     if estimate.context_range_bytes is None or estimate.context_source == "measured":
         return "measured here"
     least, most = map(format_bytes, estimate.context_range_bytes)
@@ -227,14 +209,7 @@ def _count(number: int) -> str:
 
 
 def estimate_drawing(estimate: Estimate) -> Drawing:
-    """Returns what is drawn of an estimate.
-
-    Args:
-        estimate: The estimate.
-
-    Returns:
-        Its memory over the run, thinned so that no peak is lost, and what it says in words.
-    """
+    """Returns the drawing of an estimate: memory over the run, thinned without losing a peak, and words."""
     where = "a CUDA card" if estimate.device == "all" else estimate.device
     on_cuda = estimate.peak_reserved_bytes is not None
     return drawing_of(
@@ -258,7 +233,7 @@ def _subtitle(estimate: Estimate) -> tuple[str, str]:
 
 
 def _limit(estimate: Estimate) -> tuple[str, int] | None:
-    """Name and memory of the one card that was asked for, context taken off."""
+    """Name and memory of the one card that was asked for, without the context."""
     if estimate.device in ("all", "cpu"):
         return None
     card = device_named(estimate.device)

@@ -18,15 +18,7 @@ class NoMatplotlibError(SnugfitError):
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure that `savefig` writes, without a window and without changing matplotlib's state.
-
-    Args:
-        width: Inches.
-        height: Inches.
-
-    Raises:
-        NoMatplotlibError: matplotlib is not installed.
-    """
+    """Returns an empty figure (inches), made without a window and without matplotlib's global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -38,23 +30,13 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def unit_for(largest_bytes: int) -> tuple[str, int]:
-    """Returns the unit in which an axis is written, and its bytes.
-
-    Args:
-        largest_bytes: The largest number on the axis.
-    """
+    """Returns the unit in which an axis is written, and its bytes."""
     units = (("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
     return next((unit for unit in units if largest_bytes >= unit[1]), ("bytes", 1))
 
 
 def clear_axes(axes: Any, *, along: str, without: Sequence[str]) -> None:
-    """Leaves of the axes a grid, small numbers and the sides that carry something.
-
-    Args:
-        axes: The axes.
-        along: The axis that has numbers: x, y or both.
-        without: Sides that are not drawn.
-    """
+    """Leaves a grid, small numbers and the useful sides of the axes; `along`: x, y or both has numbers."""
     axes.grid(axis=along, color=GRID, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     axes.tick_params(axis=along, labelsize=9, colors=FAINT, length=0)
@@ -64,13 +46,7 @@ def clear_axes(axes: Any, *, along: str, without: Sequence[str]) -> None:
 
 
 def heading(figure: Any, lines: Sequence[str], *, longest: int = 170) -> None:
-    """Writes lines at the top left, the first one large.
-
-    Args:
-        figure: The figure.
-        lines: What is said.
-        longest: Characters of a line; what is longer ends with dots.
-    """
+    """Writes lines at the top left, the first one large; a longer one than `longest` ends with dots."""
     height, down = figure.get_figheight(), 0.22
     for at, line in enumerate(lines):
         text = line if len(line) <= longest else f"{line[: longest - 4].rstrip()} ..."
@@ -80,12 +56,6 @@ def heading(figure: Any, lines: Sequence[str], *, longest: int = 170) -> None:
 
 
 def legend(figure: Any, left: float, **more: Any) -> None:
-    """Writes the legend in one row under the axes.
-
-    Args:
-        figure: The figure.
-        left: Where it begins, as a share of the width.
-        more: As for matplotlib's `Figure.legend`.
-    """
+    """Writes the legend in one row under the axes; `left` is a share of the width."""
     place = {"loc": "lower left", "bbox_to_anchor": (left, 0.0), "ncols": 9}
     figure.legend(**place, frameon=False, fontsize=9, labelcolor=INK, handlelength=1.2, columnspacing=1.4, **more)

@@ -15,14 +15,7 @@ PEAKS = ("peak_tensor_bytes", "peak_reserved_bytes")
 
 
 def peak_bytes(rung: Mapping[str, Any]) -> int | None:
-    """Returns the peak of a rung: measured, or predicted for one that was not trained.
-
-    Args:
-        rung: An entry of `ladder --json`.
-
-    Returns:
-        Bytes, or None for a rung that failed.
-    """
+    """Returns the measured peak of a `ladder --json` entry, else the predicted one, None for a failed rung."""
     measured = rung["measured"] or {}
     found = [measured[name] for name in PEAKS if measured.get(name) is not None]
     if found:
@@ -45,16 +38,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def draw_ladder(rungs: Sequence[Mapping[str, Any]], *, title: str, paths: Sequence[Path]) -> None:
-    """Draws the figure and writes it.
-
-    Args:
-        rungs: Entries of `ladder --json`, in order; a failed one has an `error` and no `measured`.
-        title: One line: model, data, device.
-        paths: Files to write; the ending says the format (png, svg).
-
-    Raises:
-        NoMatplotlibError: matplotlib is not installed.
-    """
+    """Draws entries of `ladder --json` and writes files; the ending says the format (png, svg)."""
     figure = new_figure(12.5, 2.05 + 0.62 * len(rungs))
     from matplotlib.patches import Patch
 

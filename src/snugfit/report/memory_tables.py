@@ -17,12 +17,7 @@ _BAR = 24
 
 
 def anatomy_table(by_category: Mapping[str, int], of_experts: Mapping[str, int]) -> list[str]:
-    """Returns the table of categories.
-
-    Args:
-        by_category: Category -> bytes at the peak.
-        of_experts: The same of the experts of a mixture, or nothing.
-    """
+    """Returns the table of categories; `of_experts`: the part that a mixture's experts have."""
     total = sum(by_category.values())
     rows = [
         (
@@ -64,7 +59,7 @@ def sizes_in_words(by_category: Mapping[str, int]) -> str:
 
 
 def grouped(blocks: Sequence[T], alike: Callable[[T, T], bool]) -> Iterator[tuple[str, T]]:
-    """Yields blocks with their names; those that follow one another and are alike as one, by the first of them."""
+    """Yields blocks with their names; consecutive equal ones as one, under the name of the first."""
     runs: list[list[T]] = []
     for block in blocks:
         if runs and alike(runs[-1][0], block):

@@ -22,14 +22,7 @@ _OF_SEVERAL = {row.fields[0] for row in TECHNIQUES if row.ways is not None or ro
 
 
 def plan_card(plan: Plan) -> str:
-    """Returns the whole card.
-
-    Args:
-        plan: The plan.
-
-    Returns:
-        Lines of text, the last without a line break.
-    """
+    """Returns the whole card."""
     title = f"{plan.estimate.title} on {plan.estimate.device} within {format_bytes(plan.budget_bytes)}"
     frontier = [
         (

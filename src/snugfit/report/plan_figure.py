@@ -18,15 +18,7 @@ _WIDE = 3.0
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draws the frontier and writes it.
-
-    Args:
-        plan: The plan.
-        path: The file; its ending says the format (png, svg).
-
-    Raises:
-        NoMatplotlibError: matplotlib is not installed.
-    """
+    """Draws the frontier and writes it."""
     figure = new_figure(9.5, 5.4)
     figure.set_layout_engine("constrained")
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -28,14 +28,7 @@ _BLOCK_LIMIT = 16
 
 
 def profile_card(profile: Profile) -> str:
-    """Returns the whole card.
-
-    Args:
-        profile: The profile.
-
-    Returns:
-        Lines of text, the last without a line break.
-    """
+    """Returns the whole card."""
     title = f"snugfit profile of {profile.script}: {profile.steps} steps watched on {profile.device}"
     anatomy = profile.anatomy
     parts = [[card(title, _facts(profile))]]
@@ -56,14 +49,7 @@ def _blocks(anatomy: Anatomy) -> Iterator[tuple[str, str, str]]:
 
 
 def advice_lines(profile: Profile) -> list[str]:
-    """Returns the advice in sentences.
-
-    Args:
-        profile: The profile.
-
-    Returns:
-        One sentence for each technique that is worth it, or one that says why there is none.
-    """
+    """Returns a sentence for each technique that is worth it, or one that says why there is none."""
     advice = profile.advice
     if advice.missing:
         return [f"No advice: {advice.missing}."]
@@ -82,14 +68,7 @@ def advice_lines(profile: Profile) -> list[str]:
 
 
 def profile_to_plain(profile: Profile) -> dict[str, Any]:
-    """Returns a profile as plain data.
-
-    Args:
-        profile: The profile.
-
-    Returns:
-        What `--json` prints.
-    """
+    """Returns a profile as plain data, for `--json`."""
     anatomy = profile.anatomy
     return {
         **{name: getattr(profile, name) for name in _SAME},
@@ -113,14 +92,7 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
 
 
 def profile_drawing(profile: Profile) -> Drawing:
-    """Returns what is drawn of the steps that were watched.
-
-    Args:
-        profile: The profile.
-
-    Returns:
-        Its memory over the watched steps, and what it says in words.
-    """
+    """Returns the drawing of the watched steps: memory over them, and words."""
     operator = short_operator(profile.peak_operator)
     where = f"{operator} in {profile.peak_module}" if profile.peak_module else operator
     return drawing_of(

@@ -79,14 +79,9 @@ class Drawing:
 def drawing_of(
     trace: Trace, config: AllocatorConfig | None, *, reserved: bool, limit: tuple[str, int] | None = None, **words: Any
 ) -> Drawing:
-    """Returns what is to be drawn of a run, thinned so that no peak is lost, without what happens while it is taken down.
+    """Returns the drawing of a run, thinned without losing a peak, and without the releases at its end.
 
-    Args:
-        trace: The run's events.
-        config: How sizes are counted.
-        reserved: Whether the device has segments.
-        limit: Name and bytes of the card it should fit.
-        words: title, heading, subtitle and largest of the drawing.
+    `reserved`: whether the device has segments. `limit`: name and bytes of the card it should fit.
     """
     found = timeline(trace, config, points=2000)
     begins = [mark.event for mark in found.marks]
@@ -114,7 +109,7 @@ def drawing_of(
 
 
 def _end(trace: Trace) -> int:
-    """The last event that is more than a release."""
+    """The last event that is not a release."""
     return next((i for i in range(len(trace) - 1, -1, -1) if trace.kinds[i] != FREE), len(trace))
 
 
@@ -131,14 +126,7 @@ def _bands(events: tuple[int, ...], labels: list[tuple[str, str, str, int]], end
 
 
 def timeline_page(drawing: Drawing) -> str:
-    """Returns the page.
-
-    Args:
-        drawing: The run.
-
-    Returns:
-        A whole HTML document.
-    """
+    """Returns a whole HTML document."""
     script = {
         "events": drawing.events,
         "categories": [

@@ -27,15 +27,7 @@ ENDINGS = (".html", ".png")
 
 
 def write_timeline(drawing: Drawing, path: Path) -> None:
-    """Writes the page or the figure.
-
-    Args:
-        drawing: The run.
-        path: File to write; its ending is one of `ENDINGS`.
-
-    Raises:
-        NoMatplotlibError: A figure was asked for and matplotlib is not installed.
-    """
+    """Writes the page or the figure, by the ending of the file (`ENDINGS`)."""
     if path.suffix.lower() == ".html":
         path.write_text(timeline_page(drawing), encoding="utf-8")
     else:
@@ -43,15 +35,7 @@ def write_timeline(drawing: Drawing, path: Path) -> None:
 
 
 def draw_timeline(drawing: Drawing, path: Path) -> None:
-    """Draws the figure and writes it.
-
-    Args:
-        drawing: The run.
-        path: File to write; the ending says the format (png, svg).
-
-    Raises:
-        NoMatplotlibError: matplotlib is not installed.
-    """
+    """Draws the figure and writes it; the ending says the format (png, svg)."""
     figure = new_figure(12.5, 6.2)
     axes = figure.add_axes((0.065, 0.115, 0.915, 0.675))
     highest = max(map(sum, zip(*drawing.bytes_by_category.values(), strict=True)), default=0)

@@ -12,11 +12,7 @@ from snugfit.units import format_bytes, format_seconds
 
 
 def train_card(summary: Mapping[str, Any]) -> str:
-    """Returns the result of a run as text.
-
-    Args:
-        summary: The document of `snugfit train --json`.
-    """
+    """Returns the result of a run as text."""
     request = summary["workload"]
     title = f"{request['model']} on {request['data']}: {summary['steps']} steps of {request['settings']['batch_size']}"
     return card(title, _rows(summary))
@@ -74,7 +70,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _best(best: Mapping[str, Any], *, stopped_early: bool) -> str:
-    """The best evaluation, and what came of it."""
+    """The best evaluation, and what was done with it."""
     name = best["metric"].replace("_", " ")
     saved = "; its weights are saved" if best["saved"] else ""
     early = f"; stopped after {best['evaluations_since']} evaluations that were not better" if stopped_early else ""
@@ -82,7 +78,7 @@ def _best(best: Mapping[str, Any], *, stopped_early: bool) -> str:
 
 
 def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """The fullest and the slowest of several processes."""
+    """Which of several processes took most memory, and which was slowest."""
     peak = next(name for name in ranks[0] if name.startswith("peak_") and ranks[0][name] is not None)
     sizes, seconds = [one[peak] for one in ranks], [one["busy_seconds"] for one in ranks]
     full, slow = sizes.index(max(sizes)), seconds.index(max(seconds))

@@ -10,14 +10,7 @@ _NAMES_SHOWN = 3
 
 
 def recipe_in_words(recipe: Recipe | None) -> str:
-    """Returns what a recipe changes, long lists of names shortened.
-
-    Args:
-        recipe: The recipe; None for a hand-written step.
-
-    Returns:
-        `field=value` of every field that is not plain.
-    """
+    """Returns `field=value` for every field that is not plain, long lists of names shortened."""
     if recipe is None:
         return "none: a hand-written step, as it is"
     changed = recipe.to_mapping(defaults=False)
@@ -33,9 +26,5 @@ def _short(value: Any) -> str:
 
 
 def short_operator(name: str) -> str:
-    """Returns an operator's name without its library and its default overload (`aten.mm.default` -> `mm`).
-
-    Args:
-        name: The full name.
-    """
+    """Returns an operator's name without its library and its default overload (`aten.mm.default` -> `mm`)."""
     return name.removeprefix("aten.").removesuffix(".default")

@@ -64,6 +64,7 @@ class Best:
         """Begins with no evaluation.
 
         `agreed`: from this process's value to the one that all decide by.
+        `trainer`: its workload says what is wanted; its model is what is kept.
         """
         self._trainer, self._folder, self._agreed = trainer, run_dir / BEST, agreed
         self._patience, self._kept = trainer.workload.patience, trainer.workload.keep_best is not None

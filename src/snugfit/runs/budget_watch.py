@@ -138,9 +138,9 @@ class BudgetWatch(Observer):
     def result(self, measured: Mapping[str, int | None]) -> dict[str, Any]:
         """Returns the part of the run's result about its budget.
 
-        Returns `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the
-        limit), `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak
-        since; None where no step came after).
+        `over_budget_bytes` (0 where the budget was kept; None without a budget, or where the device keeps the limit),
+        `over_budget` (each time that it was exceeded) and, where it was, `peak_tensor_bytes_at_end` (the peak since;
+        None where no step came after).
         """
         peak = measured.get("peak_tensor_bytes")
         if self._budget_bytes is None or peak is None:

@@ -46,7 +46,7 @@ from snugfit.workloads.weights import fingerprint
 from snugfit.workloads.weights_file import layout_of
 
 _SHOWN_FILES = 10
-"""Unreadable files that the result names; it counts all."""
+"""Number of unreadable files that the result names; it counts all of them."""
 _LOGGER = logging.getLogger(__name__)
 
 

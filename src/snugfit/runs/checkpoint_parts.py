@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snugfit.training.step import Trainer
 
 _PACKED = "packed_by"
-"""Under this name stand the processes, and how many of them share a weight, where state is packed by share."""
+"""Key of the number of processes, and of those that share a weight, where state is packed by share."""
 
 
 class Parts:
@@ -71,6 +71,7 @@ class Parts:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         self.any(False)
+        # `any` waits for all: nobody writes before the folder is there, and it gets its name when all have written.
         tensors, rest = self._taken_apart(state)
         write_shares(folder, tensors, self._group)
         written = [*folder.glob(f"__{self._number}_*"), *(folder.glob(".metadata") if self.first else ())]
@@ -154,6 +155,7 @@ class Parts:
     def _checked_folder(self, folder: Path) -> dict[str, Any]:
         """Returns the rest that the first process saved, once this process's part of the files has the right checksums."""
         rest = load_checkpoint(_there(_rest_of(folder, 0)))
+        # Each process looks at the files of one that has written, or, if fewer read now, of several.
         for number in range(self._number, int(rest["processes"]), self._count):
             written = load_checkpoint(_there(_rest_of(folder, number)))["digests"]
             for name, digest in written.items():

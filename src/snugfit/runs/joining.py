@@ -24,17 +24,17 @@ from snugfit.runs.standing import Place, where_to_meet
 T = TypeVar("T")
 
 LOST_EXIT = 76
-"""What a process ends with that lost the others and leaves it to `launching.py` to say why; EX_PROTOCOL of sysexits."""
+"""Exit code of a process that lost the others; `launching.py` says why. EX_PROTOCOL of sysexits."""
 DEFAULT_TIMEOUT = 300
 """Seconds that processes wait for each other at the start."""
 _STEP_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others in a step, planning included: what NCCL and gloo were made for."""
 _WATCH = timedelta(seconds=6)
-"""Where the others are alive and do something else, asking them takes so long; where one is gone, no time at all."""
+"""Time limit for asking whether the others live: live ones that are busy let it pass, a dead one fails at once."""
 _SAID = "snugfit/said"
 """How many processes have asked whether they are to tell of an error."""
 _HOLD_SECONDS = 3.0
-"""How long the process that holds the store stays for the others to ask; where one is stuck, it never does."""
+"""Seconds that the process with the store waits for the others to ask; one that is stuck never does."""
 
 
 class Processes:

@@ -32,7 +32,7 @@ from snugfit.workload import Workload
 from snugfit.yaml_files import read_yaml
 
 SAID = "said"
-"""File beside a call, with the error that one of the processes has to tell."""
+"""File beside a pickled call, with the error of the process that reports it."""
 _TOLD = (2, 3, 4, 5, 130, 143)
 """Exit codes of a process that has said why."""
 STOP_SECONDS = 3600

@@ -48,7 +48,7 @@ def steps_of_run(workload: Workload, train_samples: int) -> int:
     """Returns how many updates a run takes.
 
     `workload`: `max_steps` decides where it is given, whatever the epochs; else `epochs`.
-    Returns updates; the last batch of an epoch may be smaller and counts as one.
+    The last batch of an epoch may be smaller and counts as one.
     """
     assert workload.batch_size is not None
     if workload.max_steps is not None:

@@ -22,7 +22,7 @@ CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "pa
 """Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
 
 PYTHON = "python:"
-"""What the name of a model or data begins with that came as an object."""
+"""Prefix of the name of a model or data that was given as a Python object."""
 
 FIXED = ("precision", "optimizer")
 """Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
@@ -204,7 +204,7 @@ def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]
 def resume_command(path: Path, request: Request) -> str:
     """Returns what to type to go on with a run.
 
-    Returns a line for a shell; of a run of Python objects, a call.
+    A line for a shell; for a run of Python objects, a call.
     """
     if request.given is not None:
         return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"

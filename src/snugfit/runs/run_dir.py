@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 RECIPE, WORKLOAD, PLAN, METRICS, SUMMARY = "recipe.yaml", "workload.yaml", "plan.json", "metrics.jsonl", "summary.json"
 SAVED = ".saved"
-"""Says after which step a checkpoint was written last, so that a run notices when its checkpoints are gone."""
+"""File with the step of the last checkpoint, by which a run notices that its checkpoints are gone."""
 START = ".start"
-"""Tells the weights that the run started from, where it has packed them and they are in a file, from others."""
+"""File with a fingerprint of the starting weights, where the run packs them and they came from a file."""
 DEFAULT_KEEP = 2
 _LOCK = ".lock"
 

@@ -15,7 +15,7 @@ from typing import Any
 from snugfit.errors import InputError, option
 
 STARTED_BY_US = "snugfit-"
-"""Begins the name of a run of torch elastic that `launching.py` has started."""
+"""Prefix of the name of a run of torch elastic that `launching.py` has started."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

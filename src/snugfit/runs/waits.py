@@ -74,7 +74,7 @@ class Waits:
 def loading_report(waits: Waits, recipe: Recipe, *, on_card: bool, processors: int | None = None) -> dict[str, Any]:
     """Returns the run's report about loading; `processors` None: those that this process may use.
 
-    Returns plain data: `wait_seconds`, `epoch_start_seconds`, `late_batches`, `idle_share` (of the time of steps), and
+    Plain data: `wait_seconds`, `epoch_start_seconds`, `late_batches`, `idle_share` (of the time of steps), and
     `advice`, which is None where waiting is not worth a word.
     """
     waited = waits.batch_seconds + waits.epoch_seconds

@@ -16,14 +16,7 @@ from snugfit.units import format_bytes
 
 @contextlib.contextmanager
 def said_how_it_was_read(given: Any) -> Iterator[None]:
-    """Says of errors inside how the batch was read: a list whose items look like batches as one, a sparse matrix as dense.
-
-    Args:
-        given: From `given_batches`.
-
-    Yields:
-        Nothing.
-    """
+    """Context that adds to errors how the batch was read: a list of batches as one, a sparse matrix as dense."""
     try:
         yield
     except (InputError, CannotSimulateError) as error:
@@ -42,7 +35,7 @@ def _sparse(given: Any) -> list[torch.Tensor]:
 
 
 def _looks_like_several(given: Any) -> bool:
-    """Whether a list has items that are built alike, as batches are and most lists in a batch are not."""
+    """Whether the items of a list are built alike, as batches are and most lists in a batch are not."""
     if not isinstance(given, list) or not given:
         return False
     kinds = {
@@ -52,48 +45,23 @@ def _looks_like_several(given: Any) -> bool:
 
 
 def skeleton_of(given: Any) -> Any:
-    """Returns a batch with meta tensors in place of tensors and of (shape, dtype) pairs.
-
-    Args:
-        given: Tensors or pairs in any nesting of tuples, lists and dicts; or several such as `Batches`.
-
-    Returns:
-        The same without memory.
-
-    Raises:
-        InputError: A pair is not understood.
-    """
+    """Returns a batch (or `Batches`) with meta tensors in place of tensors and of (shape, dtype) pairs."""
     return Batches(tuple(map(_skeleton, given.each))) if isinstance(given, Batches) else _skeleton(given)
 
 
 def has_values(batch: Any) -> bool:
-    """Returns whether all tensors of a batch have values: none is on meta, and none only described.
-
-    Args:
-        batch: One batch, as it was given.
-    """
+    """Returns whether all tensors of a batch have values: none on meta, none only described."""
     described = len(list(tensors_of(_skeleton(batch)))) - len(list(tensors_of(batch)))
     return not described and not any(tensor.is_meta for tensor in tensors_of(batch))
 
 
 def lives_on_host(batch: Any) -> bool:
-    """Returns whether a batch has a tensor on the host, from where a hand-written step moves it itself.
-
-    Args:
-        batch: One, or `Batches`, as given.
-
-    Returns:
-        False where all tensors are on a device, on meta, or only described.
-    """
+    """Returns whether a tensor of the batch is on the host, so that a hand-written step moves it itself."""
     return any(tensor.device.type == "cpu" for one in batches_of(batch) for tensor in tensors_of(one))
 
 
 def tell_of_sparse(given: Any) -> None:
-    """Warns of sparse matrices in a batch: no operator on them is simulated, so they are counted dense.
-
-    Args:
-        given: One batch, or `Batches`, as given.
-    """
+    """Warns of sparse matrices in a batch: no operator on them is simulated, so they are counted dense."""
     for tensor in _sparse(given):
         dense, held = tensor.numel() * tensor.element_size(), sum(part.nbytes for part in parts_of(tensor))
         warn(

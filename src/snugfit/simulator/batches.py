@@ -21,17 +21,10 @@ EVALUATED = 2
 
 
 class EvaluationBatches:
-    """The loop's evaluation of held-out data, in batches as the loop reads them: as large as training's microbatches."""
+    """The evaluation of held-out data, in batches of the size that the loop reads: training's microbatches."""
 
     def __init__(self, task: Any, arguments: Mapping[str, Any], recipe: Recipe, batches: Sequence[Any]) -> None:
-        """Cuts the batches, outside of the recording.
-
-        Args:
-            task: What is reported; None: the loss.
-            arguments: Those of `snugfit.prepare`.
-            recipe: How the step is held in memory.
-            batches: The batches of training, without memory; the largest is taken.
-        """
+        """Cuts the largest of the training batches, outside of the recording; `task` None: the loss alone."""
         batch = max(batches, key=elements)
         self._own = task is None
         self.task = task or task_of(arguments.get("loss"), arguments.get("loss_weight", "samples"))
@@ -42,12 +35,7 @@ class EvaluationBatches:
         self._batches = [map_tensors(piece, _in_its_own_memory) for piece in pieces]
 
     def run(self, course: Any, place: Any) -> None:
-        """Evaluates.
-
-        Args:
-            course: The run on fake tensors.
-            place: Where the loader puts batches.
-        """
+        """Evaluates on fake tensors."""
         try:
             course.evaluate(Materialiser().tree(batch, place) for batch in self._batches)
         except Exception as error:
@@ -61,7 +49,7 @@ class EvaluationBatches:
 
 
 def batch_share(batch: Any, given: Mapping[str, Any], workload: Workload, recipe: Recipe, rank: int) -> Any:
-    """As many samples of a batch as one of the processes gets."""
+    """As many samples of a batch as one process's share has."""
     tensor = first_tensor(batch)
     if workload.ranks == 1 or tensor is None:
         return batch
@@ -76,7 +64,7 @@ def _in_its_own_memory(tensor: Any) -> Any:
 
 
 def longest(batches: list[Any]) -> int | None:
-    """Returns the samples of the longest batch; None where nobody knows them, or which part is whose."""
+    """Returns the samples of the longest batch; None where they cannot be known."""
     if any(map(why_uncut, batches)):
         return None
     lengths = [tensor.shape[0] for tensor in map(first_tensor, batches) if tensor is not None]

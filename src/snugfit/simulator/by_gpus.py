@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of_gpus(text: str) -> tuple[int, ...]:
-    """Reads a list of numbers of GPUs.
-
-    Args:
-        text: As typed, such as `1,2,4,8`.
-
-    Raises:
-        InputError: It is no such list.
-    """
+    """Reads a list such as `1,2,4,8`."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(map(int, words))) < len(words):
         raise InputError(f"--gpus is {text!r}; give a number of GPUs, or several different ones such as 1,2,4,8.")
@@ -42,23 +35,9 @@ def estimate_by_gpus(
     device: DeviceArgument = None,
     pool: Pool | None = None,
 ) -> Estimate:
-    """Predicts training on several numbers of GPUs.
+    """Predicts training on several numbers of GPUs of each machine.
 
-    Args:
-        named: The model and the shape of its batch.
-        numbers: GPUs of each machine.
-        recipe: How the step is held in memory.
-        workload: The training settings, whatever their `gpus`.
-        device: As for `estimate`.
-        pool: Workers to use; None: one of this process.
-
-    Returns:
-        The estimate on the first number on which the batch can be trained; `by_gpus` has all of them.
-
-    Raises:
-        RecipeError: It can be trained on none of them.
-        InputError: As for `estimate_named`.
-        CannotSimulateError: Something needs values, which simulated tensors do not have.
+    Returns the estimate on the first number on which the batch can be trained; `by_gpus` has all of them.
     """
     first: Estimate | None = None
     refused: RecipeError | None = None

@@ -39,17 +39,7 @@ class Cost:
 
 
 def read_prices(given: Sequence[str]) -> dict[str, float]:
-    """Reads prices as they are typed.
-
-    Args:
-        given: Texts such as `rtx-4090=0.35`: a card and the price of an hour.
-
-    Returns:
-        Name of the card in the table -> price.
-
-    Raises:
-        InputError: A text is not understood, a card unknown, a price no number, or a card has two.
-    """
+    """Reads texts such as `rtx-4090=0.35` (card, price of an hour)."""
     found: dict[str, float] = {}
     for text in given:
         name, sign, value = text.partition("=")
@@ -75,15 +65,7 @@ def read_prices(given: Sequence[str]) -> dict[str, float]:
 
 
 def check_priced(prices: Mapping[str, float], cards: Sequence[str]) -> None:
-    """Refuses prices of cards that nothing is predicted for.
-
-    Args:
-        prices: Name of a card -> price.
-        cards: Names of those that were asked for.
-
-    Raises:
-        InputError: Naming the cards.
-    """
+    """Raises `InputError` for prices of cards that nothing is predicted for."""
     others = sorted(prices.keys() - {*cards})
     if others:
         asked = cards[0] if len(cards) == 1 else "all"
@@ -96,16 +78,9 @@ def check_priced(prices: Mapping[str, float], cards: Sequence[str]) -> None:
 def costs_of(
     devices: Sequence[DeviceFit], prices: Mapping[str, float], *, batch_size: int | None, samples: int | None
 ) -> tuple[Cost, ...]:
-    """Returns what training costs on each card that has a price, the cheapest first.
+    """Returns what a step of `batch_size` and an epoch of `samples` cost on each priced card, cheapest first.
 
-    Args:
-        devices: Predictions for the cards.
-        prices: Name of a card -> price of an hour.
-        batch_size: Samples of a step.
-        samples: Samples of an epoch; None: not known.
-
-    Returns:
-        One row for each card with a price; those that do not fit, or whose speed is not known, stand last.
+    One row for each card with a price; those that do not fit, or whose speed is not known, stand last.
     """
     steps = None if samples is None or batch_size is None else -(-samples // batch_size)
     found = []

@@ -135,22 +135,11 @@ def estimate_named(
     device: DeviceArgument = None,
     pool: Pool | None = None,
 ) -> Estimate:
-    """Predicts memory and time of training a model by its name; it is built without weights, and nothing is downloaded.
+    """Predicts training of a model by name, built without weights; nothing is downloaded.
 
-    Args:
-        named: The model and the shape of its batch.
-        recipe: How the step is held in memory; None: plainly.
-        workload: Optimizer, batch size and training settings; None: AdamW on batches of 64.
-        device: As for `estimate`.
-        pool: Workers to use; None: one of this process.
-
-    Returns:
-        The estimate.
-
-    Raises:
-        RecipeError: Recipe or settings contradict each other.
-        InputError: The model does not exist, or does not fit its batch; or the device is unknown.
-        CannotSimulateError: Something needs values, which simulated tensors do not have.
+    `recipe`: how the step is held in memory; None: plainly.
+    `workload`: optimizer, batch size and training settings; None: AdamW on batches of 64.
+    `pool`: workers to use; None: one of this process.
     """
     cards = cards_of(device)
     recipe, subject = recipe or Recipe(), named_subject(named, workload)
@@ -158,17 +147,7 @@ def estimate_named(
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
-    """Returns the devices that an argument names.
-
-    Args:
-        device: A name, a row of the table, or None or `all` for every card.
-
-    Returns:
-        At least one device.
-
-    Raises:
-        InputError: For an unknown name.
-    """
+    """Returns the devices that an argument names; None or `all` for every card."""
     if isinstance(device, Device):
         return (device,)
     if device is None or device == "all":
@@ -179,18 +158,7 @@ def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
 
 
 def check_step(step: object, recipe: Recipe | None, steps: object, *others: object) -> None:
-    """Finds mistakes in what is asked of a hand-written step.
-
-    Args:
-        step: The function.
-        recipe: What is put on its model, or None.
-        steps: How often it is called, or None.
-        *others: What a trainer's step would take, and this one does itself.
-
-    Raises:
-        InputError: One of them cannot be.
-        RecipeError: The recipe has fields that belong to the step.
-    """
+    """Raises for mistakes in what is asked of a hand-written step (`others`: what a trainer would take)."""
     if not callable(step):
         raise InputError(f"step is a {type(step).__name__}; give a function of (model, optimizer, batch).")
     if recipe is not None:
@@ -257,7 +225,7 @@ def _estimated(
 
 
 def _kind(card: Device, *, alone: bool) -> Personality:
-    """The kind of device that a card's run is recorded on; a table of cards is recorded once a generation."""
+    """The kind of device to record for a card; a table of cards is recorded once for each generation."""
     if card.name == "cpu":
         return Personality(kind="cpu")
     capability = card.compute_capability or GENERATIONS[0]

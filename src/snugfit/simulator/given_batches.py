@@ -8,7 +8,7 @@ from typing import Any
 from snugfit.errors import InputError
 
 NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda _: "not given"})()
-"""What `batch` is where nobody says; None is a batch for those who need none."""
+"""Default of `batch`; None is a batch, too, for a step that needs none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,27 +19,12 @@ class Batches:
 
 
 def batches_of(given: Any) -> list[Any]:
-    """Returns the batches of a request, one or several.
-
-    Args:
-        given: A batch, or `Batches`.
-    """
+    """Returns the batches of a request, one or several."""
     return list(given.each) if isinstance(given, Batches) else [given]
 
 
 def given_batches(batch: Any, batches: Any) -> Any:
-    """Returns what was given as `batch` or as `batches`.
-
-    Args:
-        batch: One batch, or `NOT_GIVEN`.
-        batches: Several in a list, or None.
-
-    Returns:
-        The batch, or `Batches`.
-
-    Raises:
-        InputError: Both are given, or none, or `batches` is no list of at least one.
-    """
+    """Returns what was given as `batch` or as `batches`; `InputError` unless it is exactly one of them."""
     if batches is None:
         if batch is NOT_GIVEN:
             raise InputError("no batch is given; give one as the second argument, or several as batches=[...].")

@@ -14,16 +14,7 @@ from snugfit.training.model_call import output_of
 
 
 def give_shapes(model: torch.nn.Module, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
-    """Gives lazy parameters and buffers of a skeleton their shapes, in place; does nothing for a model without.
-
-    Args:
-        model: A model on meta.
-        batch: A batch.
-        forward: As for `snugfit.prepare`.
-
-    Raises:
-        InputError: The model does not run without values, so that nobody knows the shapes.
-    """
+    """Runs a skeleton with lazy parameters on meta once, which gives them shapes; `InputError` where that fails."""
     waiting = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
     if not waiting:
         return

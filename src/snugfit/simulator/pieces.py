@@ -23,25 +23,13 @@ class FewerPieces:
     """Cuts a batch as the step would, and leaves out what would only repeat."""
 
     def __init__(self, split: Callable[[Any, int], list[Any]] | None) -> None:
-        """Wraps a way of cutting.
-
-        Args:
-            split: The caller's own, or None for dimension 0.
-        """
+        """Wraps the caller's way of cutting, or None for dimension 0."""
         self._split = split or split_batch
         self.left_out: list[list[tuple[int, int]]] = []
         """For each step: position of a microbatch among those that run -> how many like it were left out after it."""
 
     def __call__(self, batch: Any, size: int) -> list[Any]:
-        """Returns the microbatches to simulate.
-
-        Args:
-            batch: A batch.
-            size: Samples in a microbatch.
-
-        Returns:
-            A shorter list, in the same order.
-        """
+        """Returns the microbatches to simulate, in order, without those that would only repeat."""
         most = LATER_STEPS if self.left_out else FIRST_STEP
         if self._split is split_batch and size < batch_length(batch):
             return self._cut(batch, size, most)
@@ -62,7 +50,7 @@ class FewerPieces:
         return kept
 
     def _cut(self, batch: Any, size: int, most: int) -> list[Any]:
-        """Cuts along dimension 0, where all pieces but the last are alike: only those that are kept."""
+        """Cuts only the kept pieces along dimension 0, where all but the last are alike."""
         length = batch_length(batch)
         whole = length // size
         kept = min(whole, most)
@@ -72,15 +60,7 @@ class FewerPieces:
 
 
 def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat, ...] | None:
-    """Returns which stretches of a trace stand for several.
-
-    Args:
-        trace: The recording, with the marks of its phases.
-        left_out: What `FewerPieces` left out, step by step.
-
-    Returns:
-        The stretches; None where microbatches of one shape took down different things, so that none may be left out.
-    """
+    """Returns the stretches of a trace that stand for several; None where alike microbatches behaved differently."""
     found = []
     for step, gaps in enumerate(left_out):
         if not gaps:
@@ -98,7 +78,7 @@ def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat
 
 
 def _starts(trace: Trace, step: int) -> list[int]:
-    """Events at which the microbatches of a step begin, and the one at which the last has ended."""
+    """The events at which the microbatches of a step begin, and the one at which the last has ended."""
     starts: list[int] = []
     waiting = None
     for index, kind in enumerate(trace.kinds):
@@ -121,7 +101,7 @@ def _same(trace: Trace, one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _taken_down(trace: Trace, begin: int, end: int) -> list[tuple[int, int]]:
-    """Kinds of events and their bytes; of marks, what they say."""
+    """Kinds of events and their bytes; for marks, what they say."""
     rows: dict[int, Any] = {ALLOC: trace.storages, FREE: trace.storages, WORKSPACE: trace.workspaces}
     found = []
     for kind, subject, value in zip(

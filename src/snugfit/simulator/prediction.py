@@ -264,22 +264,16 @@ def assemble(
     title: str,
     others: Sequence[tuple[Sequence[int], Recording]] = (),
 ) -> Estimate:
-    """Replays recordings and puts the estimate together.
+    """Replays recordings (`rows`: cards with their recording) and puts the estimate together.
 
-    Args:
-        rows: Each card with the recording of its kind.
-        headline: The recording that the peak and the anatomy are of.
-        recipe: How the step is held in memory; None for a hand-written step.
-        title: The model's name.
-        others: Processes that need less than those of the headline, and what one of them recorded.
-
-    Returns:
-        The estimate.
+    `headline`: the recording that the peak and the anatomy are of.
+    `others`: processes that need less than those of the headline, and what one of them recorded.
     """
     only = rows[0][0] if len(rows) == 1 else None
     on_cpu = only is not None and only.name == "cpu"
     config = TensorBytes() if on_cpu else None
     trace = headline.trace
+    # A recording stands for all cards of a generation, and is replayed without limit once for all of them.
     replays = {id(recorded): Replays(recorded.trace, config) for _, recorded in rows}
     played = replays[id(headline)].unlimited
     inside = anatomy(

@@ -39,7 +39,7 @@ _samples = SAMPLES
 
 
 def is_wanted() -> bool:
-    """Returns whether a real step is to be taken in place of a recording."""
+    """Returns whether a real step is to be taken instead of a recording."""
     return _trying
 
 
@@ -80,19 +80,9 @@ class Refused(Again):
 
 
 def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str, Any], captured: Any) -> None:
-    """Takes real steps of `snugfit.prepare` on the host, one on a few samples of each batch; always raises.
+    """Takes real steps of `snugfit.prepare` on a few samples, on the host; always raises.
 
-    Args:
-        model: A skeleton.
-        recipe: How the step is held in memory.
-        batches: Batches without values.
-        arguments: The other arguments of `snugfit.prepare`.
-        captured: Tensors that the code holds besides.
-
-    Raises:
-        Finished: It went through.
-        NotTried: It would take too much.
-        Exception: What the step raised.
+    Raises `Finished` where they went through, `NotTried` where they would take too much, or what a step raised.
     """
     from snugfit.errors import TrainingError
     from snugfit.training.prepare import prepare
@@ -121,15 +111,7 @@ def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str
 def try_own_step(
     step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batches: list[Any], captured: Any
 ) -> None:
-    """Takes real steps of the user's own function on the host; always raises, as `try_step` does.
-
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A skeleton.
-        optimizer: Functions from parameters to an optimizer, optimizers, or None (`step_optimizers.py`).
-        batches: Batches without values.
-        captured: Tensors that the code holds besides.
-    """
+    """Takes real steps of the user's function on the host; always raises, as `try_step` does."""
     from snugfit.training.step_optimizers import made_of
 
     _fill_all(model, captured, optimizer)
@@ -142,7 +124,7 @@ def try_own_step(
 
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
-    """Some samples of a batch, with random values; all of it where nobody says how it is cut."""
+    """A few samples of a batch with random values; all of it where nobody says how it is cut."""
     from snugfit.fake_device.materialise import filled_batch
     from snugfit.techniques.batches import first_tensor, split_batch, why_uncut
     from snugfit.training.fallbacks import elements
@@ -171,7 +153,7 @@ def _more(batch: Any, split: Any, at_once: int | None) -> Any:
 
 
 def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
-    """Gives weights, captured tensors and the state of optimizers memory and random numbers, in place."""
+    """Gives weights, captured tensors and optimizer state memory and random numbers, in place."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -189,7 +171,7 @@ def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
 
 
 def _alike(one: BaseException, other: BaseException) -> bool:
-    """Whether two errors are one: in the same line, of the same class of Python's own, whatever torch's classes under it."""
+    """Whether two errors are the same: one line, one class of Python's own."""
     return _plain_kind(one) is _plain_kind(other) and line_of(one) == line_of(other)
 
 
@@ -199,7 +181,7 @@ def _plain_kind(error: BaseException) -> type:
 
 @contextmanager
 def _within_time() -> Iterator[None]:
-    """Ends what takes too long; without a time limit where the system has no timer, or outside of the main thread."""
+    """Context with a time limit; without one where there is no timer, or outside of the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -32,27 +32,21 @@ from snugfit.workloads.model_files import describe
 
 
 class RecordedModel:
-    """The model and the batches of a request, whatever kind of step it asks for."""
+    """The model and batches of a request, for either kind of step."""
 
     def __init__(self, model: Any, batch: Any, forward: Callable[[Any, Any], Any] | None) -> None:
-        """Builds the model without memory, where it is a function.
-
-        Args:
-            model: A module, or what builds one.
-            batch: One batch, or `Batches`.
-            forward: How the model is called; None: with what the batch holds.
-        """
+        """Builds the model without memory, if it is a function; `forward` None: called with what the batch holds."""
         self.model: torch.nn.Module = _built(model)
         as_in_code(self.model)
         self.batches = batches_of(batch)
         give_shapes(self.model, self.batches[0], forward)
 
     def captured(self, *others: Any) -> list[torch.Tensor]:
-        """Returns the tensors that the code holds besides those and `others`."""
+        """Returns the tensors that code holds besides model, batches and `others`."""
         return captured_tensors(skeleton.arrived(), self.model, self.batches, *others)
 
     def recorded(self, run: Callable[[], Recording], personality: Personality, **facts: Any) -> Recording:
-        """Returns what `run` records, with what is known of the model and its batches, and more facts."""
+        """Returns the recording of `run`, with what is known of the model and its batches, and more facts."""
         dense = without_sparse_gradients(self.model)
         block_names = tuple(find_blocks(self.model))
         weight_bytes, parameters = _weights(self.model)
@@ -81,7 +75,7 @@ class RecordedModel:
 
 
 def _built(model: Any) -> Any:
-    """Returns the model itself, built without memory when it is a function."""
+    """Returns the model; a function builds it without memory."""
     if isinstance(model, torch.nn.Module):
         return model
     try:
@@ -98,7 +92,7 @@ def _built(model: Any) -> Any:
 
 
 def _refused(error: Exception, model: torch.nn.Module, personality: Personality) -> Refused:
-    """An error of torch or of the user's code, with the module and the line in which it happened."""
+    """The error for torch's or the user's own, with module and line."""
     names = {id(module): name for name, module in model.named_modules() if name}
     module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -109,7 +103,7 @@ def _refused(error: Exception, model: torch.nn.Module, personality: Personality)
 
 
 def without_logs() -> None:
-    """Torch logs a traceback when a fake kernel refuses its arguments; the error that follows says all of it."""
+    """Context without torch's logs of refused fake kernels: the error that follows says all of it."""
     for name, level in (("torch._subclasses.fake_tensor", logging.CRITICAL), ("torch.utils._pytree", logging.ERROR)):
         logging.getLogger(name).setLevel(level)
 

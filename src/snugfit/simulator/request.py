@@ -54,23 +54,7 @@ def record_named(
     *,
     rank: int = 0,
 ) -> Recording:
-    """Records training of a model by name; runs in a worker.
-
-    Args:
-        named: The model and the shape of its batch.
-        batch_size: Samples of one update.
-        settings: Fields of `Workload`, optimizer included.
-        recipe: How the step is held in memory.
-        personality: The kind of device.
-        rank: Which of the processes that share the batch.
-
-    Returns:
-        The recording.
-
-    Raises:
-        InputError: The model does not exist, or does not fit its batch or the recipe.
-        CannotSimulateError: Something in the step needs values.
-    """
+    """Records training of a model by name, as process `rank`; runs in a worker."""
     from snugfit.simulator.recorded_model import without_logs
     from snugfit.simulator.session import record_given
 
@@ -95,22 +79,12 @@ def record_named(
 
 
 def _itself(model: torch.nn.Module) -> torch.nn.Module:
-    """Builds a model that is built already: in a run each process may, or may not."""
+    """Returns a module that is built already, for code that calls what it is given."""
     return model
 
 
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
-    """Builds a model by its name without memory; runs in a worker.
-
-    Args:
-        named: The model.
-
-    Returns:
-        Its task and the model.
-
-    Raises:
-        InputError: The model does not exist.
-    """
+    """Builds a model by name without memory, and returns its task and the model; runs in a worker."""
     gc.disable()  # the model's library is imported here; see the worker
     try:
         from snugfit.fake_device.materialise import without_memory

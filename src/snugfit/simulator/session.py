@@ -92,7 +92,7 @@ def simulate_training(
 
 
 def _costliest(recorded: Callable[[Chance], Recording]) -> Recording:
-    """Records with the likelier answer where random numbers decide, then with the others; keeps what takes most memory."""
+    """Records with the likelier answer to random conditions, then with the others; keeps what takes most memory."""
     chance = Chance()
     best = recorded(chance)
     alternatives = chance.alternatives()
@@ -121,26 +121,14 @@ def record_given(
     evaluate: bool = True,
     rank: int = 0,
 ) -> Recording:
-    """Records training by a recipe: building, first step, steady step, and an evaluation in between; runs in a worker.
+    """Records building, first step, steady step and an evaluation by a recipe; runs in a worker.
 
-    Args:
-        model: A module on any device, meta included, or a function without arguments that builds one.
-        batch: One batch of training, or `Batches` that the steps go through.
-        arguments: The other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
-            and `assume`, an `Assumptions`.
-        recipe: How the step is held in memory. Where it asks for a compiler, torch compiles the simulated step.
-        personality: The kind of device.
-        task: What is reported in evaluation; None: the loss.
-        steps: How many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
-        evaluate: Whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
-        rank: Which of the processes that share the batch; the first has the largest share of everything.
-
-    Returns:
-        The recording.
-
-    Raises:
-        InputError: The model, recipe or batch do not fit each other.
-        CannotSimulateError: Something in the step needs values.
+    `arguments`: the other arguments of `snugfit.prepare`: loss, optimizer, forward, split, loss_weight and settings;
+    and `assume`, an `Assumptions`.
+    `steps`: how many steps are recorded; None: one more than batches, so that each also meets the optimizer's state.
+    `rank`: which of the processes that share the batch; the first has the largest share of everything.
+    `task`: what is reported in evaluation; None: the loss.
+    `evaluate`: whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
     """
     with_settings = functools.partial(
         _recorded_by, personality=personality, task=task, steps=steps, evaluate=evaluate, rank=rank
@@ -177,7 +165,7 @@ def _recorded_by(
     evaluate: bool,
     rank: int,
 ) -> Recording:
-    """Records training by a recipe as it is: a compiler that fails is an error."""
+    """Records training by exactly this recipe; a compiler's failure is an error here."""
     subject, made_here = RecordedModel(model, batch, arguments.get("forward")), not isinstance(model, torch.nn.Module)
     model, batches, given = subject.model, subject.batches, dict(arguments)
     optimizer = given.get("optimizer", "adamw")
@@ -251,6 +239,7 @@ def _recorded_by(
                 return again(chance)
             fewer = FewerPieces(given.get("split"))
             recording = again(chance, split=fewer)
+            # None: the second and the third microbatch did not do the same, so that none may stand for others.
             found = repeats(recording.trace, fewer.left_out)
             if found is None:
                 return again(chance)
@@ -285,25 +274,14 @@ def record_step(
     steps: int | None = None,
     recipe: Recipe | None = None,
 ) -> Recording:
-    """Records a hand-written training step as it is, "cuda" in it included; runs in a worker.
+    """Records a hand-written step as it is, "cuda" in it included; runs in a worker.
 
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A module on any device, meta included, or a function without arguments that builds one.
-        optimizer: A name, a function from parameters to an optimizer, an optimizer, None; or a list, tuple or dict of such.
-        batch: What the step takes, or `Batches` of such; their tensors may be on any device, meta included.
-        settings: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
-        personality: The kind of device.
-        on_host: Whether the step finds its batch on the host.
-        steps: How often it is called; None: twice, or once more than there are batches, or until LBFGS has its history.
-        recipe: What `snugfit.apply` puts on the model first, each step then being in its context; None: nothing.
-
-    Returns:
-        The recording; its workload is None where there is no recipe.
-
-    Raises:
-        InputError: The step cannot run.
-        CannotSimulateError: Something in the step needs values.
+    `optimizer`: a name, a function from parameters to an optimizer, an optimizer, None; or a list, tuple or dict of
+    such.
+    `settings`: lr, weight_decay, betas, momentum, for an optimizer by name; and `assume`, an `Assumptions`.
+    `steps`: how often it is called; None: twice, or once more than there are batches, or until LBFGS has its history.
+    `batch`: what the step takes, or `Batches` of such; their tensors may be on any device, meta included.
+    `recipe`: what `snugfit.apply` puts on the model first, each step then being in its context; None: nothing.
     """
     subject = RecordedModel(model, batch, None)
     model, batches, settings = subject.model, subject.batches, dict(settings)
@@ -341,6 +319,7 @@ def record_step(
         for one in instances:
             fake.optimizer(one, device)
         made = made_of(used, model.parameters)
+        # Only the optimizers say how long LBFGS takes to fill its history, and they are made here.
         nonlocal calls
         calls = steps or max(calls, *map(calls_until_full, each_optimizer(made)), 0)
         for number in range(calls):
@@ -370,7 +349,7 @@ def record_step(
 
 
 def _switchable(model: torch.nn.Module) -> tuple[str, ...]:
-    """Techniques that have something to switch in a model."""
+    """Techniques that would find something to switch in a model."""
     return tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
 
 

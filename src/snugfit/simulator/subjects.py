@@ -22,7 +22,7 @@ _FOUND_OUT = ("batch_size", "weights", "batch_norm", "dropout", "half_weights")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is trained: a function that records it by a recipe on a kind of device."""
+    """What is trained: a function that records it by a recipe on a kind of device, and its arguments."""
 
     record: Callable[[Recipe, Personality], Recording]
     """Called in a worker."""
@@ -35,15 +35,7 @@ class Subject:
 
 
 def named_subject(named: NamedModel, workload: Workload | None = None) -> Subject:
-    """Returns a model by its name.
-
-    Args:
-        named: The model and the shape of its batch.
-        workload: What is learned; None: by AdamW, on batches of `BATCH_SIZE`.
-
-    Returns:
-        The subject.
-    """
+    """Returns a model by name; workload None: AdamW, on batches of `BATCH_SIZE`."""
     workload = workload or Workload()
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in _FOUND_OUT}
     record = functools.partial(record_named, named, workload.batch_size or BATCH_SIZE, settings)
@@ -52,16 +44,7 @@ def named_subject(named: NamedModel, workload: Workload | None = None) -> Subjec
 
 
 def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:
-    """Returns a model that was given.
-
-    Args:
-        model: A module, or a function without arguments that builds one.
-        shapes: The batch, or several, without memory (`batch_shapes.skeleton_of`).
-        arguments: The other arguments of `snugfit.prepare`.
-
-    Returns:
-        The subject.
-    """
+    """Returns a given model (or function that builds one) with `shapes` from `skeleton_of`."""
     import torch
 
     from snugfit.simulator.batches import longest
@@ -91,19 +74,10 @@ def step_subject(
     steps: int | None,
     on_host: bool,
 ) -> Subject:
-    """Returns a model that a loop of its own trains.
+    """Returns a model that a hand-written step trains.
 
-    Args:
-        step: Function of (model, optimizer, batch).
-        model: A module, or a function without arguments that builds one.
-        optimizer: As for `snugfit.estimate` with `step`.
-        shapes: What the step takes, without memory.
-        settings: Those of an optimizer by name, and `assume`.
-        steps: How often it is called; None: as for `snugfit.estimate`.
-        on_host: Whether the step finds its batch on the host.
-
-    Returns:
-        The subject.
+    `on_host`: whether the step finds its batch on the host.
+    `steps`: how often it is called; None: as for `snugfit.estimate`.
     """
     import torch
 
@@ -125,11 +99,7 @@ def _recorded(record: Callable[..., Recording], recipe: Recipe, personality: Per
 
 
 def title_of(model: Any) -> str:
-    """Returns what a model that was given is called.
-
-    Raises:
-        InputError: It is no model.
-    """
+    """Returns what a given model is called; `InputError` where it is none."""
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}; give a torch.nn.Module or a function that builds one.")
     return getattr(model, "__name__", None) or type(model).__name__

@@ -32,8 +32,8 @@ def map_tensors(
     `batch`: a tensor, or tuples, lists, mappings, dataclasses, packed sequences and other objects that hold such;
     anything else is kept.
     `is_leaf`: what is changed in place of tensors.
-    Returns the same structure, of the same classes; an object that holds tensors is copied. How long packed sequences
-    are stays as it is, on the host, where torch wants it.
+    The same structure, of the same classes; an object that holds tensors is copied. How long packed sequences are stays
+    as it is, on the host, where torch wants it.
     """
     if is_leaf(batch):
         return change(batch)
@@ -120,8 +120,8 @@ def _has_tensor(value: Any) -> bool:
 def first_tensor(batch: Any) -> Tensor | None:
     """Returns the tensor whose dimension 0 is the batch's length, or None.
 
-    Returns the first one that has a dimension and one number for each place: a sparse matrix or a packed sequence says
-    how many samples there are only where nothing else does.
+    It is the first one with a dimension and one number for each place: a sparse matrix or a packed sequence says how
+    many samples there are only where nothing else does.
     """
     dense = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout == torch.strided)
     sparse = (tensor for tensor in _outside_of_sequences(batch) if tensor.layout != torch.strided)
@@ -201,7 +201,7 @@ def loss_weights(pieces: list[Any], loss_weight: LossWeight) -> list[float | Ten
 
     `loss_weight`: `samples` (losses are means over samples), `sum` (they are sums), `tokens` (means over labels that
     are not ignored; labels are `batch["labels"]` or `batch[1]`), or a function of a microbatch giving its weight.
-    Returns one factor a microbatch; a tensor where counting on the host would make a device wait.
+    One factor a microbatch; a tensor where counting on the host would make a device wait.
     """
     if loss_weight == "sum":
         return [1.0] * len(pieces)

@@ -21,7 +21,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the repeated blocks by name, in the order of the model; none where nothing repeats.
 
-    Returns name -> block, each block once even where it is shared; empty when nothing repeats.
+    Name -> block, each block once even where it is shared; empty when nothing repeats.
     """
     for in_containers_only in (True, False):
         elements = dict(_elements(model, in_containers_only))

@@ -46,7 +46,7 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 """What torch itself keeps in a module: in buffers passes write, the rest they leave alone."""
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _SCALARS = (bool, int, float, str, bytes, types.NoneType, types.FunctionType)
-"""Types whose values decide by themselves which way code goes."""
+"""Types whose values code may branch on."""
 _SMALL = 2**20
 """Bytes of a tensor that is copied before it is known whether passes write into it; kernels may do so without a word."""
 

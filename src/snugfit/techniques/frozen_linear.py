@@ -61,6 +61,8 @@ def freeze_linear(layer: Any, method: str, *, double: bool, device: torch.device
     `layer`: an `nn.Linear` or a `Conv1D` of transformers, on any device; its weight may be awaited.
     `device`: where the packed weight is to live; only pieces of the full one go there.
     `dtype`: dtype that the layer is to have for others; None: that of its weight.
+    `method`: nf4 or int8.
+    `double`: whether scales of nf4 are quantised, too.
     """
     kept = dtype or layer.weight.dtype
     weight = values_of(layer.weight)

@@ -104,6 +104,8 @@ def freeze_stack(
     `name`: their parameter, on any device; it may be awaited.
     `device`: where the packed weight is to live; only pieces of the full one go there.
     `dtype`: dtype that the weight is to have for others; None: its own.
+    `method`: nf4 or int8.
+    `double`: whether scales of nf4 are quantised, too.
     """
     weight = module.get_parameter(name)
     kept = dtype or weight.dtype

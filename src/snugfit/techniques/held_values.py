@@ -33,7 +33,7 @@ class Held(NamedTuple):
 def held_values(model: nn.Module) -> dict[str, Held]:
     """Returns the values in plain attributes of a model and of the objects in them, by path.
 
-    Returns path, such as `blocks.0.table['key'][1]` -> the value, each object once.
+    Path, such as `blocks.0.table['key'][1]` -> the value, each object once.
     """
     found: dict[str, Held] = {}
     seen = {id(one) for one in (*model.parameters(), *model.buffers(), *model.modules())}

@@ -26,7 +26,10 @@ class HostPool:
         self.peak_bytes = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, strides: Sequence[int] | None = None) -> torch.Tensor:
-        """Returns an uninitialised host tensor, counted until nothing refers to it; strides None: contiguous."""
+        """Returns an uninitialised host tensor, counted until nothing refers to it; strides None: contiguous.
+
+        `strides`: its strides, dense in some order of dimensions; None: contiguous.
+        """
         count = math.prod(shape)
         size_bytes = count * dtype.itemsize
         if strides is None:

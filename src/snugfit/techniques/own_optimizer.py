@@ -15,7 +15,7 @@ from snugfit.techniques.declaration import loaded
 Groups = list[dict[str, Any]]
 Settings = dict[str, Any]
 Parting = tuple[set[nn.Parameter], dict[str, Any], dict[str, Any]]
-"""Some parameters, what their groups are marked with, and what all other groups are marked with."""
+"""Parameters to treat differently, the mark of their groups, and the mark of all other groups."""
 
 
 STORAGE = "storage"

@@ -49,6 +49,8 @@ class PackedWeight(nn.Module):
         """Packs a weight for `device` and keeps the result; `dtype` is the one it shows to others.
 
         `weight`: the full weight; only pieces of it go to the device.
+        `method`: nf4 or int8.
+        `double`: whether scales of nf4 are quantised, too.
         """
         self.packed_shape = tuple(weight.shape)
         self.method, self.double_scales, self.dtype = method, double, dtype

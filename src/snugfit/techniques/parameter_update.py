@@ -119,7 +119,7 @@ class JointUpdate:
         return len(self.groups) == 1 and bool(self.groups[0].get("fused")) and (bad is None or masks(self.optimizer))
 
     leaves = False
-    """Whether gradients leave for the host before a step; what only such parts have to do is nothing here."""
+    """Whether gradients are copied to the host before a step; otherwise the methods below do nothing."""
 
     def start(self) -> None:
         """Starts the gradient's way to the host."""

@@ -22,7 +22,7 @@ LARGE_ARRAY_BYTES = 2**20
 PLAIN = frozenset(
     {bool, int, float, complex, str, bytes, types.NoneType, Tensor, nn.Parameter, torch.dtype, torch.device}
 )
-"""Types in which nothing lies."""
+"""Types that contain no other object."""
 _FOREIGN = frozenset(
     {"torch", "numpy", "logging", "threading", "builtins", "_thread", "weakref", "re", "functools", "snugfit"}
 )

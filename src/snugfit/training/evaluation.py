@@ -83,6 +83,7 @@ def add_up(
     `batches`: tuples (input, target), or dicts for models that return their loss, on any device.
     `sample`: makes a batch of one sample for a process whose share of a batch is empty: it goes along with the others,
     and what it finds does not count.
+    `stop`: asked before each batch; True gives up.
     Returns sums and counts by turns (of the loss, then of each metric) on the device, and the samples seen; None when
     told to stop or when there are no batches.
     """

@@ -72,7 +72,7 @@ class Fallbacks:
     def next_recipe(self, failures: list[Failure], samples: int | None) -> Recipe | None:
         """Returns the recipe to try after a failure; `samples` is None where nobody knows.
 
-        Returns a recipe that this step has not been tried with, or the smallest one once more; None when none is left.
+        A recipe that this step has not been tried with, or the smallest one once more; None when none is left.
         """
         failure = failures[-1]
         while self._next < len(self._fallbacks):

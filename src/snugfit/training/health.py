@@ -84,6 +84,7 @@ class Health:
     def mask(self, *values: Tensor) -> Tensor:
         """Returns a 0-dim float32 flag: 1 if a value is not finite now or was before, until the error is raised."""
         for value in values:
+            # The flag only rises: what comes behind a bad step is masked too, until the host knows.
             bad = (~torch.isfinite(value.detach())).float()
             self._bad = bad if self._bad is None else torch.maximum(self._bad, bad)
         assert self._bad is not None
@@ -98,6 +99,7 @@ class Health:
         """Records a step whose update the device masks if it is bad.
 
         `norm`: a norm of its gradients, or the loss scale after it under `16-mixed`; 0-dim.
+        `loss`: its loss, 0-dim.
         """
         self._late.put(step, torch.stack((loss.detach().float(), norm.float())))
 
@@ -155,6 +157,7 @@ class Statistics:
             not self._before and not self._unused
         ):  # all at once: the first step takes what later ones do, and is predicted
             self._unused = [[torch.empty_like(one) for one in now] for _ in range(self._depth)]
+        # Then the oldest copies are written over: no later step takes more memory.
         copies = self._unused.pop() if self._unused else self._before.popleft()[2]
         with torch.no_grad():
             torch._foreach_copy_(copies, now)

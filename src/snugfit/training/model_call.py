@@ -128,7 +128,7 @@ def losses_of(output: Any, batch: Any, loss: Loss | None) -> tuple[Tensor, dict[
 
     `loss`: function of (output, batch), which may return (loss, {name: number}); a loss of torch.nn; or None where the
     model returns its loss.
-    Returns 0-dim tensor with a graph; name -> 0-dim tensor without.
+    The loss is a 0-dim tensor with a graph; the others are name -> 0-dim tensor without one.
     """
     named: Mapping[str, Any] = {}
     if loss is not None:

@@ -27,7 +27,7 @@ def seed_everything(seed: int) -> None:
 def capture() -> dict[str, Any]:
     """Returns the state of all global generators, as plain data and tensors that `torch.load(weights_only=True)` reads.
 
-    Returns `python`, `numpy`, `torch`, and those of devices (one state a device; `cuda` is empty without CUDA).
+    `python`, `numpy`, `torch`, and those of devices (one state a device; `cuda` is empty without CUDA).
     """
     name, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     return {
@@ -51,7 +51,7 @@ def restore(state: dict[str, Any]) -> None:
 def torch_generators(device: torch.device) -> tuple[bytes, torch.Tensor | None]:
     """Returns the state of torch's generators that a step draws from: cheap, and without waiting for a device.
 
-    Returns the host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
+    The host's state, outside torch's memory, and that of the device (16 bytes on the host, on CUDA).
     """
     return device_kinds.drawn_from(_HOST), device_kinds.generator_state(device)
 

@@ -32,7 +32,7 @@ def lr_factor(step: int, workload: Workload) -> float:
     """Returns what the learning rate is multiplied with.
 
     `step`: updates done before this one, from 0.
-    Returns a factor from 0 to 1.
+    A factor from 0 to 1.
     """
     if step < workload.warmup_steps:
         return (step + 1) / (workload.warmup_steps + 1)

@@ -45,7 +45,7 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference that rounding may make, by the dtype of the loss and its gradients; 16 bits: `ROUGH`."""
 ROUGH = 3e-2
 _NOISE = 10
-"""What two passes from the same state may differ by, times this, is what kernels without a fixed order do."""
+"""Differences of up to this many times those of two equal passes come from kernels without a fixed order."""
 _MOVES = (
     "what the model or loss keeps from one forward pass to the next (running scales, counters) moves with every pass, and "
     "microbatches make more passes."
@@ -81,6 +81,7 @@ def separation(
     `quiet`: whether layers that draw masks or take statistics of the batch are known, and to be left out of it.
     `scale`: factor of the loss before its backward pass, where gradients would be too small for their dtype.
     `rough`: whether the passes compute in fewer than fp32's bits.
+    `batch`: samples; the first few are used.
     Returns what was found; never raises for what the caller's code does with a few samples.
     """
     stages = [_known_layers_quiet, _all_quiet] if quiet else [_as_it_is, _known_layers_quiet, _all_quiet]

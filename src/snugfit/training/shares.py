@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
     """Returns how a trainer's state is laid out: tensors of the model by name, the optimizer's parameters by number.
 
-    Returns the model's `state_dict`; and parameters, of several processes torch's sharded ones.
+    The model's `state_dict`; and parameters, of several processes torch's sharded ones.
     """
     names = {share: name for name, share in trainer.update.gradients.named.items()}
     held = trainer.model.state_dict()  # before the parameters are looked at: it lets go of what was collected of them

@@ -37,8 +37,8 @@ Arriving = Iterator[dict[str, Any]]
 def full_state_dict(trainer: Trainer) -> dict[str, Any]:
     """Returns a trainer's whole model on the host, between two steps; every process must call this.
 
-    Returns state-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all
-    but the first.
+    State-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all but the
+    first.
     """
     trainer.finish()
     found: dict[str, Any] = {}
@@ -200,6 +200,7 @@ def _collect(trainer: Trainer, units: Iterable[Sequence[str]], take: Callable[[A
             take(arriving)
         except (OSError, SnugfitError) as error:
             failed = error
+    # The other processes, and a first one that has failed, go through all collectives: nobody waits in vain.
     for _ in arriving:
         pass
     failed = ranks.tell(failed)[0]

@@ -14,11 +14,7 @@ from torch import nn
 
 
 def as_in_code(model: nn.Module) -> None:
-    """Makes words in attributes of a model's modules those that its code has.
-
-    Args:
-        model: The model, as it arrived.
-    """
+    """Replaces strings in attributes of a model's modules by the identical ones of its code."""
     seen: set[int] = set()
     for module in model.modules():
         held = vars(module)

@@ -14,14 +14,7 @@ _NOTHING_INSIDE = (str, bytes, int, float, complex, types.NoneType, types.Module
 
 
 def paths_of(request: object) -> Iterator[tuple[str, Any]]:
-    """Goes through what a request holds, the nearest first.
-
-    Args:
-        request: A function and its arguments, in any nesting.
-
-    Yields:
-        A path, empty where there is no name for it, and what is there.
-    """
+    """Yields the path (empty where there is no name) and object of all that a request holds, the nearest first."""
     waiting: deque[tuple[str, Any]] = deque([("", request)])
     seen: dict[int, Any] = {}
     while waiting and len(seen) < MOST:
@@ -34,12 +27,7 @@ def paths_of(request: object) -> Iterator[tuple[str, Any]]:
 
 
 def innermost(value: Any, fails: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the innermost object that fails at something, and its path.
-
-    Args:
-        value: Something that fails.
-        fails: Whether an object fails.
-    """
+    """Returns the innermost object that `fails` for something, and its path."""
     path, around = "", {id(value)}
     while True:
         inside = [(step, one) for step, one in _inside(value) if not isinstance(one, _NOTHING_INSIDE)]
@@ -80,7 +68,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _joined(path: str, step: str, owner: Any) -> str:
-    """A path and one step more; the arguments of a request have names, their places have none."""
+    """A path with one more step; arguments of a request are named, positions in it are not."""
     if path or step.startswith((".", ":")):
         named = (
             path

@@ -42,15 +42,10 @@ _OF_ALL_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(0)])))
 
 
 class StandIn:
-    """In the place of something that stayed where it was."""
+    """Takes the place of something that stayed where it was."""
 
     def __init__(self, kind: str, path: str = "") -> None:
-        """Remembers what it stands for.
-
-        Args:
-            kind: The type that cannot travel.
-            path: Where the object is, where that is known.
-        """
+        """Remembers the type that cannot travel, and where the object is."""
         self.__dict__["_what"] = f"{path}, an object of type {kind}" if path else f"an object of type {kind}"
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
@@ -69,14 +64,7 @@ class StandIn:
 
 
 def reduce(value: Any) -> Reduced | None:
-    """Returns how an object travels that is known to need help.
-
-    Args:
-        value: Any object but a tensor.
-
-    Returns:
-        What `reducer_override` returns; None for everything that travels by itself.
-    """
+    """Returns how to pickle an object that needs help (for `reducer_override`); None for those that do not."""
     kind = type(value)
     if kind in _LOCKS:
         return _LOCKS[kind], ()
@@ -90,6 +78,7 @@ def reduce(value: Any) -> Reduced | None:
     if isinstance(value, tqdm):
         return functools.partial(tqdm, total=value.total, disable=True), ()
     if isinstance(value, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+        # Made blank and filled later, so that optimizers and modules that refer to each other can travel.
         kept = {name: one for name, one in vars(value).items() if name not in _OF_ALL_OPTIMIZERS and not callable(one)}
         return _blank, (kind,), (value.__getstate__(), kept), None, None, _fill_optimizer
     if isinstance(value, torch.nn.Module):
@@ -107,15 +96,9 @@ def reduce(value: Any) -> Reduced | None:
 
 
 def stand_in(value: Any, paths: Mapping[int, str], *, always: bool = False) -> Reduced | None:
-    """Returns a stand-in for an object that cannot be pickled.
+    """Returns a stand-in for an object that cannot be pickled; `always`: it is known not to survive pickling.
 
-    Args:
-        value: Any object that is neither a class nor a function.
-        paths: Where objects are, by their id.
-        always: Whether it is known that it cannot travel, although it can be pickled.
-
-    Returns:
-        What `reducer_override` returns; None where the object can be pickled, its parts apart.
+    It is what `reducer_override` returns; None where the object can be pickled, its parts apart.
     """
     import cloudpickle
 
@@ -138,7 +121,7 @@ def name_of(value: Any) -> str:
 
 
 def _import_path(kind: type) -> tuple[str, str]:
-    """Returns a module and the name by which it has a class, which need not be where the class says it is."""
+    """Returns a module and name under which a class can be imported, whatever the class itself says."""
     names = {kind.__name__, kind.__qualname__, f"_{kind.__name__}"}
     elsewhere = sorted(one for one in sys.modules.items() if one[0] not in ("__main__", "__mp_main__"))
     modules = [(kind.__module__, sys.modules.get(kind.__module__)), *elsewhere]

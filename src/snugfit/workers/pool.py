@@ -30,7 +30,7 @@ DOING = "a simulation"
 
 
 def _folder() -> str | None:
-    """The current folder, from which relative paths count; None where it is gone."""
+    """The current folder, which relative paths start from; None where it is gone."""
     try:
         return str(Path.cwd())
     except OSError:
@@ -49,7 +49,7 @@ class _UnknownModuleError(InputError):
 
 
 class _UnreadError(InputError):
-    """Something of a request could be pickled and cannot be read back."""
+    """Something could be pickled and cannot be unpickled."""
 
 
 class Worker:
@@ -78,20 +78,7 @@ class Worker:
         return self._process.poll() is None
 
     def call(self, request: bytes, timeout_seconds: float, doing: str = DOING) -> Any:
-        """Sends a request and waits for its answer.
-
-        Args:
-            request: A function and its arguments, from `skeleton.dumps`.
-            timeout_seconds: How long it may take.
-            doing: What it is for, for the message of a worker that dies.
-
-        Returns:
-            What the function returned.
-
-        Raises:
-            SnugfitError: What the function raised.
-            CannotSimulateError: The worker died or took too long.
-        """
+        """Sends a request from `skeleton.dumps` and returns its answer, or raises what it raised."""
         timed_out = threading.Event()
 
         def give_up() -> None:
@@ -148,14 +135,7 @@ class Pool:
     """Workers that share the requests of any number of threads."""
 
     def __init__(self, workers: int = 1) -> None:
-        """Makes a pool; workers start with the first request that needs them.
-
-        Args:
-            workers: The most processes at a time, at least 1.
-
-        Raises:
-            InputError: For fewer than 1.
-        """
+        """Makes a pool of at most so many workers; each starts with the first request that needs it."""
         if workers < 1:
             raise InputError(f"workers is {workers}; a simulation needs at least 1.")
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
@@ -167,8 +147,7 @@ class Pool:
     def start(self, count: int = 1) -> None:
         """Starts workers in the background, so that the first requests find them warm.
 
-        Args:
-            count: How many; at most as many as the pool has are started.
+        `count`: how many; at most as many as the pool has are started.
         """
         free = [self._idle.get() for _ in range(min(count, self._idle.qsize()))]
         for worker in free:
@@ -184,20 +163,8 @@ class Pool:
     ) -> T:
         """Runs a function in a worker; tensors in its arguments travel without values.
 
-        Args:
-            function: What to run; anything that can be pickled, lambdas and closures included.
-            *args: Its arguments.
-            timeout_seconds: How long it may take.
-            doing: What it is for ("a training step of vit_l_16"), for the message of a worker that dies.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            What it returned.
-
-        Raises:
-            InputError: The arguments cannot travel.
-            SnugfitError: What the function raised.
-            CannotSimulateError: The worker died or took too long.
+        `function`: what to run; anything that can be pickled, lambdas and closures included.
+        `doing`: what it is for ("a training step of vit_l_16"), for the message of a worker that dies.
         """
         by_value: list[Any] = []
         unread: list[Any] = []
@@ -234,7 +201,7 @@ class Pool:
         return worker
 
     def close(self) -> None:
-        """Ends all workers; the pool stays usable and starts new ones when asked."""
+        """Ends all workers; the pool starts new ones when asked."""
         for worker in self._started:
             worker.close()
         self._started = []
@@ -257,7 +224,7 @@ def _not_read(request: object, known: Sequence[Any]) -> tuple[str, Any]:
 
 
 def _request(request: object, by_value: Sequence[Any], unread: Sequence[Any] = ()) -> bytes:
-    """Pickles a request; the code of some modules goes with it."""
+    """Pickles a request, with the code of some modules."""
     import cloudpickle
 
     with ExitStack() as around:
@@ -273,7 +240,7 @@ def _request(request: object, by_value: Sequence[Any], unread: Sequence[Any] = (
 
 
 def _dumps(request: object, unread: Sequence[Any]) -> bytes:
-    """Pickles a request; a process that never loaded torch holds no tensor, and need not load it for this."""
+    """Pickles a request; without tensors where torch was never loaded, so that it need not be."""
     if "torch" not in sys.modules:
         import cloudpickle
 

@@ -28,17 +28,9 @@ _dense_for_sparse: list[str] = []
 
 
 def dumps(value: Any, unread: Sequence[Any] = ()) -> bytes:
-    """Returns anything as bytes, its tensors without values.
+    """Returns anything as bytes for `loads`, its tensors without values; raises what pickling raises.
 
-    Args:
-        value: What to send; modules, functions and containers of them included.
-        unread: Objects that cannot be read back, although they can be pickled.
-
-    Returns:
-        Bytes for `loads`.
-
-    Raises:
-        Exception: What pickling raises for something that cannot travel.
+    `unread`: objects that cannot be read back, although they can be pickled.
     """
     try:
         return _dumps(value, (), None) if not unread else _dumps(value, unread, _paths(value))
@@ -50,12 +42,7 @@ def dumps(value: Any, unread: Sequence[Any] = ()) -> bytes:
 
 
 def not_read(value: Any, known: Sequence[Any] = ()) -> tuple[str, Any]:
-    """Returns the innermost object that cannot be sent and read back, and where it is.
-
-    Args:
-        value: What cannot.
-        known: Objects of which that is known already.
-    """
+    """Returns the innermost object that cannot be sent and read back, and where it is."""
 
     def fails(one: Any) -> bool:
         try:
@@ -96,14 +83,7 @@ def _dumps(value: Any, unread: Sequence[Any], paths: Mapping[int, str] | None) -
 
 
 def loads(data: bytes) -> Any:
-    """Returns what `dumps` sent, with meta tensors in place of tensors.
-
-    Args:
-        data: The bytes.
-
-    Returns:
-        The value.
-    """
+    """Returns what `dumps` sent, with meta tensors in place of tensors."""
     _storages.clear()
     _arrived.clear()
     _dense_for_sparse.clear()
@@ -114,12 +94,12 @@ def loads(data: bytes) -> Any:
 
 
 def arrived() -> tuple[torch.Tensor, ...]:
-    """Returns the tensors of the last `loads`, wherever in it they are: in a model, a batch, a closure, an attribute."""
+    """Returns all tensors of the last `loads`, wherever they are: model, batch, closure, attribute."""
     return tuple(_arrived)
 
 
 def dense_for_sparse() -> tuple[str, ...]:
-    """Returns what to say of sparse tensors of the last `loads`, for which no operator is simulated."""
+    """Returns what to say about sparse tensors of the last `loads`, which are simulated as dense."""
     if not _dense_for_sparse:
         return ()
     return (f"sparse tensors of model or code ({', '.join(_dense_for_sparse)}) were counted as dense ones",)
@@ -138,6 +118,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
         and (tensor.dim() == 0 or not tensor.is_floating_point())
         and type(tensor) is torch.Tensor
     ):
+        # Python code may read such a tensor (a step count, a table of indices), so its values travel.
         return _real, (tensor.tolist(), tensor.dtype)
     how = tensor.dtype, tensor.requires_grad, parameter
     if tensor.layout is not torch.strided:
@@ -154,7 +135,7 @@ def _real(values: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _packed(data: torch.Tensor, batch_sizes: list[int], *order: torch.Tensor | None) -> PackedSequence:
-    """How long the sequences are is known on the host, however many steps they have."""
+    """Keeps the lengths of packed sequences, which the host knows however long they are."""
     return PackedSequence(data, torch.tensor(batch_sizes, dtype=torch.int64), *order)
 
 
@@ -167,6 +148,7 @@ def _meta(
         _dense_for_sparse.append(" x ".join(map(str, *layout)))
     else:
         shape, stride, offset = layout
+        # Tensors that shared a storage share one again: tied weights stay tied.
         storage = _storages.get(key)
         if storage is None:
             storage = _storages[key] = torch.UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]

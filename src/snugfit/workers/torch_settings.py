@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class TorchSettings(NamedTuple):
-    """What a program may have set before it asks."""
+    """torch's switches that a program may have set."""
 
     default_dtype: Any
     """The dtype of floating-point tensors that nobody gave one."""
@@ -20,7 +20,7 @@ class TorchSettings(NamedTuple):
 
 
 def of_this_process() -> TorchSettings | None:
-    """Returns the settings of this process; None where it never loaded torch, so that a worker's own are as good."""
+    """Returns the settings of this process; None where torch is not loaded, so that the defaults hold."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -32,14 +32,7 @@ def of_this_process() -> TorchSettings | None:
 
 @contextmanager
 def taken_over(settings: TorchSettings | None) -> Iterator[None]:
-    """Lets a worker's torch be set as the asking process's is.
-
-    Args:
-        settings: From there.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which a worker's torch is set as the asking process's."""
     if settings is None:
         yield
         return

@@ -27,7 +27,7 @@ class LastWords:
     """What a worker leaves when it ends."""
 
     def __init__(self) -> None:
-        """Opens the file that the worker's crash report goes to."""
+        """Opens the file for the crash report."""
         self._report: IO[bytes] | None = None
         with contextlib.suppress(OSError):  # no folder for it: a crash is then told without its place
             self._report = tempfile.TemporaryFile()  # noqa: SIM115 open as long as the worker
@@ -36,15 +36,11 @@ class LastWords:
 
     @property
     def report_file(self) -> int | None:
-        """The file's number, which the worker inherits; None where there is none."""
+        """The file's descriptor, which the worker inherits; None where there is none."""
         return self._report.fileno() if self._report is not None and sys.platform != "win32" else None
 
     def read(self, stream: BinaryIO) -> None:
-        """Begins to pass on what the worker writes.
-
-        Args:
-            stream: Its standard error.
-        """
+        """Starts passing on what the worker writes to standard error."""
         self._reader = threading.Thread(target=self._pass_on, args=(stream,), daemon=True)
         self._reader.start()
 
@@ -56,25 +52,20 @@ class LastWords:
                     os.write(2, line)
 
     def forget(self) -> None:
-        """Begins a new request: what was written before has nothing to do with it."""
+        """Starts a new request: earlier output has nothing to do with it."""
         self._lines.clear()
 
     def close(self) -> None:
-        """Waits until everything is passed on; a child of the worker that lives on is not waited for."""
+        """Waits until everything is passed on, except by children of the worker that live on."""
         if self._reader is not None:
             self._reader.join(timeout=2.0)
         if self._report is not None:
             self._report.close()
 
     def of(self, code: int, doing: str) -> str:
-        """Returns what there is to say about a worker that ended by itself.
+        """Returns a message on how a worker ended: where, its last lines, and what to do.
 
-        Args:
-            code: Its exit status; a negative one is the signal that ended it.
-            doing: What it was doing for the person.
-
-        Returns:
-            A message: what, how, where, its last lines, and what to do.
+        `code`: its exit status; a negative one is the signal that ended it.
         """
         if self._reader is not None:
             self._reader.join(timeout=2.0)

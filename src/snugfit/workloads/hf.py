@@ -98,6 +98,7 @@ def maker(
     `num_classes`: classes of a head that tells some apart; `arguments` wins where it says another. A head for another
     number than that of the weights starts from fresh values.
     `read`: `device` and `dtype` that the weights of the directory are read to; None: random values, in float32.
+    `task`: one of `TASKS`; None: what the config's architecture is for.
     """
     task, config = _task_and_config(name, arguments, num_classes, task)
     if read is None:

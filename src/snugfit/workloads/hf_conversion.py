@@ -44,8 +44,7 @@ class Source:
 def sources_of(model: Any, names: Iterable[str]) -> dict[str, Source] | None:
     """Returns what each weight is made of; `names` are those of all tensors in the file.
 
-    Returns name in the model's state -> its source; None where a tensor of the file belongs nowhere, or to several
-    weights.
+    Name in the model's state -> its source; None where a tensor of the file belongs nowhere, or to several weights.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key

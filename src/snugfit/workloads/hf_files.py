@@ -41,7 +41,7 @@ _FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 def directory_of(name: str) -> Path | None:
     """Returns where the files of a model are (`name` is what follows `hf:`).
 
-    Returns the directory itself, that of the config file, or that of the local cache; None where there is none.
+    The directory itself, that of the config file, or that of the local cache; None where there is none.
     """
     path = Path(name).expanduser()
     if path.is_dir():

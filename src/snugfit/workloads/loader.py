@@ -39,6 +39,9 @@ def batches(
     `start`: batches to skip; they are not loaded.
     `share`: number of this process and how many share every batch. Their shares are as even as can be, and are empty
     for some of them where a last batch has fewer samples than there are processes.
+    `epoch`: number of the epoch; each has its own order.
+    `shuffle`: whether the order is random; if not it is the dataset's.
+    `workers`: processes that load; 0 loads here.
     """
     count = len(dataset)
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(count) if shuffle else np.arange(count)

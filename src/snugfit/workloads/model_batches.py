@@ -60,8 +60,7 @@ def task_of(spec: str, task: str | None, among: tuple[str, ...] = tuple(TASKS)) 
 def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> TrainingBatch:
     """Returns one batch of a task, and the task; the model says what is not given.
 
-    Returns the batch ((images `[B, C, S, S]`, labels `[B]`), or a dict of what the model takes, labels included) and
-    the task.
+    The batch ((images `[B, C, S, S]`, labels `[B]`), or a dict of what the model takes, labels included) and the task.
     """
     options, chosen = BatchOptions(**asked), task_named(task)
     batch: Any

@@ -76,8 +76,8 @@ def output_classes(model: torch.nn.Module) -> int | None:
 def token_limit(model: torch.nn.Module) -> int | None:
     """Returns how many tokens a sequence may have.
 
-    Returns its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of
-    positions for padding; None where nothing says it.
+    Its `max_position_embeddings`, less what some models (RoBERTa's kin) keep at the front of their table of positions
+    for padding; None where nothing says it.
     """
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -58,7 +58,10 @@ def build_model(
     file, or None for random values.
     `processes`: how many will train it together, each of which gets the weights that the first one has.
     `late`: whether weights may stay where they are until `snugfit.prepare` asks for them, layer by layer.
-    Returns the model, in training mode. Of several processes, all but the first may have parameters on meta, and under
+    `task`: what a `hf:` model is built for; None: what its config says.
+    `number`: which of them this is, from 0.
+    Of several processes, all but the first may have parameters on meta, and under `meta` the first has those of the
+    file where the file has them.
     `meta` the first has those of the file where the file has them.
     """
     device, first = torch.device(device), number == 0

@@ -119,7 +119,7 @@ class Task:
     def weight_of(self, batch: Batch) -> Any:
         """Returns how much the loss of a batch counts next to others.
 
-        Returns samples, or labels that count: a number or a 0-dim tensor.
+        Samples, or labels that count: a number or a 0-dim tensor.
         """
         return self.loss_weight(batch) if callable(self.loss_weight) else batch_length(batch)
 
@@ -198,7 +198,8 @@ def cross_entropy(output: Any, batch: Batch) -> torch.Tensor:
 def correct_top1(output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     """Returns how many samples have their label as the highest score.
 
-    Returns number of correct samples (0-dim, on the output's device) and number of samples.
+    `batch`: (images, labels int64 `[B]`), or a dict with `labels`.
+    Number of correct samples (0-dim, on the output's device) and number of samples.
     """
     labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
     return (classification_logits(output).argmax(dim=1) == labels).sum(), len(labels)

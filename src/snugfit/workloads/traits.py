@@ -23,7 +23,7 @@ def model_traits(model: torch.nn.Module, *functions: object) -> dict[str, bool]:
 
     `functions`: what else runs in the step (loss, forward). Modules held by them, or by the model without being parts
     of it, count in the mode that they are in: nobody puts these into training mode.
-    Returns `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks.
+    `batch_norm`: a layer normalises with statistics of the batch. `dropout`: a layer draws random masks.
     `half_weights`: some trained weights have 16 bits. The keys fit the fields of `Workload`.
     """
     own = set(model.modules())

@@ -140,7 +140,7 @@ def await_weights(
     """Marks parameters on meta as awaited from a file, and reads buffers.
 
     `without_values`: whether memory of their size and dtype stands for them, and buffers are left alone.
-    Returns whether the file has every tensor of the model, and no other; if not, nothing is said.
+    Returns whether the file has exactly the tensors of the model; if not, nothing is marked.
     """
     state = model.state_dict(keep_vars=True)
     known = {id(value): name for name, value in state.items() if name in stored.shapes}
@@ -168,7 +168,7 @@ def await_converted(
     """As `await_weights`, for a file whose tensors have other names or cuts than the model's.
 
     `sources`: what each tensor of the model's state is made of; of tied ones one may be missing.
-    Returns whether the file has every tensor of the model, in its size; if not, nothing is said.
+    Returns whether the file has every tensor of the model, in its size; if not, nothing is marked.
     """
     state = model.state_dict(keep_vars=True)
     known = {id(value): sources[name] for name, value in state.items() if name in sources}

@@ -61,7 +61,7 @@ class Adapter(ModelTechnique):
 def target_names(model: nn.Module, layers: LinearLayers, recipe: Recipe) -> tuple[list[str], list[str]]:
     """Returns the names of the layers and stacks of experts that get an adapter; `InputError` where none can have one.
 
-    Returns names of linear layers, and of experts' stacks that a pattern names, each in the order of the model.
+    Linear layers, and the stacks of experts that a pattern names, each in the order of the model.
     """
     if adapted_layers(model):
         raise InputError(

@@ -22,7 +22,7 @@ from snugfit.techniques.stacked_matrices import Matrices, Multiply
 def expert_stacks(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the stacks of experts' matrices, packed or not.
 
-    Returns name -> the module that has it, in the order of the plain model.
+    Name -> the module that has it, in the order of the plain model.
     """
     return {
         f"{place}.{name}": module

@@ -26,7 +26,7 @@ NAME = "default"
 """Name of the adapter inside peft's layers; files do not carry it."""
 _RECORD = "_snugfit_adapter"
 _ADAPTERS_OWN = re.compile(r"(base_layer\.)*lora_")
-"""Begins the names, in experts with several adapters around one another, of what is an inner one's."""
+"""Prefix of the names of an inner adapter's tensors, in experts with several nested adapters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +94,7 @@ def add_adapters(
             add_beside(model, name, config, NAME)
     vars(model)["peft_config"] = {NAME: config}
     layers = adapted_layers(model)
+    # Nested adapters have one base layer. The outermost comes first among the modules, so last here, and stays.
     outermost = {layer.get_base_layer(): layer for layer in reversed(layers.values())}
     _replace_everywhere(model, outermost)
     for layer in layers.values():

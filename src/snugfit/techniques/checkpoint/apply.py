@@ -125,7 +125,7 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, 
 def self_checkpointing(model: nn.Module) -> str | None:
     """Returns the name of the attribute by which a model already checkpoints itself, or None.
 
-    Returns such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
+    Such as `encoder.gradient_checkpointing`; the names are those of transformers, timm and torchvision.
     """
     for name, module in model.named_modules():
         for attribute in ("gradient_checkpointing", "grad_checkpointing", "memory_efficient"):
@@ -138,7 +138,7 @@ class Checkpointed:
     """Runs a block's forward method so that only its inputs are kept, and its state moves once."""
 
     alone = True
-    """Whether nobody shares the weights out, which come and go with every pass then."""
+    """Whether this process trains alone. Where weights are shared out, they come and go with every pass."""
 
     def __init__(
         self, name: str, block: nn.Module, device: torch.device, selective: bool, offload: ActivationOffload | None
@@ -237,7 +237,10 @@ class Checkpointed:
 
     @contextmanager
     def again(self, before: Contents | None, kept: AbstractContextManager[Any] | None) -> Iterator[None]:
-        """Context of the recomputation in backward, with the state the block had before its first pass."""
+        """Context of the recomputation in backward, with the state the block had before its first pass.
+
+        `before`: what the block's state was before the pass; None where a compiler looks after it.
+        """
         Checkpointing.last_again = self.name
         state = nullcontext() if before is None or self._state is None else self._state.as_it_was(before)
         with state, _still_statistics(self.norms), kept or nullcontext():

@@ -29,9 +29,10 @@ def tried(
 ) -> tuple[str, Any]:
     """Runs a block once without keeping anything for backward, and puts back what it has moved.
 
-    `args`: of the pass to come; containers among them are the caller's own to change.
-    `around`: context of the pass, which keeps still what has another way to stay.
-    Returns why the block cannot be computed again, or an empty sentence; and what it gave.
+    `args`: those of the pass to come; containers among them are the caller's own to change.
+    `around`: context of the pass; it keeps batch norms from updating their statistics.
+    `state`: the state that the block reaches; it learns what passes write into.
+    Returns why the block cannot be computed again (empty: it can), and what it gave.
     """
     inputs = {_storage(one): "its input" for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
     weights = {_storage(weight): f"its weight {name!r}" for name, weight in block.named_parameters()}

@@ -27,6 +27,7 @@ def await_values(parameter: Tensor, read: Callable[[], Tensor], *, stored: bool)
     """Marks a parameter on meta as awaited: records where its values will come from.
 
     `read`: returns them on the host, in memory of their own, in any dtype.
+    `stored`: whether they are in a file; otherwise they are drawn.
     """
     setattr(parameter, _SOURCE, read)
     setattr(parameter, _STORED, stored)
@@ -45,7 +46,10 @@ def comes_late(model: nn.Module, recipe: Recipe) -> bool:
 
 
 def values_of(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns the values of a tensor; those of an awaited one are read, or drawn, now."""
+    """Returns the values of a tensor; those of an awaited one are read, or drawn, now.
+
+    `dtype`: dtype of what is read; None: the tensor's.
+    """
     read: Callable[[], Tensor] | None = getattr(tensor, _SOURCE, None) if tensor.is_meta else None
     return tensor.detach() if read is None else read().detach().to(dtype or tensor.dtype)
 
@@ -75,7 +79,7 @@ def await_draws(model: Any, *, without_values: bool = False) -> bool:
     """Makes linear layers, embeddings and experts of a transformers model draw their values on demand.
 
     `without_values`: whether memory of their size and dtype stands for what would be drawn.
-    Returns whether it was said of all of them; no where something beside the layer itself had a hand in its values.
+    Returns whether that holds for all of them; False where something beside the layer itself has a hand in its values.
     """
     reads: dict[nn.Parameter, Callable[[], Tensor]] = {}
     written: set[int] = set()

@@ -25,7 +25,7 @@ import dataclasses
 from snugfit.techniques.declaration import Technique
 
 MOST_WORKERS = 256
-"""Each is a copy of the training process; more would end the machine before they end the waiting."""
+"""Each is a copy of the training process: more would exhaust the machine before they helped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ class _WholeBatches(Dataset[Any]):
 def usable_pin_memory(wanted: bool) -> bool:
     """Returns whether batches are to be page-locked: only where a CUDA device takes them.
 
-    Returns `wanted` with CUDA, else False; says once in a process that the wish has no effect.
+    `wanted` with CUDA, else False; says once in a process that the wish has no effect.
     """
     if wanted and not any(kind.page_locked and is_there(name) for name, kind in KINDS.items()):
         _warn_no_effect()

@@ -82,7 +82,7 @@ def linear_cross_entropy(
     `bias`: of the head, `[V]`, or None.
     `labels`: int64 `[N]`, from 0 to V - 1, or `ignore_index`. Any other makes the loss nan.
     `reduction`: mean (over the labels that count), sum or none.
-    Returns 0-dim, or `[N]` for none; in fp32 at least, also where plain cross entropy would round to 16 bits.
+    It is 0-dim, or `[N]` for none; in fp32 at least, also where plain cross entropy would round to 16 bits.
     """
     counts = (labels != settings.ignore_index).sum() if reduction == "mean" else None
     if torchs_own_is_right(hidden, weight, bias, settings) and reduction != "none":

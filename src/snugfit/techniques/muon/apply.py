@@ -21,7 +21,7 @@ _MARKS = {ALGORITHM: "muon"}, {ALGORITHM: "adamw"}
 def muon_weights(model: nn.Module) -> set[nn.Parameter]:
     """Returns the matrices that Muon updates.
 
-    Returns its two-dimensional parameters, embeddings and the output head left out.
+    All two-dimensional parameters, except embeddings and the output head.
     """
     others = embedding_weights(model) | head_weights(model)
     return {weight for weight in model.parameters() if weight.dim() == 2 and weight not in others}

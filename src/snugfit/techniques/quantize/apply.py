@@ -50,6 +50,7 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
     before = after = 0
     for name in names:
         layer = model.get_submodule(name)
+        # `del` below: a name for the full weight would keep it alive when it is packed.
         weight = layer.get_parameter("weight")
         before += weight.numel() * (dtype or weight.dtype).itemsize
         del weight

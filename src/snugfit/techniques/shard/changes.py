@@ -21,7 +21,7 @@ class Change(NamedTuple):
     digest: str
     shape: tuple[int, ...]
     there_at_first: bool
-    """Whether it was there when training began; else a pass has made it, and a later one has left it."""
+    """Whether it was there when training began; else a pass has made it, and a later one has kept it."""
 
 
 class Changes:

@@ -84,7 +84,7 @@ class Ranks:
         # Numbers that the host needs do not go by way of the device, which would have to be waited for.
         self.hosts: Any = groups.of_hosts() if device.type not in (CPU, SIMULATED) else None
         self.wish: Callable[[], int] = lambda: 0
-        """Asked whenever numbers are told: what this process wants of all, such as the number of a signal; 0: nothing."""
+        """Called at each exchange of numbers: what this process wants of all, such as a signal's number; 0: nothing."""
         self.wished = 0
         """The largest wish that all were told of: the same in every process."""
         self.cut: set[str] = set()
@@ -97,6 +97,7 @@ class Ranks:
     def agree(self, numbers: Sequence[float]) -> list[list[float]]:
         """Returns everybody's numbers, by process."""
         with _real_numbers():
+            # The wish travels with every exchange, so that it costs no message of its own.
             mine = torch.tensor([*numbers, self.wish()], dtype=torch.float64, device="cpu")
             found = torch.empty(self.count * len(mine), dtype=torch.float64, device="cpu")
             gather = (

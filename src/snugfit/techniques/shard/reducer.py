@@ -46,6 +46,7 @@ class Reducer:
         `at_once`: whether parameters are updated in the middle of backward, for which the processes talk about each.
         `outside`: gets the names of parameters that are used outside of the model that is shared out; None: nobody
         looks.
+        `dtype`: format in which gradients are added up; None: each in its own.
         """
         self.adds_up = True
         """Whether the next pass adds up; where it does not, gradients stay with the parameters until one does."""

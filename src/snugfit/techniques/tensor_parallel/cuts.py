@@ -123,6 +123,7 @@ def _found(model: nn.Module, degree: int) -> Cuts:
     whole: tuple[str, ...] | None = None
     for prefix, block in blocks.items():
         shape = shape_of(block)
+        # Blocks that are built alike are tried once.
         if shape not in known:
             known[shape] = pairs_in(block, degree), any_pairs_in(block)
         pairs, possible = known[shape]

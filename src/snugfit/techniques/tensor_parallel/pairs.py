@@ -26,7 +26,7 @@ _SAMPLES, _TOKENS = 2, 3
 _MOST_LAYERS, _MOST_COUNTS = 4, 3
 _LARGE = 2**16
 _FEW = (2, 3, 5, 7)
-"""Degrees by one of which everything can be cut that can be cut at all, as good as always."""
+"""Degrees to try: what can be cut at all can nearly always be cut by one of these."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

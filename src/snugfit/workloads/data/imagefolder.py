@@ -47,8 +47,8 @@ class FolderImages(splits.BatchedImages):
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images; `InputError` for a file that cannot be decoded only if `strict`, or if none can.
 
-        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`. In place of an image that cannot be decoded
-        stands the next one of the part that can.
+        Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`. In place of an image that cannot be decoded stands the
+        next one of the part that can.
         """
         places, pictures = zip(*(self._readable(int(index)) for index in indices), strict=True)
         scale = splits.IMAGENET_MEAN, splits.IMAGENET_STD
@@ -74,7 +74,7 @@ class FolderImages(splits.BatchedImages):
 def read_image(path: str, size: int | None) -> splits.Bytes:
     """Returns an image file as RGB; with a size (height and width) scaled, and cut to a square.
 
-    Returns uint8, `[H, W, 3]`.
+    Uint8, `[H, W, 3]`.
     """
     from torchvision.datasets.folder import default_loader
     from torchvision.transforms.v2 import functional

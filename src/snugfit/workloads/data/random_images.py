@@ -42,7 +42,7 @@ class RandomImages(BatchedImages):
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
 
-        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         images = torch.empty(len(indices), *self._shape)
         for row, index in enumerate(indices):

@@ -100,7 +100,7 @@ class BatchedImages:
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors; each kind of data has its own way.
 
-        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class ArrayImages(BatchedImages):
     def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns some images as tensors.
 
-        Returns images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
+        Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`.
         """
         picked = np.asarray(indices, dtype=np.int64)
         images = to_tensor(self.images[picked], self.mean, self.std, self.channels, self.image_size)
@@ -140,7 +140,8 @@ def to_tensor(
 
     `images`: uint8, `[B, H, W, C]`.
     `mean`: mean of each stored channel, of values from 0 to 1.
-    Returns float32, `[B, channels, H, W]`.
+    `size`: height and width of the result; None: as they are.
+    Float32, `[B, channels, H, W]`.
     """
     middle, width = (np.asarray(numbers, dtype=np.float32).reshape(1, -1, 1, 1) * 255 for numbers in (mean, std))
     values = (np.moveaxis(images, 3, 1) - middle) / width

@@ -193,9 +193,12 @@ class _Turn:
         else:
             start = _same_start(text, self._with(first, self._chat.turns))
             begins = _same_start(said, self._with(first, self._chat.turns[: self._at + 1]))
+            # What the template writes between its prompt for an answer and the answer itself is said by the assistant,
+            # too.
             lead = said[_same_start(said, self._asked) : begins]
             start -= len(lead) if text[:start].endswith(lead) else 0
         ends = len(text) - _same_end(text, self._with(last, self._chat.turns))
+        # And so is what it writes behind the answer as the end of the turn.
         tail = said[len(said) - _same_end(said, self._with(last, self._chat.turns[: self._at + 1])) :]
         return start, ends + len(tail if text[ends:].startswith(tail) else self._end_in_between(text[ends:]))
 

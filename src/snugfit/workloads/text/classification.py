@@ -53,7 +53,8 @@ def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[st
     """Returns the labels in the order of their ids; `InputError` if one only, or not those of training.
 
     `known`: label -> id of a pretrained model; kept where it names the same labels.
-    Returns the names: the model's order, else that of numbers, else that of letters.
+    `parts`: part -> names of labels; those of training decide.
+    The names: the model's order, else that of numbers, else that of letters.
     """
     labels = set(parts["train"])
     if len(labels) < 2:

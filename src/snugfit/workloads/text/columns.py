@@ -30,8 +30,8 @@ def label_column(table: Table, wanted: str | None) -> str:
 def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[str, str] | None:
     """Returns the names of the columns of prompts and answers.
 
-    Returns both names; None where the table has plain texts (no prompt is named, and either a text is or the usual pair
-    of names is not there).
+    Both names; None where the table has plain texts (no prompt is named, and either a text is or the usual pair of
+    names is not there).
     """
     if prompt is None:
         found = _first(table, PROMPT), _first(table, COMPLETION)

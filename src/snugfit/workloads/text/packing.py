@@ -50,7 +50,7 @@ class PackedTexts:
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         """Returns B rows as a batch.
 
-        Returns `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
+        `input_ids`, `position_ids` and `labels` (-100 where nothing is learned), int64 `[B, T]`.
         """
         made = self._cut(self._rows[np.asarray(indices, dtype=np.int64)])
         return {name: torch.from_numpy(one) for name, one in zip(_NAMES, made, strict=True)}

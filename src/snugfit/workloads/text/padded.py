@@ -36,7 +36,7 @@ class PaddedTexts:
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         """Returns B texts as a batch.
 
-        Returns `input_ids` and `attention_mask` (1 for tokens, 0 for padding), int64 `[B, T]`; `labels`, int64 `[B]` or
+        `input_ids` and `attention_mask` (1 for tokens, 0 for padding), int64 `[B, T]`; `labels`, int64 `[B]` or
         `[B, T]`.
         """
         rows = [self.ids[int(index)] for index in indices]

@@ -33,7 +33,7 @@ class RandomTokens:
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         """Returns B sequences as a batch.
 
-        Returns `input_ids`, int64 `[B, T]`, and `labels`, int64 `[B]` or `[B, T]`.
+        `input_ids`, int64 `[B, T]`, and `labels`, int64 `[B]` or `[B, T]`.
         """
         ids = torch.empty(len(indices), self._seq_len, dtype=torch.long)
         labels = torch.empty(len(indices), dtype=torch.long)
