@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import queue
 import random
 import sys
 import types
@@ -327,11 +328,12 @@ def _reassigned_tuple(block, x):
 
 
 def _unseen(block, number):
-    block.count = itertools.count(1)
+    block.count = queue.SimpleQueue()
 
 
 def _unseen_counted(block, x):
-    return block.body(x) * (1 + 0.1 * next(block.count))
+    block.count.put(None)
+    return block.body(x) * (1 + 0.1 * block.count.qsize())
 
 
 def _added(model, output, batch):
@@ -354,6 +356,34 @@ def _added(model, output, batch):
     return loss
 
 
+def _late_python(block, x):
+    block.calls += 1
+    return block.body(x * random.uniform(0.5, 1.5)) if block.calls > 1 else block.body(x)
+
+
+def _late_numpy(block, x):
+    block.calls += 1
+    return block.body(x * np.random.rand()) if block.calls > 1 else block.body(x)
+
+
+def _late_own(block, x):
+    block.calls += 1
+    return block.body(x + block.python.random() + block.numpy.normal()) if block.calls > 1 else block.body(x)
+
+
+def _own_and_counter(block, number):
+    block.python, block.numpy, block.calls = random.Random(number), np.random.default_rng(number), 0
+
+
+def _iterator(block, number):
+    block.factors, block.calls = itertools.cycle([0.5, 1.0, 1.5, 2.0]), 0
+
+
+def _late_iterator(block, x):
+    block.calls += 1
+    return block.body(x * next(block.factors)) if block.calls > 1 else block.body(x)
+
+
 KINDS: dict[str, tuple[Callable, Callable, Callable | None]] = {
     "buffer reassigned": (_buffer, _rebound, None),
     "buffer overwritten": (_buffer, _overwritten, None),
@@ -366,6 +396,10 @@ KINDS: dict[str, tuple[Callable, Callable, Callable | None]] = {
     "object": (_meter, _metered, None),
     "power iteration": (_spectral, _body, None),
     "observer": (_observer, _quantised, None),
+    "noise of Python, later": (_counter, _late_python, None),
+    "noise of NumPy, later": (_counter, _late_numpy, None),
+    "generators of one's own, later": (_own_and_counter, _late_own, None),
+    "iterator, later": (_iterator, _late_iterator, None),
     "noise of Python": (_nothing, _python_noise, None),
     "noise of NumPy": (_nothing, _numpy_noise, None),
     "own generators": (_own_generators, _own_noise, None),
@@ -385,7 +419,7 @@ KINDS: dict[str, tuple[Callable, Callable, Callable | None]] = {
     "counts where nobody sees": (_unseen, _unseen_counted, None),
 }
 """Name -> what makes a block, what it does, and how the model goes through its blocks."""
-LEFT_ALONE = ("overwrites its input", "overwrites its weight")
+LEFT_ALONE = ("overwrites its input", "overwrites its weight", "iterator, later")
 """Kinds whose blocks are not computed again."""
 REFUSED = "counts where nobody sees"
 """The kind that nobody can put back."""
@@ -436,6 +470,8 @@ def left_behind(model: Stack) -> dict[str, object]:
             found[f"{number}.beside"] = block.beside[0].mean.item()
         if hasattr(block, "own"):
             found[f"{number}.own"] = (block.own.get_state().sum().item(), block.python.random(), block.numpy.normal())
+        if hasattr(block, "factors"):
+            found[f"{number}.next"] = next(block.factors)
         if hasattr(block, "weight"):
             found[f"{number}.weight"] = block.weight()
     return found

@@ -7,7 +7,7 @@ and the global ones of Python and NumPy. Torch's are the business of whoever run
 appended or removed is put back by itself; a tensor that is written into needs a copy from before. Parameters are no such
 state.
 
-Not put back: iterators that were drawn from, and what lies in containers of more than `LARGE` entries.
+Not put back: iterators (`iterators` tells of them), and what lies in containers of more than `LARGE` entries.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import io
 import pickle
 import types
 from collections.abc import Container, Iterable, Iterator
@@ -26,7 +27,14 @@ from torch import Tensor, nn
 
 from snugfit.private_torch import FakeTensor
 from snugfit.techniques.packed_weight import PackedWeight
-from snugfit.techniques.reachable import globals_of, is_written_here, modules_of, own_attributes, reachable
+from snugfit.techniques.reachable import (
+    draws_by_name,
+    globals_of,
+    is_written_here,
+    modules_of,
+    own_attributes,
+    reachable,
+)
 from snugfit.techniques.state_holders import (
     GLOBAL_NUMBERS,
     PLAIN,
@@ -72,7 +80,9 @@ class ForwardState:
 
         `without_buffers`: those of them whose buffers are somebody else's business.
         """
-        self._fixed: list[Holder] = [*GLOBAL_NUMBERS, *_fixed(module, set(without_buffers))]
+        parts = _parts(module)
+        self._draws_by_name = any(isinstance(one, types.FunctionType) and draws_by_name(one) for one in parts)
+        self._fixed: list[Holder] = [*GLOBAL_NUMBERS, *_fixed(parts, set(without_buffers))]
         self._buffers = {id(holder.one) for holder in self._fixed if isinstance(holder, Buffers)}
         self._still: dict[int, object] = {}
         self._seen: set[Place] | None = None
@@ -100,9 +110,10 @@ class ForwardState:
 
         `written`: storages (`_cdata`) that operators have said they write into.
         """
-        # Asking a generator takes longer than all the rest, so those that were not drawn from are left alone.
-        for holder, old in before.held:
-            if isinstance(holder, Numbers) and pickle.dumps(holder.take()) == pickle.dumps(old):
+        # Asking the global generators takes longer than all the rest. They are left alone where the first pass has not
+        # drawn from them and no code that it reaches names them; what names them may begin later (layer drop, curricula).
+        for holder, old in before.held if not self._draws_by_name else ():
+            if holder in GLOBAL_NUMBERS and pickle.dumps(holder.take()) == pickle.dumps(old):
                 self._still[id(holder.one)] = holder.one
         self._fixed = [holder for holder in self._fixed if id(holder.one) not in self._still]
         self.put(before)
@@ -123,8 +134,17 @@ class ForwardState:
             holder.put(old)
 
     def draws(self) -> bool:
-        """Returns, after `learn`, whether the first pass drew random numbers of Python or NumPy."""
+        """Returns, after `learn`, whether passes draw random numbers of Python or NumPy, or may begin to."""
         return any(isinstance(holder, Numbers) for holder in self._fixed)
+
+    def iterators(self) -> list[str]:
+        """Returns what a person calls the iterators that are held: what is drawn from one cannot be drawn again."""
+        return [
+            self.name((id(holder.one), key))
+            for holder, content in self._held()
+            for key, value in _entries(content)
+            if isinstance(value, Iterator) and not isinstance(value, nn.Module | io.IOBase)
+        ]
 
     def settings(self, but: Container[str]) -> list[Any]:
         """Returns what code can branch on: plain values, and the types of all others; names in `but` are left out."""
@@ -181,11 +201,16 @@ class ForwardState:
         return self._seen is None and tensor.nbytes <= _SMALL
 
 
-def _fixed(module: nn.Module, without_buffers: set[nn.Module]) -> Iterator[Holder]:
+def _parts(module: nn.Module) -> list[Any]:
+    """All that a module reaches; a forward method that techniques have put around the module's own is looked through."""
+    own_forwards = [inspect.unwrap(vars(one)["forward"]) for one in module.modules() if "forward" in vars(one)]
+    return reachable([module, *own_forwards])
+
+
+def _fixed(parts: Iterable[Any], without_buffers: set[nn.Module]) -> Iterator[Holder]:
     """Finds, once, the modules and code objects that a module reaches and no pass can throw away."""
     names: dict[int, tuple[dict[str, Any], set[str]]] = {}
-    own_forwards = [inspect.unwrap(vars(one)["forward"]) for one in module.modules() if "forward" in vars(one)]
-    for one in reachable([module, *own_forwards]):
+    for one in parts:
         if isinstance(one, nn.Module):
             # Torch's own layers keep state in buffers only, as long as nobody gives them another forward method.
             own = not type(one).__module__.startswith("torch.nn.") or "forward" in vars(one)

@@ -9,6 +9,7 @@ are no modules (queues, loaders, loggers, threads: what they hold belongs to som
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import types
 from collections import deque
@@ -29,6 +30,10 @@ _CODE = (
     types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, classmethod, staticmethod, property,
 )  # fmt: skip
 _VALUES = (torch.Tensor, torch.Generator, np.ndarray)
+_OF_NUMBERS = frozenset({"random", "numpy"})
+"""Names of modules that hold global generators, as they are also imported inside of functions."""
+_GENERATORS = tuple(getattr(draw, "__self__", None) for draw in (random.random, np.random.rand))
+"""The generators whose methods these modules offer as functions."""
 _FRAMEWORK = frozenset(vars(nn.Module()))
 """Attributes of every module; most of them are empty tables."""
 
@@ -68,6 +73,17 @@ def modules_of(function: types.FunctionType) -> Iterator[tuple[types.ModuleType,
     for value in globals_of(function).values():
         if isinstance(value, types.ModuleType) and is_written_here(value.__name__):
             yield value, {name: vars(value)[name] for name in names if name in vars(value)}
+
+
+def draws_by_name(function: types.FunctionType) -> bool:
+    """Returns whether a function's code names the global generators of Python or NumPy, or functions of theirs."""
+    if _where(function.__module__ or "") == "base":
+        return False
+    return bool(_names(function.__code__) & _OF_NUMBERS) or any(
+        value in (random, np, np.random) or getattr(value, "__self__", None) in _GENERATORS
+        for value in globals_of(function).values()
+        if isinstance(value, types.ModuleType | types.BuiltinFunctionType | types.MethodType)
+    )
 
 
 def _held_by(part: Any) -> Iterator[Any]:

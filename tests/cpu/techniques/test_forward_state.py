@@ -1,6 +1,7 @@
 """Forward passes leave behind what they do in plain training, and losses and weights are equal, by every exact technique."""
 
 import functools
+import re
 import warnings
 
 import pytest
@@ -61,7 +62,9 @@ def test_equals_plain_training(kind, recipe):
     assert trainer.fidelity.level == "exact"
     alone = [str(one.message) for one in told if "as it is" in str(one.message)]
     assert bool(alone) == (kind in LEFT_ALONE and "checkpoint" in RECIPES[recipe])
-    assert not alone or alone[0].startswith("checkpoint leaves 'blocks.0' as it is: it writes into its ")
+    assert not alone or re.match(
+        "checkpoint leaves 'blocks.0' as it is: it (writes into its|holds an iterator) ", alone[0]
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*has no effect:snugfit.errors.SnugfitWarning")

@@ -185,7 +185,11 @@ class Checkpointed:
         self._state = ForwardState(self.block, without_buffers=self.norms)
         drawn = self._drawn()
         still = _still_statistics(self.norms)
-        reason, wanted = tried(forward, _copied(args), _copied(kwargs), self.block, self._state, still)
+        iterators, wanted = self._state.iterators(), None
+        if iterators:
+            reason = f"it holds an iterator ({iterators[0]}), which cannot be wound back"
+        else:
+            reason, wanted = tried(forward, _copied(args), _copied(kwargs), self.block, self._state, still)
         self._draw(drawn)
         if reason:
             self.left_alone = True
