@@ -527,3 +527,24 @@ def fidelity_of_noise(rank, world, meeting):
         trainer.step(share(batches()[0], rank, world))
         trainer.finish()
         return before, str(trainer.fidelity)
+
+
+def written_after_evaluation(rank, world, meeting, shards):
+    """Returns by way to share the loss of a step after weights were written to, without an evaluation before and with one."""
+    batch, found = share(batches()[0], rank, world), {}
+    with among_others(rank, world, meeting):
+        for shard in shards:
+            for evaluates in (False, True):
+                model, _ = built(CASES["blocks"])
+                trainer = snugfit.prepare(
+                    model, snugfit.Recipe(shard=shard), loss=cross_entropy, device="cpu", batch_size=SAMPLES, lr=0.01
+                )
+                trainer.step(batch)
+                if evaluates:
+                    trainer.evaluate_batch(batch)
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        weight.mul_(2)
+                trainer.step(batch)
+                found[shard, evaluates] = float(trainer.step(batch))
+    return found

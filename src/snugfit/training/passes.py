@@ -153,7 +153,9 @@ class Passes:
         with torch.no_grad(), without_caches(self._caching), self.around_step(), ExitStack() as around:
             for technique in self.techniques:
                 around.enter_context(technique.around_forward())
-            return output_of(self.model, self.arrived(batch), self.forward)
+            output = output_of(self.model, self.arrived(batch), self.forward)
+            self._let_go()
+            return output
 
     @contextmanager
     def once_more(self, batch: Any) -> Iterator[None]:
@@ -165,15 +167,20 @@ class Passes:
         Yields:
             Nothing, after the pass.
         """
-        from snugfit.techniques.shard.apply import let_go_of_weights
-
         with untouched(self.parts):
             with torch.no_grad(), without_caches(self._caching), ExitStack() as around:
                 for technique in self.techniques:
                     around.enter_context(technique.around_forward())
                 output_of(self.model, self.arrived(batch), self.forward)
-            let_go_of_weights(self.model)  # no backward pass does, and the update is still to come
+            self._let_go()
             yield
+
+    def _let_go(self) -> None:
+        """Lets go of weights that were collected: no backward pass does, and what is written into them would be lost."""
+        if self.ranks is not None:
+            from snugfit.techniques.shard.apply import let_go_of_weights
+
+            let_go_of_weights(self.model)
 
     @contextmanager
     def around_step(self) -> Iterator[None]:

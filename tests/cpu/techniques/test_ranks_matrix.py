@@ -68,3 +68,8 @@ def test_groups_of_two_among_two_and_three(ranks):
 
 def test_who_draws_for_its_share_says_so(ranks):
     assert ranks[2].do(rank_models.fidelity_of_noise) == [("exact", "different (shard)")] * 2
+
+
+def test_what_is_written_after_an_evaluation_counts(ranks):
+    for found in ranks[2].do(rank_models.written_after_evaluation, ("none", "gradients", "full")):
+        assert list(found.values()) == pytest.approx([found["none", False]] * 6, abs=1e-9)
