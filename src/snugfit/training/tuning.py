@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.device_kinds import wait_for, work_clock
 from snugfit.recipe import Recipe
 from snugfit.training.fallbacks import elements
+from snugfit.training.out_of_memory import free_memory
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
@@ -137,7 +138,9 @@ class Tuning:
 
     def _goes_by(self, trainer: Trainer, candidate: Candidate) -> bool:
         with self.changing():
-            return trainer.try_recipe(candidate.recipe)
+            there = trainer.try_recipe(candidate.recipe)
+            free_memory(trainer.device)  # blocks that are cached for the recipe before may fit nothing of this one
+        return there
 
     def _decide(self, trainer: Trainer) -> None:
         best = self._fastest

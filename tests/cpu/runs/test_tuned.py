@@ -135,3 +135,17 @@ def test_a_pretend_card_has_no_seconds(tmp_path, caplog, monkeypatch):
     stored = json.loads((tmp_path / "card" / "plan.json").read_text())
     assert result.recipe == Recipe.from_mapping(stored["recipe"])
     assert ("no recipe is timed" in caplog.text) == bool(stored["rivals"])
+
+
+def test_processes_time_together_and_keep_one_recipe(tmp_path, plan):
+    # Processes that are started read no file of tests: the model is torch's alone.
+    given = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 4))
+    rivals = [dataclasses.replace(plan.rivals[0], recipe=Recipe(microbatch_size=size)) for size in (16, 8)]
+    planned = dataclasses.replace(plan, recipe=Recipe(), fallbacks=(), rivals=tuple(rivals))
+    result = snugfit.train(
+        given, (DATA, None), loss=nn.CrossEntropyLoss(), batch_size=64, max_steps=80, plan=planned, device="cpu", gpus=2,
+        run_dir=tmp_path / "two", progress=False,
+    )  # fmt: skip
+    found = result.document["tuning"]
+    assert found is not None and found["recipe"] == result.recipe.to_mapping() and result.steps == 80
+    assert len(found["tried"]) == 3 and all(one["seconds"] > 0 for one in found["tried"])
