@@ -530,7 +530,7 @@ def fidelity_of_noise(rank, world, meeting):
 
 
 def written_after_evaluation(rank, world, meeting, shards):
-    """Returns by way to share the loss of a step after weights were written to, without an evaluation before and with one."""
+    """Returns by way to share the loss of a step after weights were written to, with an evaluation before and without."""
     batch, found = share(batches()[0], rank, world), {}
     with among_others(rank, world, meeting):
         for shard in shards:
