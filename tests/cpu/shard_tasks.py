@@ -229,7 +229,7 @@ def climbed(rank, world, meeting, name):
                 trainer = snugfit.prepare(
                     model, rung.recipe, loss=loss, optimizer="adam", lr=0.01, device="cpu", batch_size=4 * world
                 )
-                losses = [float(trainer.step(batch)) for _ in range(STEPS)]
+                losses = [float(trainer.step(batch)) for _ in range(2)]
                 trainer.finish()
             except RuntimeError as error:
                 found[rung.name] = str(error)

@@ -13,9 +13,9 @@ import torch
 from command_line import command, environment, run_command, tiny_run
 from safetensors.torch import load_file
 
-KILLS = 10
-"""In each of the two runs; four of them at any moment of its first 1.5 s, the others at one after it began to train."""
-STEPS = 500
+KILLS = 4
+"""In each of the two runs: the first at any moment of its first 1.5 s, the others at one after it began to train."""
+STEPS = 240
 
 RUNS = {
     "plain": ["--precision", "fp32", "--lr-schedule", "cosine", "--warmup-steps", "20"],
@@ -41,7 +41,7 @@ def killed_run(folder, words, rng):
         before = newest_checkpoint(run_dir)
         process = start(folder, resume or [*words, "--run-dir", run_dir])
         try:
-            if number in (0, 3, 6, 8):
+            if number == 0:
                 time.sleep(rng.uniform(0, 1.5))
             else:
                 while process.poll() is None and newest_checkpoint(run_dir) == before:
@@ -65,7 +65,7 @@ def one_chain(folder, name, seed):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kill -9 is a Unix signal")
-def test_killed_twenty_times_and_resumed_is_bitwise_the_same(folder):
+def test_killed_again_and_again_and_resumed_is_bitwise_the_same(folder):
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     folders = {}
@@ -77,7 +77,7 @@ def test_killed_twenty_times_and_resumed_is_bitwise_the_same(folder):
         hits = list(pool.map(lambda name: one_chain(folders[name], name, f"{seed} {name}"), RUNS))
     print(f"kills while training: {hits}")
     # The run is long enough that nearly all kills after a checkpoint hit it while it trains.
-    assert min(hits) >= 4
+    assert min(hits) >= 2
     for place in folders.values():
         whole = load_file(place / "whole" / "model.safetensors")
         killed = load_file(place / "killed" / "model.safetensors")

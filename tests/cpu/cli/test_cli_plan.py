@@ -64,7 +64,8 @@ def plan(folder, *words):
 
 
 def test_json_recipe_and_figure_without_torch_in_its_process(folder):
-    words = ["--budget", "500MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", *FEW, "--forbid", "inplace"]
+    words = ["--budget", "500MiB", "--json", "-o", "recipe.yaml", "--figure", "plan.svg", *FEW]
+    words += ["--forbid", "inplace", "--forbid", "microbatch_size"]
     code = (
         "import sys\nfrom snugfit.cli import main\nassert main(sys.argv[1:]) == 0\nassert 'torch' not in sys.modules\n"
     )
@@ -91,7 +92,7 @@ def test_json_recipe_and_figure_without_torch_in_its_process(folder):
 
 
 def test_nothing_fits_ten_mebibytes(folder):
-    done = plan(folder, "--budget", "10MiB")
+    done = plan(folder, "--budget", "10MiB", *FEW, "--forbid", "adapter", "--forbid", "quantize")
     assert done.returncode == 3 and done.stdout == ""
     for part in ("does not fit 10.0 MiB", "smallest budgets that work", "MiB with --allow rounding"):
         assert part in done.stderr
@@ -136,7 +137,7 @@ def test_devices_that_cannot_be_planned_for(folder, capsys, monkeypatch, device,
 def test_the_largest_batch(folder):
     done = run_command(
         "plan", "net.py:build", "--image-size", "64", "--device", "rtx-3090", "--budget", "450MiB", "--maximize",
-        "batch-size", "--json", cwd=folder,
+        "batch-size", "--json", *FEW, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

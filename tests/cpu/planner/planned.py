@@ -54,7 +54,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks on [samples, tokens, 16] inputs; activations are most of its memory."""
 
-    def __init__(self, width: int = 32, blocks: int = 4, dropout: float = 0.0) -> None:
+    def __init__(self, width: int = 32, blocks: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
         self.stem = nn.Linear(16, width)
         self.drop = nn.Dropout(dropout)

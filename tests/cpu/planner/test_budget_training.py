@@ -20,14 +20,14 @@ from snugfit.planner.probe import Place
 from snugfit.recipe import Recipe
 from snugfit.training.prepare import prepare
 
-SAMPLES, TOKENS, STEPS = 96, 64, 4
+SAMPLES, TOKENS, STEPS = 48, 64, 3
 CLEARLY = 1.25
 """Plans whose predicted times differ by less may come in any order."""
 
 
 def build():
     torch.manual_seed(3)
-    return planned.Stack(width=48, blocks=14)
+    return planned.Stack(width=48, blocks=8)
 
 
 def data():

@@ -31,7 +31,7 @@ ON_HOST = [{"offload_activations": "all"}, {"checkpoint": "all", "offload_activa
 CASES = {
     "activations on a card": (
         planned.CARD, functools.partial(planned.Stack, blocks=3), planned.batch_of(16, 1024), EXACT,
-        (None, 8, 4, 1), [*PASSES, *ON_HOST], [{}], [{}, {"step_in_backward": True}],
+        (None, 4, 1), [*PASSES, *ON_HOST], [{}], [{}, {"step_in_backward": True}],
     ),
     "weights on a card": (
         planned.CARD, functools.partial(planned.Stack, 512, 2), planned.batch_of(4, 64), ROUNDING,
@@ -40,7 +40,7 @@ CASES = {
     ),
     "activations on cpu": (
         planned.CPU, functools.partial(planned.Stack, blocks=3), planned.batch_of(16, 256), EXACT,
-        (None, 8, 4, 1), PASSES, [{}], [{}],
+        (None, 4, 1), PASSES, [{}], [{}],
     ),
 }  # fmt: skip
 """Name -> place, model, batch, what may be given up; sizes of microbatch, passes, number formats and updates of the list."""

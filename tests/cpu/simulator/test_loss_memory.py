@@ -5,7 +5,7 @@ import torch
 
 from snugfit import Recipe
 
-WORDS, TOKENS = 32000, 4 * 64
+WORDS, TOKENS = 8000, 4 * 64
 
 
 def llama(tied):

@@ -37,9 +37,8 @@ def _check(case, alone, found, shard):
         assert worst < case.close, worst
 
 
-@pytest.mark.parametrize(
-    ("world", "shards"), [(2, ("none", "gradients", "full")), (3, ("none", "full")), (4, ("hybrid:2",))]
-)
+# Each way to share once, and each number of processes: three cut what two and four divide evenly.
+@pytest.mark.parametrize(("world", "shards"), [(2, ("none", "gradients")), (3, ("full",)), (4, ("hybrid:2",))])
 @pytest.mark.parametrize("name", CASES)
 def test_processes_train_as_one_or_say_why_not(ranks, name, world, shards):
     module = "rank_models" if name in rank_models.CASES else "rank_models_held"

@@ -101,7 +101,7 @@ def trained(model, loss, *, size=4, batch=None, **arguments):
     return trainer, " ".join(str(warning.message) for warning in caught if warning.category is SnugfitWarning)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
 @pytest.mark.parametrize("loss", [contrastive, summed, over_labels, ranked, centred, only_the_gradient])
 def test_what_does_not_add_up_is_different(loss, size):
     if size == 1 and loss in (over_labels, ranked, centred, only_the_gradient):
@@ -111,7 +111,7 @@ def test_what_does_not_add_up_is_different(loss, size):
     assert f"microbatch_size={size} changes the update" in told
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
 @pytest.mark.parametrize(
     ("loss", "loss_weight"),
     [
@@ -322,7 +322,7 @@ def test_what_the_first_pass_sets_is_set_by_the_whole_batch():
     assert str(trainer.fidelity) == "different (microbatch_size)" and "changes the update" in told
 
 
-@pytest.mark.parametrize("samples", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("samples", [2, 3, 9])
 @pytest.mark.parametrize(("loss", "coupled"), [(contrastive, True), (cross_entropy, False)])
 def test_a_plan_tries_small_batches_too(samples, loss, coupled):
     with warnings.catch_warnings():

@@ -67,7 +67,7 @@ def made(cls, settings):
     return weights, cls(groups, lr=0.05, **settings)
 
 
-def train(cls, settings, faults, steps=3):
+def train(cls, settings, faults, steps=2):
     """Returns weights and state after some steps; faults: step -> numbers of the allocations that fail."""
     weights, optimizer = made(cls, settings)
     generator = torch.Generator().manual_seed(5)
@@ -95,10 +95,10 @@ def assert_same(one, other):
 def test_every_allocation_may_fail(case):
     cls, settings = CASES[case]
     plain = train(cls, settings, {})
-    for step in (0, 2):
+    for step in (0, 1):  # without state, and with it
         for number in range(plain[2][step]):
             faulty = train(cls, settings, {step: (number,)})
-            assert faulty[3] == [at == step for at in range(3)]
+            assert faulty[3] == [at == step for at in range(2)]
             assert_same(faulty, plain)
 
 

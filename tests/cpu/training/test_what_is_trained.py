@@ -144,10 +144,11 @@ def agree(ours, theirs):
         assert torch.allclose(torch.as_tensor(got), torch.as_tensor(want), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
-def test_as_a_plain_loop_with_the_same_optimizer(fields, event, make):
+# Each recipe and each event meets both optimizers, one of them where the two meet.
+@pytest.mark.parametrize(("number", "event"), list(enumerate(EVENTS)), ids=EVENTS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_as_a_plain_loop_with_the_same_optimizer(name, number, event):
+    fields, make = RECIPES[name], list(OPTIMIZERS.values())[(list(RECIPES).index(name) + number) % 2]
     model, loss, optimizer = start(event, make)
     trainer = prepared(model, fields, loss, optimizer)
     losses = []
