@@ -66,10 +66,8 @@ def passes(folder: Path, tests: list[str], seconds: float | None = None) -> bool
     """Whether all tests pass in a copy; False also where they have no end."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=folder, env=environment, **quiet)
     try:
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
@@ -111,8 +109,7 @@ def main() -> None:
                 (folder / file).write_text(original, "utf-8")
                 if seen:
                     break
-            found = ("noticed" if folder is folders[0] else "LOST") if seen else "not noticed"
-            counts[found] += 1
+            counts[found := ("noticed" if folder is folders[0] else "LOST") if seen else "not noticed"] += 1
             print(f"{found:11s} {file}:{line} {what[:90]!r}", flush=True)
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
     sys.exit(1 if counts["LOST"] else 0)
