@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 
 from snugfit.fidelity import fidelity
-from snugfit.fields import field_infos
 from snugfit.planner.closeness import fields_on
 from snugfit.planner.probe import Probe
 from snugfit.planner.space import Space
@@ -79,10 +78,10 @@ def rivals_of(space: Space, best: Probe, capacity_bytes: int, context_bytes: int
 
 
 def _kind(recipe: Recipe) -> frozenset[tuple[str, str]]:
-    """The fields that are on, each with the word for how; numbers, and how many blocks, make no other kind."""
-    infos = field_infos(Recipe)
-    words = {name: getattr(recipe, name) for name in fields_on(recipe)}
-    return frozenset(
-        (name, value if isinstance(value, str) and value != "all" and value in infos[name].choices else "on")
-        for name, value in words.items()
-    )
+    """The fields that are on, each with the word for how; numbers, and which blocks, make no other kind."""
+    values = {name: getattr(recipe, name) for name in fields_on(recipe)}
+    return frozenset((name, _word(value)) for name, value in values.items())
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) and value != "all" and ":" not in value else "on"
