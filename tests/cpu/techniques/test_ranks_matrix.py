@@ -1,6 +1,7 @@
 """Models that several processes go through differently: the weights of one plain process, or one message."""
 
 import functools
+import os
 
 import pytest
 import rank_models
@@ -38,7 +39,12 @@ def _check(case, alone, found, shard):
 
 
 # Each way to share once, and each number of processes: three cut what two and four divide evenly.
-@pytest.mark.parametrize(("world", "shards"), [(2, ("none", "gradients")), (3, ("full",)), (4, ("hybrid:2",))])
+ONCE = [(2, ("none", "gradients")), (3, ("full",)), (4, ("hybrid:2",))]
+WHOLE = [(2, ("none", "gradients", "full", "hybrid:2")), (3, ("none", "gradients", "full")), (4, ("hybrid:2",))]
+"""Every way on every number of processes that has it: `make ranks-matrix`."""
+
+
+@pytest.mark.parametrize(("world", "shards"), WHOLE if os.environ.get("WHOLE_MATRIX") else ONCE)
 @pytest.mark.parametrize("name", CASES)
 def test_processes_train_as_one_or_say_why_not(ranks, name, world, shards):
     module = "rank_models" if name in rank_models.CASES else "rank_models_held"
