@@ -104,7 +104,7 @@ class Tuning:
         self.steps += 1
         candidate = self.candidates[self._number]
         if trainer.recipe != candidate.recipe:  # memory ran out, or the budget was exceeded: no time for trials
-            candidate.left_out = "it needed more memory than there is"
+            candidate.left_out = "another recipe took its place, as where memory runs out"
             self._end(trainer, trainer.recipe)
         elif self._warm_up:
             self._warm_up -= 1
