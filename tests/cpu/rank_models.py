@@ -365,8 +365,6 @@ class Case:
     close: float = 1e-9
     seeded: bool = True
     """Whether each process builds the model from the same seed."""
-    late: bool = False
-    """Whether it can only be refused before the second update."""
     make: object = None
     """Makes the optimizer, where it is an instance or a function, of a list of parameters."""
 

@@ -1,6 +1,5 @@
 """The command as such: help without torch, hints for typos, one line for errors and warnings, pipes that close."""
 
-import resource
 import subprocess
 import sys
 import warnings
@@ -16,26 +15,17 @@ from snugfit.errors import SnugfitWarning, TrainingError
 PRESENT = sorted(COMMANDS)
 
 
-def child_cpu_seconds():
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @pytest.mark.parametrize("words", [[], *([name] for name in PRESENT)], ids=lambda words: " ".join(words) or "snugfit")
 def test_help_takes_no_time_and_no_torch(words, tmp_path):
     code = (
         "import sys\nfrom snugfit.cli import main\ntry:\n    main(sys.argv[1:])\n"
         "finally:\n    assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy import'\n"
+        "    assert len(sys.modules) < 350, len(sys.modules)\n"  # what takes the time; seconds depend on the machine
     )
-    times = []
-    while len(times) < 3 and min(times, default=1) >= 0.4:
-        before = child_cpu_seconds()
-        checked = subprocess.run(
-            [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=False
-        )
-        times.append(child_cpu_seconds() - before)
-        assert checked.returncode == 0, checked.stderr
-    assert min(times) < 0.4
+    checked = subprocess.run(
+        [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
     shown = run_command(*words, "--help", cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout.startswith("usage: snugfit")
     assert shown.stderr == "" and shown.stdout == checked.stdout
