@@ -43,10 +43,8 @@ class AveragedWeights:
             )
         self.optimizer, self._decay = optimizer, decay
         self._room: dict[Tensor, Tensor] = {}
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._make_room),
-            optimizer.register_step_post_hook(self._follow),
-        ]
+        optimizer.register_step_pre_hook(self._make_room)
+        optimizer.register_step_post_hook(self._follow)
 
     def _make_room(self, optimizer: Optimizer, *_: Any) -> None:
         """Takes the memory of averages that are not there yet before the step changes anything: it may run out here.
@@ -62,12 +60,14 @@ class AveragedWeights:
         """Moves the averages of the parameters that were just updated; an optimizer may have only some at the moment."""
         averages, weights = list[Tensor](), list[Tensor]()
         for weight in _moving(optimizer):
-            room = self._room.pop(weight, None)
-            if room is not None:
-                optimizer.state[weight][_EMA] = room.copy_(weight)
-            else:
-                averages.append(optimizer.state[weight][_EMA])
+            state = optimizer.state[weight]
+            if _EMA in state:
+                averages.append(state[_EMA])
                 weights.append(weight.detach())
+            else:
+                room = self._room.pop(weight, None)
+                # A closure makes gradients inside of the step, before which no room could be taken for them.
+                state[_EMA] = weight.detach().clone() if room is None else room.copy_(weight)
         bad = getattr(optimizer, "found_inf", None)  # a flag on the device that may have left the step out
         if not averages:
             return
@@ -103,11 +103,6 @@ class AveragedWeights:
             room.copy_(weight)
             weight.copy_(average)
             average.copy_(room)
-
-    def end(self) -> None:
-        """Averages no more."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _moving(optimizer: Optimizer) -> list[Tensor]:

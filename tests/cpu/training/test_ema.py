@@ -151,6 +151,28 @@ def test_a_loop_of_your_own_has_the_same():
         assert_same(weights(model), weights(theirs.module))
 
 
+def test_gradients_that_a_closure_makes_in_the_step_count():
+    torch.manual_seed(0)
+    model, (x, y) = MLP(), batch(0)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    mine, theirs = (
+        snugfit.AveragedWeights(optimizer, DECAY),
+        AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY)),
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = LOSS(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        theirs.update_parameters(model)
+    with mine.in_place():
+        assert_same(weights(model), weights(theirs.module))
+
+
 def test_their_bytes_are_predicted():
     batch_ = batch(0)
     plain, averaged = (
