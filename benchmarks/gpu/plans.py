@@ -150,7 +150,6 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         candidates = _that_fit(configuration, recipes, place, pool, budget - plan.margin_bytes, plan.recipe)
     finally:
         pool.close()
-    kept, tuning_steps = _tuned(run, plan, place)
     check_prepared(
         lambda: built(run, torch.device(place.kind)),
         plan,
@@ -159,12 +158,13 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         device=place.kind,
         tolerance=1e-2,
     )
+    _limit(place, budget)
+    kept, tuning_steps = _tuned(run, plan, place)
     known = {plan.recipe: plan.step_seconds} | {one.recipe: one.step_seconds for one in plan.rivals}
     others = [row for row in candidates if row["recipe"] != kept]
     rows = [{"recipe": one, "predicted_seconds": known[one]} for one in dict.fromkeys((kept, plan.recipe))]
     rows += [{"recipe": one, "predicted_seconds": known[one]} for one in known if one not in (kept, plan.recipe)]
     rows += [row for row in others if row["recipe"] not in known]
-    _limit(place, budget)
     rounds = _rounds(configuration, [row["recipe"] for row in rows], place)
     times = [None if None in one else statistics.median(filter(None, one)) for one in zip(*rounds, strict=True)]
     found = [
