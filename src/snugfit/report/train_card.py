@@ -30,7 +30,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{format_bytes(predicted['budget_bytes'])}, {format_bytes(predicted['margin_bytes'])} of it margin",
         )
     if summary.get("tuning"):
-        yield "tried", _tried(summary["tuning"])
+        yield "tried", "\n".join(recipes_tried(summary["tuning"]))
     over = _over_budget(summary)
     if over is not None:
         yield "over budget", over
@@ -89,15 +89,15 @@ def _processes(ranks: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _tried(tuning: Mapping[str, Any]) -> str:
-    """The recipes that the first steps went by, one a line; the kept one is marked."""
+def recipes_tried(tuning: Mapping[str, Any]) -> list[str]:
+    """Returns the recipes that the first steps of a run went by, in words; the kept one is marked."""
     lines = []
     for one in tuning["tried"]:
         measured = one["left_out"] or format_seconds(one["seconds"])
         words = recipe_in_words(Recipe.from_mapping(one["recipe"]))
         kept = ", kept" if one["kept"] else ""
         lines.append(f"{words}: {measured}, predicted {format_seconds(one['predicted_seconds'])}{kept}")
-    return "\n".join(lines)
+    return lines
 
 
 def _over_budget(summary: Mapping[str, Any]) -> str | None:

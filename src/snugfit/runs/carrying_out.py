@@ -84,7 +84,7 @@ def carry_out(
     with contextlib.ExitStack() as around:
         device = around.enter_context(where.entered())
         # Each recipe that is timed is recorded to its end: what a change releases was then allocated before its eyes.
-        meter = meter_for(device, window_steps=STEPS_EACH if chosen.rivals else 3)
+        meter = meter_for(device, window_steps=STEPS_EACH if chosen.to_be_tuned else 3)
         memory = memory_reader(device)  # before the meter warms up: what that leaves free is used by training
         around.enter_context(chosen.limited(device))
         if processes.count > 1 and device.type == CPU:
@@ -257,7 +257,7 @@ def _summary(
 
 def _tuned(tuning: Tuning | None, chosen: Chosen) -> dict[str, Any]:
     """What the result says about the recipes that were timed, and what was promised for all of them."""
-    found = tuning.to_mapping() if tuning is not None and tuning.ended else chosen.tuned
+    found = chosen.tuned if tuning is None or tuning.kept is None else tuning.to_mapping()
     return {"tuning": found, "predicted": chosen.of_all_tried(found)}
 
 

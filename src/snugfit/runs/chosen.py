@@ -55,6 +55,11 @@ class Chosen:
         return limited(device, self.budget_bytes - (self.predicted["context_bytes"] or 0))
 
     @property
+    def to_be_tuned(self) -> bool:
+        """Whether the first steps are to time the rivals; not where an earlier part of the run has done so."""
+        return bool(self.rivals) and self.tuned is None
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of a step that the plan promises."""
         assert self.predicted is not None

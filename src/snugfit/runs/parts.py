@@ -143,8 +143,7 @@ def build_trainer(
     told = {**settings.to_mapping(), "max_steps": total_steps}
     for name in TRAITS:  # prepare reads the traits off the model
         del told[name]
-    tune = bool(chosen.rivals) and chosen.tuned is None
-    trainer = prepare(model, chosen, device=device, tune=tune, **what_is_learned(request, task), **told)
+    trainer = prepare(model, chosen, device=device, tune=chosen.to_be_tuned, **what_is_learned(request, task), **told)
     if processes.count > 1:  # who has built nothing has drawn nothing
         restore(processes.from_first(capture))
     return trainer

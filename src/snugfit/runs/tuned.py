@@ -10,13 +10,13 @@ from typing import Any
 
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
+from snugfit.report.train_card import recipes_tried
 from snugfit.report.words import recipe_in_words
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.place import RunPlace
 from snugfit.runs.run_dir import RunDirectory
 from snugfit.training.step import Trainer
 from snugfit.training.tuning import Tuning, steps_for
-from snugfit.units import format_seconds
 
 LONGER = 3
 """A run takes at least so many times the steps of its tuning; a shorter one keeps the plan's recipe."""
@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def with_rivals_to_time(chosen: Chosen, where: RunPlace, steps: int) -> Chosen:
     """Returns the same without rivals where seconds mean nothing, or the run is too short to gain by timing them."""
-    if not chosen.rivals:
+    if not chosen.to_be_tuned:
         return chosen
     if where.card is not None:
         _LOGGER.info("a rehearsed card has no seconds, so no recipe is timed: the plan's is kept.")
@@ -52,10 +52,5 @@ def watch_tuning(trainer: Trainer, chosen: Chosen, run_dir: RunDirectory, meter:
 
 def in_words(found: Mapping[str, Any]) -> str:
     """Returns what was tried and found, as a sentence."""
-    tried = []
-    for one in found["tried"]:
-        measured = one["left_out"] or f"measured {format_seconds(one['seconds'])}"
-        words = recipe_in_words(Recipe.from_mapping(one["recipe"]))
-        tried.append(f"{words} (predicted {format_seconds(one['predicted_seconds'])}, {measured})")
     kept = recipe_in_words(Recipe.from_mapping(found["recipe"]))
-    return f"{found['steps']} steps timed {'; '.join(tried)}. The run goes on with {kept}."
+    return f"{found['steps']} steps timed {'; '.join(recipes_tried(found))}. The run goes on with {kept}."

@@ -69,20 +69,18 @@ def steps_for(candidates: int) -> int:
 class Tuning:
     """Takes the first steps of a trainer by several recipes in turn, and goes on with the fastest."""
 
-    def __init__(self, candidates: Sequence[tuple[Recipe, float]], on_end: Callable[[Tuning], None] | None = None):
+    def __init__(self, candidates: Sequence[tuple[Recipe, float]]) -> None:
         """Begins with the first one.
 
-        Args:
-            candidates: Recipes with their predicted seconds, the plan's first.
-            on_end: Called once, when the recipe to go on with is in place.
+        `candidates`: recipes with their predicted seconds, the plan's first.
         """
         self.candidates = [Candidate(recipe=recipe, predicted_seconds=seconds) for recipe, seconds in candidates]
-        self.on_end = on_end
+        self.on_end: Callable[[Tuning], None] = lambda _: None
+        """Called once, when the recipe to go on with is in place."""
         self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Surrounds each change of the recipe, for whoever measures the run."""
-        self.ended = False
         self.kept: Recipe | None = None
-        """The recipe that the run goes on with, when tuning has ended."""
+        """The recipe that the run goes on with; None until that is found."""
         self.steps = 0
         """Steps that were taken while recipes were timed."""
         self._number = 0
@@ -150,9 +148,8 @@ class Tuning:
         self._end(trainer, best.recipe)
 
     def _end(self, trainer: Trainer, kept: Recipe) -> None:
-        self.ended, self.kept, trainer.tuning = True, kept, None
-        if self.on_end is not None:
-            self.on_end(self)
+        self.kept, trainer.tuning = kept, None
+        self.on_end(self)
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns what was tried, predicted and measured, as plain data; no recipe is kept while it goes on."""

@@ -115,7 +115,8 @@ def test_batches_of_different_lengths_are_compared_by_the_element(tuned, monkeyp
 def test_where_memory_ran_out_nothing_more_is_tried(tuned, monkeypatch):
     trainer = prepared(fallbacks=[PIECES])
     ended = []
-    trainer.tuning = found = Tuning([(PLAIN, 0.5), (AGAIN, 0.5)], on_end=ended.append)
+    trainer.tuning = found = Tuning([(PLAIN, 0.5), (AGAIN, 0.5)])
+    found.on_end = ended.append
     real = trainer._recovery.step
 
     def step(trainer, batch):
