@@ -35,6 +35,8 @@ COMMANDS = {
 }
 """Subcommand, which is also the name of its file -> what it is for."""
 
+TAKE_SCRIPTS = ("estimate",)
+"""Commands that take a training script in place of a model; the words behind it are its own."""
 _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""
 
@@ -92,6 +94,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
+    argv, of_script = _up_to_script(argv) if chosen in TAKE_SCRIPTS else (argv, [])
     options = _options_of(parser)
     for name, purpose in COMMANDS.items():
         command = commands.add_parser(
@@ -117,7 +120,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-"):
             raise InputError(_unknown_option(word, chosen, options) + see)
         raise InputError(f"unexpected argument {word!r}; {see}")
+    args.of_script = of_script
     return args
+
+
+def _up_to_script(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Cuts a command line behind a Python file: what follows is the script's own."""
+    ends = [number for number, word in enumerate(argv, 1) if word.endswith(".py") and not word.startswith("-")]
+    return (argv[: ends[0]], list(argv[ends[0] :])) if ends else (argv, [])
 
 
 def _add_arguments(parser: argparse.ArgumentParser, command: str) -> Any:

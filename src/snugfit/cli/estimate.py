@@ -7,6 +7,7 @@ Examples:
   snugfit estimate models.py:build --image-size 64 --recipe recipe.yaml --timeline timeline.html
   snugfit estimate torchvision:resnet50 --price rtx-4090=0.35 --price h100-80gb=2.5 --samples 1281167
   snugfit estimate torchvision:vit_h_14 --batch-size 32 --shard full --device all --gpus 1,2,4,8
+  snugfit estimate --device rtx-4090 train.py --batch-size 32      (your script as it is; the words behind it are its own)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from snugfit.cli import options, output
-from snugfit.errors import warn
+from snugfit.errors import InputError, warn
 
 if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
@@ -58,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
     check_priced(prices, [card.name for card in cards_of(args.device)])
     if args.samples is not None and not prices:
         warn("--samples says what an epoch costs, and there is no --price; it has no effect.")
-    if "," in (args.workload_gpus or ""):
+    if args.model.endswith(".py"):
+        from snugfit.simulator.own_script import estimate_script
+
+        _check_script_options(args)
+        estimate = estimate_script(args.model, args.of_script, device=args.device, assume=args.assume)
+    elif "," in (args.workload_gpus or ""):
         numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
         recipe, workload = options.recipe_from(args), options.workload_from(args)
         named = options.named_model(args)
@@ -72,6 +78,20 @@ def run(args: argparse.Namespace) -> int:
         estimate = estimate.priced(prices, samples=args.samples)
     output.print_result(estimate, as_json=args.json)
     return 0
+
+
+def _check_script_options(args: argparse.Namespace) -> None:
+    """Refuses options that say what a script says itself."""
+    given = [*options.given_options(args), *(name for name in _OF_MODELS if getattr(args, name))]
+    if given:
+        option = "--" + given[0].removesuffix("_file").replace("_", "-")
+        raise InputError(
+            f"{option} is for a model by name, and {args.model} is a script, which says that itself. Put the script's own "
+            f"arguments behind its name: snugfit estimate [--device CARD] {args.model} ..."
+        )
+
+
+_OF_MODELS = ("model_arg", "task", "image_size", "frames", "seq_len", "recipe_file")
 
 
 def _draw(path: Path, estimate: Estimate) -> None:

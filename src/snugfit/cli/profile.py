@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the script, prints its profile, and returns the script's exit code."""
     check_files(args, timeline=(".html", ".png"), snapshot=())
-    from snugfit.profiler.script import check_script
+    from snugfit.simulator.script import check_script
 
     check_script(args.script)
     with _script_output_aside() if args.json else contextlib.nullcontext(sys.stdout) as stream:

@@ -31,12 +31,13 @@ def record(
     captured: Iterable[Any] = (),
     assumptions: Assumptions | None = None,
     chance: Chance | None = None,
+    kind: type[Recorder] = Recorder,
 ) -> Recording:
     """Records `run(recorder)` on the fake device; only in a worker, where the fake accelerator is registered.
 
     `chance`: what random numbers are taken to be, and gets who asked; None: each at its middle.
     """
-    recorder = Recorder(personality, assumptions)
+    recorder = kind(personality, assumptions)
     recorder.bring(captured)
     if chance is not None:
         recorder.values.chance = chance

@@ -134,9 +134,9 @@ class Recorder(RankOperators, DirectMode):
         """Takes the tensors that the step's code holds besides model and batch; call it before the recording."""
         self._captured = Captured(self._factory, self.personality.device, captured)
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Takes the names of a model's modules, and its fake parameters and buffers as weights."""
-        self.modules.watch(model)
+    def watch(self, model: torch.nn.Module, prefix: str = "") -> None:
+        """Takes the names of a model's modules (behind `prefix`), and its fake parameters and buffers as weights."""
+        self.modules.watch(model, prefix)
         self._claims.watch(model)
         if not self._cuda:  # on a card only what is used goes there; in this memory it is as soon as the model is
             self._take_captured([one.value for one in held_values(model).values()], {}, "")

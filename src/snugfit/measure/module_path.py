@@ -54,6 +54,10 @@ class ModulePath:
         self._alive.pop(key, None)
         self._names.pop(key, None)
 
+    def knows(self, module: torch.nn.Module) -> bool:
+        """Returns whether a module was watched."""
+        return id(module) in self._names
+
     def name_of(self, module: torch.nn.Module) -> str:
         """Returns the path of a module that was watched; empty for others."""
         return self._names.get(id(module), "")

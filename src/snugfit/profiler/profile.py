@@ -17,12 +17,12 @@ from snugfit.measure.allocator_events import warm_up
 from snugfit.measure.process_memory import read_process_memory
 from snugfit.profiler.advice import Advice, SeenModel, advise
 from snugfit.profiler.recorder import ProfileRecorder
-from snugfit.profiler.script import EnoughSeen, check_script, run_script
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import Anatomy, anatomy
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
+from snugfit.simulator.script import EnoughSeen, check_script, run_script
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

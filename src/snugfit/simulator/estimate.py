@@ -117,14 +117,14 @@ def estimate(
 
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps, recipe=recipe)
         with said_how_it_was_read(given):
-            return _estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, pool)
+            return estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, pool)
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
     recipe = recipe or Recipe()
     record = functools.partial(given_subject(model, shapes, arguments).record, recipe)
     with said_how_it_was_read(given):
-        return _estimated(record, cards, recipe, title, pool)
+        return estimated(record, cards, recipe, title, pool)
 
 
 def estimate_named(
@@ -143,7 +143,7 @@ def estimate_named(
     """
     cards = cards_of(device)
     recipe, subject = recipe or Recipe(), named_subject(named, workload)
-    return _estimated(functools.partial(subject.record, recipe), cards, recipe, subject.title, pool)
+    return estimated(functools.partial(subject.record, recipe), cards, recipe, subject.title, pool)
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
@@ -191,13 +191,14 @@ def _checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _estimated(
+def estimated(
     record: Callable[[Personality], Recording],
     cards: tuple[Device, ...],
     recipe: Recipe | None,
     title: str,
     pool: Pool | None,
 ) -> Estimate:
+    """Records once for each kind of card among `cards`, and reads off what each of them would say."""
     from snugfit.workers.pool import shared_pool
 
     workers = pool or shared_pool()

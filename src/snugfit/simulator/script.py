@@ -6,7 +6,8 @@ import runpy
 import sys
 import traceback
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from snugfit.errors import InputError
@@ -40,38 +41,47 @@ def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[]
 
     `before_exit`: called however the script ended, before its error is printed.
     """
-    before = sys.argv, list(sys.path)
-    sys.argv = [str(path), *arguments]
-    # What Python puts first for a script is the script's folder; here it may have put that of the snugfit command.
-    sys.path[:] = [str(path.resolve().parent), *sys.path]
     try:
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            with as_main(path, arguments):
+                runpy.run_path(str(path), run_name="__main__")
         finally:
             before_exit()
     except EnoughSeen:
         return 0
     except SystemExit as end:
-        return _exit_code(end)
+        return exit_code(end)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        _print_error(error, path)
+        print_error(error, path)
         return 1
-    finally:
-        sys.argv = before[0]
-        sys.path[:] = before[1]
     return 0
 
 
-def _exit_code(end: SystemExit) -> int:
+@contextmanager
+def as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Context in which arguments and path are those of a script that Python runs."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), *arguments]
+    # What Python puts first for a script is the script's folder; here it may have put that of the snugfit command.
+    sys.path[:] = [str(path.resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]
+
+
+def exit_code(end: SystemExit) -> int:
+    """Returns the exit code that Python would have; a message instead of one goes to stderr."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     sys.stderr.write(f"{end.code}\n")
     return 1
 
 
-def _print_error(error: BaseException, path: Path) -> None:
+def print_error(error: BaseException, path: Path) -> None:
     """Prints a traceback that begins in the script, as if it had been run alone."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):

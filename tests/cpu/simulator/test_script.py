@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from snugfit.errors import InputError
-from snugfit.profiler.script import EnoughSeen, check_script, run_script
+from snugfit.simulator.script import EnoughSeen, check_script, run_script
 
 
 def run(path, text, *arguments):
@@ -55,7 +55,7 @@ def test_the_traceback_begins_in_the_script(tmp_path, capsys):
 
 def test_a_script_cannot_catch_its_end_but_cleans_up(tmp_path, capsys):
     text = (
-        "from snugfit.profiler.script import EnoughSeen\n"
+        "from snugfit.simulator.script import EnoughSeen\n"
         "try:\n    raise EnoughSeen\nexcept Exception:\n    print('caught')\nfinally:\n    print('cleaned')\n"
     )
     assert run(tmp_path, text) == 0

@@ -1,0 +1,65 @@
+"""Records a whole script: what it reads of its data keeps its values, and everything else is fake.
+
+A script decodes images, counts labels and draws positions before its model sees anything; all of that asks for values. So
+an operator on real tensors of the host runs for real, and what arrays and files give is real. What makes numbers out of
+nothing is fake, as weights are, but for small whole ones (positions, orders).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.fake_device.operator_truth import new_tensors
+from snugfit.fake_device.recorder import Recorder
+
+_aten = torch.ops.aten
+_DRAW = {_aten.arange, _aten.randperm, _aten.randint}
+"""Operators that make whole numbers out of nothing where no other dtype is said."""
+_EMPTY = {_aten.empty, _aten.zeros, _aten.ones, _aten.full}
+_MOST_NUMBERS = 2**22
+"""Larger ones are fake: no script reads them one by one."""
+_REAL = (torch.Tensor, torch.nn.Parameter)
+
+
+class ScriptRecorder(Recorder):
+    """A recorder that lets data be data."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operator on data for real, and records every other one."""
+        kwargs = kwargs or {}
+        given = tensors_in((*args, *kwargs.values()))
+        if not _stays_real(func, args, kwargs, given):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        result = func(*args, **kwargs)
+        module = self._where()
+        for tensor in new_tensors(result, {tensor.untyped_storage()._cdata for tensor in given}):
+            self._ledger.see(tensor, operator=str(func), module=module, phase=self.phase, stream=self._stream)
+        return result
+
+
+def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> bool:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        return False
+    if func.namespace != "aten":
+        return False
+    if given:
+        return all(type(tensor) in _REAL and tensor.device.type == "cpu" for tensor in given)
+    dtype = kwargs.get("dtype")
+    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+        return False
+    if func.overloadpacket in _EMPTY:
+        return dtype is not None and math.prod(args[0]) <= _MOST_NUMBERS
+    if func.overloadpacket not in _DRAW:
+        return False
+    shapes = [part for part in args if isinstance(part, list | tuple)]
+    if shapes:
+        return math.prod(shapes[0]) <= _MOST_NUMBERS
+    return all(isinstance(number, int) and abs(number) <= _MOST_NUMBERS for number in args)

@@ -1,0 +1,216 @@
+"""A script that is only looked at leaves nothing behind: what it writes goes aside, and nothing is sent or started.
+
+Python's own ways to files lead into a temporary folder that lies over the real ones: what was written there is read
+again, everything else is read from where it is. An audit hook refuses what comes to a file by another way of Python's.
+Libraries that write by code of their own in C (databases, pyarrow) are not seen.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import multiprocessing.process
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from snugfit.errors import CannotSimulateError
+from snugfit.fake_device.replaced import Change, replaced
+
+_QUIET = {
+    "WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "NEPTUNE_MODE": "debug",
+    "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "CLEARML_OFFLINE_MODE": "1",
+}  # fmt: skip
+"""Settings by which loggers and hubs stay silent."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_DEVICES = ("/dev/", "/proc/")
+_guard: list[_Aside] = []
+"""The folder that is in force, for the audit hook, which Python never lets go of."""
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Context in which code of a person's own writes aside, sends nothing, starts no process and reads no input."""
+    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder, ExitStack() as around:
+        aside = _Aside(Path(folder))
+        around.enter_context(_settings(folder))
+        around.enter_context(replaced(aside.changes()))
+        around.enter_context(replaced(_refusals()))
+        _begin_to_guard()
+        _guard.append(aside)
+        around.callback(_guard.remove, aside)
+        yield
+
+
+class _Aside:
+    """A folder over the real files: paths that were written are there, at their own names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.path.realpath(folder)
+
+    def may_write(self, path: Any) -> bool:
+        """Whether a path needs no other place."""
+        return isinstance(path, int) or self._name(path).startswith((self.folder, *_DEVICES))
+
+    def written(self, path: Any) -> Any:
+        """Returns where a path is to be written."""
+        if self.may_write(path):
+            return path
+        place = self._place(path)
+        _os["makedirs"](os.path.dirname(place), exist_ok=True)  # noqa: PTH120 Path would come back here
+        return place
+
+    def read(self, path: Any) -> Any:
+        """Returns where a path is read: aside, if it was written."""
+        if isinstance(path, int) or path is None:
+            return path
+        place = self._place(path)
+        return place if _exists(place) else path
+
+    def _name(self, path: Any) -> str:
+        return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 links are not followed
+
+    def _place(self, path: Any) -> str:
+        name = self._name(path)
+        return name if name.startswith(self.folder) else self.folder + name
+
+    def changes(self) -> list[Change]:
+        """Returns what stands in for the ways to files."""
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not set(mode) & set("wax+"):
+                return _open(self.read(file), mode, *args, **kwargs)
+            place = self.written(file)
+            if set(mode) & set("a+") and "w" not in mode and place is not file and not _exists(place) and _exists(file):
+                _copy(file, place)
+            return _open(place, mode, *args, **kwargs)
+
+        def low(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            place = self.written(path) if flags & _WRITING else self.read(path)
+            fd: int = _os["open"](place, flags, mode, dir_fd=dir_fd)
+            return fd
+
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            if _exists(self.read(path)):
+                raise FileExistsError(17, "File exists", path)
+            _os["mkdir"](self.written(path), *args, **kwargs)
+
+        def reading(name: str) -> Callable[..., Any]:
+            return lambda path=".", *args, **kwargs: _os[name](self.read(path), *args, **kwargs)
+
+        def removed(name: str) -> Callable[..., Any]:
+            def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+                place = self.read(path)
+                if self.may_write(place):  # what is real stays
+                    _os[name](place, *args, **kwargs)
+
+            return remove
+
+        def moved(name: str) -> Callable[..., Any]:
+            def move(source: Any, target: Any, **_: Any) -> None:
+                place = self.read(source)
+                if self.may_write(place):
+                    _os[name](place, self.written(target))
+                else:
+                    _copy(place, self.written(target))
+
+            return move
+
+        def nothing(*_: Any, **__: Any) -> None:
+            return None
+
+        rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), (os, "open", low), (os, "mkdir", mkdir)]
+        rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access")]
+        rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]
+        rows += [(os, name, moved(name)) for name in ("rename", "replace")]
+        rows += [(os, name, nothing) for name in ("chmod", "utime", "symlink", "link")]
+        return [*rows, (shutil, "rmtree", nothing), *_without_values(nothing)]
+
+
+_open, _copy = builtins.open, shutil.copyfile
+_os = {
+    name: getattr(os, name)
+    for name in (
+        "open", "mkdir", "makedirs", "stat", "lstat", "listdir", "scandir", "access", "remove", "unlink", "rmdir", "rename",
+        "replace",
+    )
+}  # fmt: skip
+
+
+def _exists(path: Any) -> bool:
+    try:
+        _os["stat"](path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _without_values(nothing: Callable[..., None]) -> list[Change]:
+    """Writers of tensors: there are no values to write."""
+    import safetensors.torch
+    import torch
+
+    return [(torch, "save", nothing), *((safetensors.torch, name, nothing) for name in ("save_file", "save_model"))]
+
+
+@contextmanager
+def _settings(folder: str) -> Iterator[None]:
+    before, temporary, bytecode = dict(os.environ), tempfile.tempdir, sys.dont_write_bytecode
+    os.environ.update(_QUIET, TMPDIR=folder)
+    tempfile.tempdir, sys.dont_write_bytecode = folder, True
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        tempfile.tempdir, sys.dont_write_bytecode = temporary, bytecode
+
+
+class _NoInput(io.TextIOBase):
+    def read(self, *_: Any) -> NoReturn:
+        raise CannotSimulateError("the script reads standard input. Give it what it asks for by arguments or a file.")
+
+    readline = read
+
+
+def _refusals() -> list[Change]:
+    def start(process: Any, *_: Any) -> NoReturn:
+        raise CannotSimulateError(
+            f"the script starts a process of its own ({type(process).__name__}). An estimate looks at one process: give a "
+            "script that trains in it, such as the function that each of the processes runs."
+        )
+
+    return [(multiprocessing.process.BaseProcess, "start", start), (sys, "stdin", _NoInput())]
+
+
+_hooked = False
+
+
+def _begin_to_guard() -> None:
+    global _hooked
+    if not _hooked:
+        sys.addaudithook(_audit)
+        _hooked = True
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    """Refuses what is written past the folder, sent or started."""
+    if not _guard:
+        return
+    if event == "open":
+        path, _, flags = args
+        if isinstance(flags, int) and flags & _WRITING and path is not None and not _guard[-1].may_write(path):
+            raise PermissionError(f"{path} is not written in an estimate")
+    elif event in ("socket.connect", "socket.sendto"):
+        if not isinstance(args[1], str | bytes):  # those are sockets of this machine
+            raise ConnectionRefusedError("nothing is sent in an estimate")
+    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn"):
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"snugfit: a program is not started in an estimate: {args[0] if args else event}\n")
+        raise PermissionError("no program is started in an estimate")

@@ -1,0 +1,240 @@
+"""A training script, unchanged, on the fake accelerator: what its first optimizer steps would take.
+
+The script runs in a worker, as `python SCRIPT arguments` would run it, until its optimizer has stepped three times and it
+begins a fourth. Loaders of data end early, so that an evaluation behind an epoch is seen as well. Nothing is written,
+sent or started (`harmless.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import InputError, SnugfitError
+from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.fake_device.personality import Personality
+from snugfit.recording.recording import Recording
+from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
+from snugfit.simulator.prediction import Estimate
+from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
+from snugfit.workers.failures import line_of, named
+from snugfit.workers.pool import Pool
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS = 3
+"""Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
+BATCHES = 2
+"""Batches that a loader gives once the steps were seen."""
+
+
+ASSUMED = {"integer": 1, "branch": False}
+"""What is taken where a script reads what its metrics and its early stopping are made of; the estimate names it."""
+
+
+class FreshWorkers(Pool):
+    """A pool that runs every request in a new process, since scripts change the one they run in."""
+
+    def call(self, *request: Any, **settings: Any) -> Any:
+        """Runs a function in a new worker; as `Pool.call`."""
+        try:
+            return super().call(*request, **settings)
+        finally:
+            self.close()
+
+
+def estimate_script(
+    script: str, arguments: Sequence[str] = (), *, device: DeviceArgument = None, assume: AssumeArgument = None
+) -> Estimate:
+    """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None)."""
+    path, cards = check_script(script), cards_of(device)
+    record = functools.partial(record_script, path, list(arguments), assumptions_from(assume).completed(ASSUMED))
+    return estimated(record, cards, None, script, FreshWorkers())
+
+
+def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, personality: Personality) -> Recording:
+    """Records the first steps of a script; runs in a worker."""
+    from snugfit.fake_device.record import record
+    from snugfit.fake_device.replaced import replaced
+    from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.fake_device.script_recorder import ScriptRecorder
+    from snugfit.recording.experts import expert_modules
+    from snugfit.simulator.harmless import harmless
+    from snugfit.simulator.session import without_logs
+
+    watched = WatchedScript()
+    without_logs()
+    with ExitStack() as around:
+        watched.begin(around)
+        around.enter_context(harmless())
+        around.enter_context(replaced(watched.shorter_loaders()))
+        around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
+        run = functools.partial(watched.run, path, arguments)
+        recording = record(run, personality, (), assume, kind=ScriptRecorder)
+    weights = watched.weights()
+    return dataclasses.replace(
+        recording,
+        steps=watched.steps,
+        batch_shape=watched.batch_shape,
+        block_names=tuple(watched.block_names),
+        weight_bytes=weights,
+        parameters=watched.parameters,
+        expert_modules=tuple(itertools.chain.from_iterable(map(expert_modules, watched.models()))),
+    )
+
+
+class WatchedScript:
+    """One run of a script: its models, its optimizer steps, its end."""
+
+    def __init__(self) -> None:
+        """Has seen nothing."""
+        self.steps = 0
+        """Steps of the optimizer that stepped most."""
+        self.batch_shape = ""
+        self.block_names: list[str] = []
+        self.parameters = 0
+        self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._recorder: Any = None
+
+    def begin(self, around: ExitStack) -> None:
+        """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        for hook in (
+            register_module_forward_pre_hook(self._entered),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ):
+            around.callback(hook.remove)
+
+    def run(self, path: Path, arguments: Sequence[str], recorder: Any) -> None:
+        """Runs the script until enough was seen; its own failure is printed, and an InputError."""
+        from snugfit.fake_device.says_cuda import rewritten
+
+        self._recorder = recorder
+        code = 0
+        try:
+            with as_main(path, arguments), _main_module(path) as names:
+                exec(rewritten(path.read_bytes(), str(path)), names)
+        except EnoughSeen:
+            pass
+        except SystemExit as end:
+            code = exit_code(end)
+        except SnugfitError:
+            raise
+        except Exception as error:
+            print_error(error, path)
+            seen = f"after {self.steps} steps of its optimizer" if self.steps else "before its optimizer stepped"
+            raise InputError(
+                f"{path} failed {seen}, with its traceback above: {named(error)}{line_of(error)}. If the same command line "
+                "works without snugfit, its code asks the simulated device for something that it does not have."
+            ) from error
+        if not self.steps:
+            ended = f"ended with exit status {code}" if code else "ended"
+            raise InputError(
+                f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
+                "Give the arguments with which it trains, behind its name; of a file that only builds a model, name the "
+                f"function: {path}:FUNCTION."
+            )
+
+    def models(self) -> list[torch.nn.Module]:
+        """Returns the models that are still alive."""
+        return [model for model in (ref() for ref in self._models) if model is not None]
+
+    def weights(self) -> dict[str, int]:
+        """Returns the bytes of the weights by the module that owns them, and counts the parameters."""
+        found: dict[str, int] = {}
+        for number, model in enumerate(self.models()):
+            prefix = type(model).__name__ if number else ""
+            for name, parameter in model.named_parameters():
+                owner = ".".join(filter(None, (prefix, name.rpartition(".")[0])))
+                found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
+                self.parameters += parameter.numel()
+        return found
+
+    def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Names a model that is called from outside of all modules for the first time."""
+        recorder = self._recorder
+        if recorder is None or recorder.modules.stack or recorder.modules.knows(module):
+            return
+        from snugfit.simulator.batches import shape_in_words
+        from snugfit.techniques.blocks import find_blocks
+
+        if next(module.parameters(), None) is None:  # a loss function, say
+            return
+        prefix = type(module).__name__ if self._models else ""
+        self._models.append(weakref.ref(module))
+        self.block_names += [".".join(filter(None, (prefix, name))) for name in find_blocks(module)]
+        self.batch_shape = self.batch_shape or shape_in_words([inputs])
+        recorder.watch(module, prefix)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._counts.get(optimizer, 0) >= STEPS:
+            raise EnoughSeen
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.steps = max(self.steps, self._counts[optimizer])
+        if self.steps != self._recorder.step:
+            self._recorder.step = self.steps
+            for entered in (True, False):  # where a step begins, for what is read off by steps
+                self._recorder.on_phase("data", entered)
+
+    def shorter_loaders(self) -> list[Any]:
+        """Returns what makes loaders read in this process, and end when the steps were seen."""
+        from torch.utils.data import DataLoader
+
+        make, each = DataLoader.__init__, DataLoader.__iter__
+
+        def made(loader: Any, *args: Any, **settings: Any) -> None:
+            alone = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
+            make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
+
+        def batches(loader: Any) -> Iterator[Any]:
+            begun = self.steps >= STEPS
+            for number, batch in enumerate(each(loader)):
+                if number >= BATCHES and (begun or self.steps >= STEPS or not _trains()):
+                    return
+                yield batch
+
+        return [(DataLoader, "__init__", made), (DataLoader, "__iter__", batches)]
+
+
+def _no_accelerator() -> list[Any]:
+    """What a machine without a GPU says to a script that asks."""
+    import torch
+
+    no = {"is_available": False, "device_count": 0, "current_accelerator": None}
+    places = [(torch.accelerator, name) for name in no] + [
+        (torch.cuda, name) for name in ("is_available", "device_count")
+    ]
+    return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+@contextmanager
+def _main_module(path: Path) -> Iterator[dict[str, Any]]:
+    """Context in which a new, empty module is the program's main one."""
+    before, module = sys.modules["__main__"], types.ModuleType("__main__")
+    module.__file__ = str(path)
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.modules["__main__"] = before
+
+
+def _trains() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
