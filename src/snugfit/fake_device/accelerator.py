@@ -14,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.recording.generations import GENERATIONS, Capability
+
+_ROOM_BYTES = 2**40
 
 
 class Stream:
@@ -184,6 +187,13 @@ class Backend:
         """Returns the card's compute capability."""
         own: Capability = self.of_card(lambda capability: capability)
         return own
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        """Returns what scripts ask of a card; its memory is more than any plan of theirs needs."""
+        major, minor = self.get_device_capability()
+        return SimpleNamespace(
+            name=self.get_device_name(), major=major, minor=minor, total_memory=_ROOM_BYTES, multi_processor_count=108
+        )
 
     def manual_seed(self, seed: int) -> None:
         """Sets the seed, with nothing drawn."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
+MOST_CALLS = 2000
+"""Calls of the model after which a script that has not stepped is given up."""
 BATCHES = 2
 """Batches that a loader gives once the steps were seen."""
 
@@ -81,8 +83,12 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
         run = functools.partial(watched.run, path, arguments)
         recording = record(run, personality, (), assume, kind=ScriptRecorder)
     weights = watched.weights()
+    told = ()
+    if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
+        told = (f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.",)
     return dataclasses.replace(
         recording,
+        warnings=told,
         steps=watched.steps,
         batch_shape=watched.batch_shape,
         block_names=tuple(watched.block_names),
@@ -105,6 +111,7 @@ class WatchedScript:
         self._models: list[weakref.ref[torch.nn.Module]] = []
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Any = None
+        self._calls = 0
 
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
@@ -166,7 +173,16 @@ class WatchedScript:
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
         recorder = self._recorder
-        if recorder is None or recorder.modules.stack or recorder.modules.knows(module):
+        if recorder is None or recorder.modules.stack:
+            return
+        self._calls += 1
+        if self._calls > MOST_CALLS and not self.steps:
+            raise InputError(
+                f"the script has called its model {MOST_CALLS} times and no optimizer of torch.optim has stepped: there is "
+                "no step to look at. Let a torch.optim optimizer make the update, or let the script evaluate less "
+                "before it trains."
+            )
+        if recorder.modules.knows(module):
             return
         from snugfit.simulator.batches import shape_in_words
         from snugfit.techniques.blocks import find_blocks

@@ -1,0 +1,160 @@
+"""Training scripts as people write them, estimated without a change, and nothing is left behind."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from snugfit.cli import main
+
+TRAINS = """
+import argparse, torch
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=256)
+width = parser.parse_args().width
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 4)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+LOOP = """
+data = torch.utils.data.TensorDataset(torch.randn(640, 32), torch.arange(640) % 4)
+loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, num_workers=2, pin_memory=True)
+for epoch in range(50):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+
+
+def written(folder, text, name="train.py"):
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def estimated(capsys, path, *words, device="rtx-4090"):
+    code = main(["estimate", "--device", device, "--json", str(path), *words])
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if code == 0 else None, err
+
+
+def measured_bytes(path, *words):
+    """The most bytes that live tensors have in three steps of a real run."""
+    line = [sys.executable, "-m", "snugfit", "profile", "--json", "--no-advice", "--stop", str(path), *words]
+    return json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)["allocator_peak_bytes"]
+
+
+def test_a_script_on_cpu_takes_what_is_predicted(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, TRAINS + LOOP)
+    _, estimate, _ = estimated(capsys, path, "--width", "4096", device="cpu")
+    assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, "--width", "4096"), rel=0.02)
+    assert estimate["parameters"] == 32 * 4096 + 4096 + 4096 * 4 + 4
+
+
+def test_words_behind_the_script_are_its_own(tmp_path, capsys):
+    path = written(tmp_path, TRAINS + LOOP)
+    (_, small, _), (_, large, _) = (estimated(capsys, path, "--width", width) for width in ("256", "4096"))
+    assert large["anatomy_bytes"]["weights"] > 10 * small["anatomy_bytes"]["weights"]
+
+
+def test_a_device_object_says_cuda(tmp_path, capsys):
+    seen = 'assert device.type == "cuda" and model[0].weight.device.type != "cpu" and torch.zeros(1).device.type == "cpu"\n'
+    helper = 'def on_gpu(device):\n    return device.type in ("cuda",)\n'
+    written(tmp_path, helper, "helper.py")
+    path = written(tmp_path, TRAINS + seen + "import helper\nassert helper.on_gpu(device)\n" + LOOP)
+    assert estimated(capsys, path)[0] == 0
+
+
+def test_the_evaluation_behind_an_epoch_is_seen(tmp_path, capsys):
+    evaluation = """
+    with torch.no_grad():
+        right = 0
+        for x, y in torch.utils.data.DataLoader(data, batch_size=640):
+            right += (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+        if right > 7:
+            print("better")
+    """
+    path = written(tmp_path, TRAINS + LOOP)
+    _, without, _ = estimated(capsys, path, "--width", "8192")
+    path = written(tmp_path, TRAINS + LOOP + textwrap.indent(textwrap.dedent(evaluation), "    "))
+    _, with_it, _ = estimated(capsys, path, "--width", "8192")
+    assert with_it["peak_allocated_bytes"] > without["peak_allocated_bytes"] + 640 * 8192 * 4
+    assert any("integer=1" in text for text in with_it["answered"])
+
+
+def test_nothing_is_left_behind(tmp_path, capsys, monkeypatch):
+    leaves = """
+import json, os, shutil, socket, subprocess
+from pathlib import Path
+Path("out").mkdir(exist_ok=True)
+os.makedirs("out/deep/er")
+Path("out/log.json").write_text(json.dumps({"loss": 1}))
+assert json.loads(Path("out/log.json").read_text()) == {"loss": 1} and os.path.isdir("out/deep/er")
+with open("kept.txt", "a") as log:
+    log.write("more")
+assert open("kept.txt").read() == "keptmore"
+os.remove("kept.txt")
+shutil.rmtree("folder")
+torch.save(model.state_dict(), "out/model.pt")
+for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subprocess.run(["touch", "made"])):
+    try:
+        attempt()
+        raise SystemExit("was not refused")
+    except OSError:
+        pass
+"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    path = written(tmp_path, TRAINS + leaves + LOOP)
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = estimated(capsys, path)
+    assert code == 0, err
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "kept.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "text, code, said",
+    [
+        ("print('nothing to do')", 2, "without a step of an optimizer"),
+        ("raise SystemExit(3)", 2, "exit status 3"),
+        ("open('missing.csv')", 2, "FileNotFoundError"),
+        ("input('go on?')", 5, "reads standard input"),
+        ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
+        ("x = torch.randn(8, device=device)\nprint(x[x > 0].shape)", 5, "--assume nonzero"),
+    ],
+    ids=["no step", "exit", "file", "stdin", "process", "values"],
+)
+def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = estimated(capsys, written(tmp_path, TRAINS + text))
+    last = err.strip().splitlines()[-1]
+    assert (got, "snugfit/" in last) == (code, False) and last.startswith("snugfit: ") and said in last
+
+
+def test_a_script_on_the_host_is_told_so(tmp_path, capsys):
+    code, _, err = estimated(
+        capsys, written(tmp_path, TRAINS.replace('"cuda" if torch.cuda.is_available() else ', "") + LOOP)
+    )
+    assert code == 0 and "puts nothing on the card" in err
+
+
+@pytest.mark.parametrize("option", [["--batch-size", "8"], ["--checkpoint", "all"], ["--image-size", "32"]])
+def test_options_of_models_are_not_for_scripts(option, tmp_path, capsys):
+    path = written(tmp_path, TRAINS + LOOP)
+    assert main(["estimate", *option, str(path)]) == 2
+    assert f"{option[0]} is for a model by name" in capsys.readouterr().err
+
+
+def test_the_example_of_the_readme(capsys):
+    path = Path(__file__).parents[3] / "examples" / "plain_training.py"
+    _, estimate, _ = estimated(capsys, path, "--layers", "2", "--batch-size", "4")
+    assert [row["name"] for row in estimate["devices"]] == ["rtx-4090"] and estimate["peak_allocated_bytes"] > 0
