@@ -20,6 +20,7 @@ from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
+from benchmarks.scripts_page import scripts_table
 from benchmarks.strangers_page import strangers_page
 from benchmarks.zoo_page import zoo_page
 from snugfit.contexts import readings_of
@@ -164,6 +165,21 @@ def speed_table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{where}; `python benchmarks/estimate_speed.py --gpus`."])
 
 
+def build_lines(results: dict[str, Any]) -> str:
+    """What a process holds while it builds a packed model from files, and what is predicted."""
+    measured, *_ = [row for row in results["rows"] if "rss_bytes" in row]
+    lines = [
+        f"Measured: a {measured['model']} from {format_bytes(measured['files_bytes'])} of shards, with LoRA on NF4, one short step "
+        f"on cpu: {format_bytes(measured['rss_bytes'])} resident at most, of which {format_bytes(results['imports_rss_bytes'])} are "
+        "imports, before anything is built. Predicted for the host of a machine with a card, beside that:",
+        "",
+        *(f"- {row['model']}: {format_bytes(row['host_bytes'])}" for row in results["rows"]),
+    ]
+    machine = results["machine"]
+    where = f"{machine['processor']}, torch {machine['torch']}, {machine['date']}; `python -m benchmarks.build_host`."
+    return "\n".join([*lines, "", where])
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -173,6 +189,8 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("docs/text.md", "text_training", training_table),
     ("docs/export.md", "deepspeed_export", exported_table),
     ("docs/several_gpus.md", "estimate_speed", speed_table),
+    ("docs/scripts.md", "scripts", scripts_table),
+    ("docs/text.md", "build_host", build_lines),
     ("docs/devices.md", "card_mutants", mutants_table),
     ("docs/devices.md", "card_bytes", bytes_lines),
 )

@@ -26,7 +26,7 @@ _MOST_NUMBERS = 2**22
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
 
-class ScriptRecorder(Recorder):
+class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder that lets data be data."""
 
     def __torch_dispatch__(

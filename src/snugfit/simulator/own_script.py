@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import InputError, SnugfitError
 from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.replaced import Change, replaced
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.prediction import Estimate
@@ -66,7 +67,6 @@ def estimate_script(
 def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, personality: Personality) -> Recording:
     """Records the first steps of a script; runs in a worker."""
     from snugfit.fake_device.record import record
-    from snugfit.fake_device.replaced import replaced
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.fake_device.script_recorder import ScriptRecorder
     from snugfit.recording.experts import expert_modules
@@ -83,12 +83,13 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
         run = functools.partial(watched.run, path, arguments)
         recording = record(run, personality, (), assume, kind=ScriptRecorder)
     weights = watched.weights()
-    told = ()
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
-        told = (f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.",)
+        watched.notes.append(
+            f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
+        )
     return dataclasses.replace(
         recording,
-        warnings=told,
+        warnings=tuple(watched.notes),
         steps=watched.steps,
         batch_shape=watched.batch_shape,
         block_names=tuple(watched.block_names),
@@ -105,16 +106,20 @@ class WatchedScript:
         """Has seen nothing."""
         self.steps = 0
         """Steps of the optimizer that stepped most."""
+        self.notes: list[str] = []
+        """What a reader of the estimate must know."""
         self.batch_shape = ""
         self.block_names: list[str] = []
         self.parameters = 0
         self._models: list[weakref.ref[torch.nn.Module]] = []
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Any = None
+        self._around = ExitStack()
         self._calls = 0
 
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
+        self._around = around
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -142,6 +147,12 @@ class WatchedScript:
             raise
         except Exception as error:
             print_error(error, path)
+            if self.steps >= STEPS:
+                self.notes.append(
+                    f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
+                    f"{line_of(error)}. What it does later is not part of the estimate."
+                )
+                return
             seen = f"after {self.steps} steps of its optimizer" if self.steps else "before its optimizer stepped"
             raise InputError(
                 f"{path} failed {seen}, with its traceback above: {named(error)}{line_of(error)}. If the same command line "
@@ -201,8 +212,10 @@ class WatchedScript:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if not self.steps:
+            self._around.enter_context(replaced(_savers()))
         self.steps = max(self.steps, self._counts[optimizer])
-        if self.steps != self._recorder.step:
+        if self._recorder is not None and self.steps != self._recorder.step:
             self._recorder.step = self.steps
             for entered in (True, False):  # where a step begins, for what is read off by steps
                 self._recorder.on_phase("data", entered)
@@ -225,6 +238,19 @@ class WatchedScript:
                 yield batch
 
         return [(DataLoader, "__init__", made), (DataLoader, "__iter__", batches)]
+
+
+def _savers() -> list[Change]:
+    """Replacements for what libraries that a script has imported save models by: a simulated one has no values."""
+    found = ((sys.modules.get(module), name) for module, name in _SAVERS)
+    return [
+        (getattr(module, name), "save_pretrained", lambda *_, **__: None)
+        for module, name in found
+        if module is not None
+    ]
+
+
+_SAVERS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
 
 
 def _no_accelerator() -> list[Any]:

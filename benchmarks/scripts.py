@@ -1,0 +1,160 @@
+"""Training scripts of other projects, unchanged: what `snugfit estimate SCRIPT` predicts on cpu, and what they take.
+
+    python -m benchmarks.scripts --sources DIR [--only NAME ...]
+
+DIR holds checkouts of their repositories, as OWNER+NAME; data that a script would download is made there, of random
+values. Nothing of it is part of this repository. Each script is estimated for cpu and for a card, and taken through the
+same steps for real (`real_script.py`), watched by `snugfit profile`. Rows go to `results/scripts.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results_file
+
+CARD = "rtx-4090"
+_HERE = Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A script of a repository and the words behind it."""
+
+    repository: str
+    """OWNER/NAME."""
+    path: str
+    """The file, in the repository."""
+    words: str = ""
+    """Its arguments."""
+    on_card: str = ""
+    """More of them, for a card."""
+    on_cpu: str = ""
+    """More of them, without one."""
+    data: Callable[[Path], None] | None = None
+    """Makes the data that it would download, told the script's folder."""
+
+
+def mnist(folder: Path) -> None:
+    """MNIST's files beside the folder and in it, of random pixels."""
+    for root in (folder.parent / "data", folder / "data"):
+        raw = root / "MNIST" / "raw"
+        raw.mkdir(parents=True, exist_ok=True)
+        for part, count in (("train", 60000), ("t10k", 10000)):
+            images, labels = os.urandom(count * 784), bytes(number % 10 for number in range(count))
+            (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images)
+            (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
+
+
+def tokens(folder: Path) -> None:
+    """NanoGPT's files of tokens."""
+    import numpy
+
+    (folder / "data" / "made").mkdir(parents=True, exist_ok=True)
+    for part in ("train", "val"):
+        (numpy.arange(200_000) % 50257).astype(numpy.uint16).tofile(folder / "data" / "made" / f"{part}.bin")
+
+
+def words_of_text(folder: Path) -> None:
+    """The word-level model's corpus."""
+    place = folder / "data" / "wikitext-2"
+    place.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "valid", "test"):
+        (place / f"{part}.txt").write_text(" ".join(f"w{number % 3000}" for number in range(60_000)) + " \n")
+
+
+_NANO = (
+    "--dataset=made --n_layer=4 --n_head=4 --n_embd=256 --batch_size=4 --block_size=256 --eval_iters=2 --compile=False"
+)
+SCRIPTS: dict[str, Script] = {
+    "nanoGPT": Script("karpathy/nanoGPT", "train.py", _NANO, on_cpu="--device=cpu --dtype=float32", data=tokens),
+    "mnist": Script("pytorch/examples", "mnist/main.py", data=mnist),
+    "imagenet": Script("pytorch/examples", "imagenet/main.py", "--dummy -a resnet18 -b 16 --epochs 1"),
+    "vae": Script("pytorch/examples", "vae/main.py", "--epochs 1", data=mnist),
+    "dcgan": Script("pytorch/examples", "dcgan/main.py", "--dataset fake --batchSize 8", on_card="--accel"),
+    "siamese_network": Script("pytorch/examples", "siamese_network/main.py", "--epochs 1", data=mnist),
+    "mnist_rnn": Script("pytorch/examples", "mnist_rnn/main.py", "--epochs 1", on_card="--accel", data=mnist),
+    "word_language_model": Script(
+        "pytorch/examples", "word_language_model/main.py", "--epochs 1 --model Transformer", on_card="--accel",
+        data=words_of_text,
+    ),
+    "mnist_forward_forward": Script("pytorch/examples", "mnist_forward_forward/main.py", "--epochs 1", data=mnist),
+    "regression": Script("pytorch/examples", "regression/main.py"),
+}  # fmt: skip
+
+
+def row(script: Script, sources: Path) -> dict[str, Any]:
+    """Estimates a script and takes it through the same steps for real."""
+    path = sources / script.repository.replace("/", "+") / script.path
+    if script.data is not None:
+        script.data(path.parent)
+    before = _listed(path.parent)
+    started = time.perf_counter()
+    predicted, said = _run(
+        ["estimate", "--device", "cpu", "--json", path.name, *script.words.split(), *script.on_cpu.split()], path
+    )
+    seconds = time.perf_counter() - started
+    card, said_on_card = _run(
+        ["estimate", "--device", CARD, "--json", path.name, *script.words.split(), *script.on_card.split()], path
+    )
+    real = ["--steps", "1000", str(_HERE / "benchmarks" / "real_script.py"), path.name]
+    measured, _ = _run(["profile", "--json", "--no-advice", *real, *script.words.split(), *script.on_cpu.split()], path)
+    return {
+        "repository": script.repository,
+        "script": script.path,
+        "words": script.words,
+        "predicted_bytes": predicted and predicted["peak_allocated_bytes"],
+        "measured_bytes": measured and measured["allocator_peak_bytes"],
+        "card_bytes": card and card["total_bytes"],
+        "seconds": round(seconds, 1),
+        "answered": card and card["answered"],
+        "said": said or said_on_card,
+        "left_behind": sorted(_listed(path.parent) - before),
+    }
+
+
+def _run(words: list[str], path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The document that a command prints, or the line that it ends with."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE / "src"), str(_HERE)])}
+    done = subprocess.run(
+        [sys.executable, "-m", "snugfit", *words], cwd=path.parent, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or [""])[-1]
+    return json.loads(done.stdout), ""
+
+
+def _listed(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def main() -> None:
+    """Runs the scripts and writes the rows, each in the place of the one of its name."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=SCRIPTS, default=list(SCRIPTS))
+    args = parser.parse_args()
+    file = results_file.RESULTS / "scripts.json"
+    rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
+    for name in args.only:
+        rows[name] = row(SCRIPTS[name], args.sources.resolve())
+        print(
+            name,
+            json.dumps({key: rows[name][key] for key in ("predicted_bytes", "measured_bytes", "card_bytes", "said")}),
+            flush=True,
+        )
+        results_file.write("scripts", {"rows": {key: rows[key] for key in SCRIPTS if key in rows}})
+
+
+if __name__ == "__main__":
+    main()

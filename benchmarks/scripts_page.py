@@ -1,0 +1,26 @@
+"""The table of docs/scripts.md, from `results/scripts.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snugfit.units import format_bytes
+
+
+def scripts_table(results: dict[str, Any]) -> str:
+    """A row a script: predicted and measured on cpu, predicted on a card."""
+    lines = ["| script | predicted on cpu | measured | apart | on an rtx-4090 |", "|---|---|---|---|---|"]
+    for row in results["rows"].values():
+        name = f"{row['repository']} `{row['script']} {row['words']}`".replace(" `", " `").strip()
+        if row["predicted_bytes"] is None:
+            lines.append(f"| {name} | {row['said']} | | | |")
+            continue
+        apart = 100 * (row["predicted_bytes"] / row["measured_bytes"] - 1) if row["measured_bytes"] else None
+        lines.append(
+            f"| {name} | {format_bytes(row['predicted_bytes'])} | {format_bytes(row['measured_bytes'] or 0)} | "
+            f"{'' if apart is None else f'{apart:+.1f} %'} | {format_bytes(row['card_bytes']) if row['card_bytes'] else ''} |"
+        )
+    machine = results["machine"]
+    where = f"{machine['processor']}, torch {machine['torch']}, {machine['date']}; `python -m benchmarks.scripts`."
+    left = sum(len(row["left_behind"]) for row in results["rows"].values())
+    return "\n".join([*lines, "", f"Files left behind: {left}. {where}"])
