@@ -70,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:
         estimate = estimate.priced(prices, samples=args.samples)
-    output.print_result(estimate, as_json=args.json)
-    return 0
+    return output.print_result(estimate, as_json=args.json)
 
 
 def _draw(path: Path, estimate: Estimate) -> None:

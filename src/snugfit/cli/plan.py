@@ -75,5 +75,4 @@ def run(args: argparse.Namespace) -> int:
     )
     output.write_file(args.output, plan.recipe.to_yaml)
     output.write_file(args.figure, plan.draw)
-    output.print_result(plan, as_json=args.json)
-    return 0
+    return output.print_result(plan, as_json=args.json)
