@@ -37,8 +37,8 @@ from snugfit.measure.device_probe import DeviceProbe, probe_device
 from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder, peak_bytes
-from snugfit.runs.place import place_named
 from snugfit.runs.request import free_directory
+from snugfit.runs.run_device import run_device
 from snugfit.simulator.estimate import cards_of
 from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload
@@ -177,7 +177,7 @@ def _probed(name: str) -> DeviceProbe:
     """The device of a run; for a rehearsed card, its row of the table."""
     if not name.startswith(REHEARSE):
         return probe_device(name)
-    card = place_named(name).card
+    card = run_device(name).card
     assert card is not None and card.compute_capability is not None
     return DeviceProbe(CUDA, card.compute_capability >= BF16_SINCE, f"{card.vendor_name} (rehearsed)")
 
