@@ -151,7 +151,9 @@ def test_ctrl_c_stops_all_after_the_same_step_and_says_so_once(folder):
     finally:
         launcher.kill()
     assert (launcher.returncode, out) == (130, ""), said
-    assert said.count("snugfit: stopped after step") == 1 == said.count("Go on with: snugfit train --run-dir two --resume")
+    assert (
+        said.count("snugfit: stopped after step") == 1 == said.count("Go on with: snugfit train --run-dir two --resume")
+    )
 
 
 def test_a_killed_process_ends_the_others(folder):
