@@ -15,7 +15,7 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.chance import SOURCES
-from snugfit.fake_device.dispatch_plan import Plan
+from snugfit.fake_device.dispatch_plan import OperatorPlan
 from snugfit.fake_device.operator_costs import Cost, cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
@@ -116,7 +116,7 @@ class FakeCalls:
 
     def plan(
         self, func: Any, call: Call, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
-    ) -> tuple[Plan, Any, list[torch.Tensor]]:
+    ) -> tuple[OperatorPlan, Any, list[torch.Tensor]]:
         """Returns the cost of a run as a plan, and its results as the device really lays them out."""
         args, kwargs, result, by_values = call
         # A number on the host is an argument of a kernel, unless it is what is copied.
@@ -142,7 +142,7 @@ class FakeCalls:
             fresh = list(made.values())
             known = {tensor.untyped_storage()._cdata for tensor in tensors}
             result = _replaced(result, known, iter(fresh))
-        plan = Plan(
+        plan = OperatorPlan(
             name=str(func),
             outputs=(),
             shape=None,
@@ -158,12 +158,12 @@ class FakeCalls:
         return plan, result, list(fresh)
 
 
-def number_read(tensor: torch.Tensor) -> Plan:
+def number_read(tensor: torch.Tensor) -> OperatorPlan:
     """Returns the run for reading a number from a card: a copy that the host waits for, behind all work before it."""
     kind = str(tensor.dtype).removeprefix("torch.")
     cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
     name = str(torch.ops.aten._local_scalar_dense.default)
-    return Plan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
+    return OperatorPlan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
 
 
 def is_mask(index: Any) -> bool:
