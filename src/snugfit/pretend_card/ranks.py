@@ -38,7 +38,7 @@ def register() -> None:
         collectives.register_process_group(BACKEND, DEVICE_TYPE)
 
 
-class Ranks:
+class CardRanks:
     """A card's connections to those of other processes."""
 
     def __init__(self, streams: Streams, find: Callable[[torch.Tensor], torch.Tensor]) -> None:
