@@ -34,7 +34,7 @@ _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
 
 
-class Call(NamedTuple):
+class FakeCall(NamedTuple):
     """An operator that was run, and what it made."""
 
     args: Sequence[Any]
@@ -57,18 +57,18 @@ class FakeCalls:
 
     def run(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], module: str
-    ) -> Call:
+    ) -> FakeCall:
         """Runs an operator; `tensors` are those among its arguments."""
         draws = func in SOURCES and not func._schema.is_mutable  # what it draws is for `chance.py` to say
         if not draws and _all_real(tensors, kwargs):
-            return Call(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
+            return FakeCall(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
         make = self._values.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device
             sized = make(
                 lambda shape, dtype: self._factory.wrap(torch.empty(shape, dtype=dtype, device="meta"), device)
             )
-            return Call(args, kwargs, sized, by_values=True)
+            return FakeCall(args, kwargs, sized, by_values=True)
         if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
             args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
         try:
@@ -87,7 +87,7 @@ class FakeCalls:
         if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
             # Made of values below all modes, it has no bytes yet; and torch would compute with values that are not here.
             result = self._factory.empty(result.shape, result.stride(), result.dtype, result.device)
-        return Call(args, kwargs, result)
+        return FakeCall(args, kwargs, result)
 
     def _fakes(self, value: Any) -> Any:
         """Returns arguments with fake tensors in place of real host tensors."""
@@ -115,7 +115,7 @@ class FakeCalls:
         return made
 
     def plan(
-        self, func: Any, call: Call, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+        self, func: Any, call: FakeCall, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> tuple[OperatorPlan, Any, list[torch.Tensor]]:
         """Returns the cost of a run as a plan, and its results as the device really lays them out."""
         args, kwargs, result, by_values = call
