@@ -18,7 +18,7 @@ import torch
 
 from snugfit.fake_device.kernels import InnerBytes
 from snugfit.fake_device.operator_call import ALIGNMENT, extent
-from snugfit.fake_device.operator_costs import Cost
+from snugfit.fake_device.operator_costs import OperatorCost
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability
 
@@ -59,7 +59,7 @@ class OperatorPlan(NamedTuple):
     """Its results in order."""
     shape: type | None
     """list or tuple when it returns several, None for a single result."""
-    cost: Cost
+    cost: OperatorCost
     """What a run costs."""
     workspaces: tuple[InnerBytes, ...]
     """What it takes inside itself, in order."""

@@ -16,7 +16,7 @@ from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.chance import SOURCES
 from snugfit.fake_device.dispatch_plan import OperatorPlan
-from snugfit.fake_device.operator_costs import Cost, cost_of, tensors_in
+from snugfit.fake_device.operator_costs import OperatorCost, cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
@@ -161,7 +161,7 @@ class FakeCalls:
 def number_read(tensor: torch.Tensor) -> OperatorPlan:
     """Returns the run for reading a number from a card: a copy that the host waits for, behind all work before it."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
+    cost = OperatorCost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
     name = str(torch.ops.aten._local_scalar_dense.default)
     return OperatorPlan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
 
