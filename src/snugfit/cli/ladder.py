@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
     options.add_options(group, options.DataOptions, "model_arg", *DATA, "device", judged=False)
-    options.add_options(group, options.TextOptions, *DATA, judged=False)
+    options.add_options(group, options.ReadingOptions, *DATA, judged=False)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 

@@ -62,7 +62,7 @@ class DataOptions:
     numbers, computed on the processor). Default: auto, cuda where there is one."""
 
 
-class TextOptions:
+class ReadingOptions:
     """How text is read."""
 
     seq_len: Count

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path/file.py:function (with --resume: the run's)",
     )
     options.add_options(parser, options.DataOptions)
-    options.add_options(parser.add_argument_group("text"), options.TextOptions)
+    options.add_options(parser.add_argument_group("text"), options.ReadingOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
     options.add_options(parser.add_argument_group("several GPUs (--gpus, --nodes)"), MachineOptions)
     output.add_json_option(parser)

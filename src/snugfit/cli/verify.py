@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_options(parser, VerifyOptions)
     options.add_options(parser, options.DataOptions, "model_arg", "task", "image_size")
-    options.add_options(parser, options.TextOptions, "seq_len")
+    options.add_options(parser, options.ReadingOptions, "seq_len")
     output.add_json_option(parser)
 
 
