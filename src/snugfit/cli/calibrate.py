@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.device_kinds import CPU, CUDA, REHEARSE
 from snugfit.errors import InputError
 from snugfit.report.console import card
@@ -30,7 +30,7 @@ CHECK_BATCH_SIZE = 8
 class CalibrateOptions:
     """What is measured."""
 
-    device: options.Name
+    device: groups.Name
     """cpu or cuda. Default: cuda where there is one."""
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.ladder_shown import RUNG_NUMBERS, LadderProgress, print_header, rung_cells
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
@@ -67,11 +67,11 @@ class LadderOptions:
     """as for `snugfit train`; a preset without it takes random tokens or images"""
     estimate: bool = False
     """predict every rung, and train none"""
-    card: options.Name
+    card: groups.Name
     """the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu."""
     rungs: Annotated[str, "NAMES"]
     """only these rungs, separated by commas; each stays as it is in the whole ladder"""
-    out: options.Folder
+    out: groups.Folder
     """where results go. Default: runs/ladder-MODEL-DATA, numbered."""
     overwrite: bool = False
     """replace the ladder in --out"""
@@ -89,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, LadderOptions)
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
-    options.add_options(group, options.DataOptions, "model_arg", *DATA, "device", judged=False)
-    options.add_options(group, options.ReadingOptions, *DATA, judged=False)
+    options.add_options(group, groups.DataOptions, "model_arg", *DATA, "device", judged=False)
+    options.add_options(group, groups.ReadingOptions, *DATA, judged=False)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 

@@ -17,20 +17,20 @@ import inspect
 import sys
 from typing import Annotated
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.errors import TrainingStopped
 
 
 class RunOptions:
     """Where results go."""
 
-    run_dir: options.Folder
+    run_dir: groups.Folder
     """where results go. Default: runs/MODEL-DATA, numbered."""
     resume: bool = False
     """go on with the run in --run-dir, exactly where it stopped"""
     overwrite: bool = False
     """replace the run in --run-dir"""
-    keep_checkpoints: options.Count = 2
+    keep_checkpoints: groups.Count = 2
     """newest checkpoints that stay. Default: 2."""
     exact_rss: bool = False
     """start the process with settings under which its resident memory can be read to the byte; small tensors are
@@ -61,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, hf:DIR (with its weights), hf:DIR/config.json (random values) or "
         "path/file.py:function (with --resume: the run's)",
     )
-    options.add_options(parser, options.DataOptions)
-    options.add_options(parser.add_argument_group("text"), options.ReadingOptions)
+    options.add_options(parser, groups.DataOptions)
+    options.add_options(parser.add_argument_group("text"), groups.ReadingOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
     options.add_options(parser.add_argument_group("several GPUs (--gpus, --nodes)"), MachineOptions)
     output.add_json_option(parser)
-    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
+    options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
